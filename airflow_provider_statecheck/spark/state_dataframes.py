@@ -16,7 +16,7 @@ from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
-from airflow_provider_statecheck.spark.stages.planning import arrow_of_spark
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
@@ -204,7 +204,7 @@ def write_savepoint(
         state_backend=state_backend,
     )
     source = None if base is None else CheckpointStates.load(base, storage_options, allowed_locations)
-    place = target_of(given, arrow_of_spark(data.schema), source)
+    place = target_of(given, arrow_schema(data.schema), source)
     now = (clock or SystemClock()).now().isoformat()
     edit = open_edit(place, source, target, storage_options, now)
     with edit.deleting_on_failure():

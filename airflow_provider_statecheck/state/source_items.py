@@ -12,6 +12,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,22 +61,32 @@ def unpack_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
 
     :raises CorruptStateError: if the columns are invalid.
     """
+    with decoding("the listing of a source"):
+        sizes = array("Q")
+        sizes.frombytes(zlib.decompress(packed["sizes"]))
+        names = zlib.decompress(packed["names"]).decode("utf-8", "surrogatepass").split(_SEPARATOR) if sizes else []
+        digests, length = packed["digests"], _DIGEST_BYTES
+        if len(digests) != length * len(sizes):
+            raise ValueError(f"{len(digests)} bytes of digests for {len(sizes)} files")
+        each = (digests[i * length : (i + 1) * length] for i in range(len(sizes)))
+        return tuple(Item(*fields) for fields in zip(names, sizes, each, strict=True))
+
+
+@contextmanager
+def decoding(expected: str) -> Iterator[None]:
+    """
+    Report values of a state that a block cannot decode.
+
+    :param expected: What the values were expected to be.
+    :raises CorruptStateError: if the block raises an error for invalid values.
+    """
     try:
-        return _decode_items(packed)
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise CorruptStateError(
-            f"Expected the listing of a source, found invalid data: {error}; restore another checkpoint."
+            f"Expected {expected}, found invalid data or those of another source: {error!r}; restore another checkpoint, or "
+            "start without the state."
         ) from error
-
-
-def _decode_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
-    sizes = array("Q")
-    sizes.frombytes(zlib.decompress(packed["sizes"]))
-    names = zlib.decompress(packed["names"]).decode("utf-8", "surrogatepass").split(_SEPARATOR) if sizes else []
-    if len(packed["digests"]) != _DIGEST_BYTES * len(sizes):
-        raise ValueError(f"{len(packed['digests'])} bytes of digests for {len(sizes)} files")
-    digests = (packed["digests"][i * _DIGEST_BYTES : (i + 1) * _DIGEST_BYTES] for i in range(len(sizes)))
-    return tuple(Item(*fields) for fields in zip(names, sizes, digests, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +150,16 @@ class Ledger:
         whole = sum(self.items[i].size_bytes for i in self.finished)
         return whole + sum(progress.size_bytes for progress in self.partial.values())
 
+    @property
+    def finished_names(self) -> frozenset[str]:
+        """Names of the finished items."""
+        return frozenset(self.items[i].name for i in self.finished)
+
+    @property
+    def unfinished(self) -> tuple[Item, ...]:
+        """The items that are not completely finished."""
+        return tuple(item for i, item in enumerate(self.items) if i not in self.finished)
+
     def finish_items(self, positions: Sequence[int]) -> Ledger:
         """Return a ledger with some items marked as finished."""
         added = set(positions)
@@ -163,7 +184,7 @@ class Ledger:
 
     def with_items(self, items: Sequence[Item]) -> Ledger:
         """Return the progress for another list of items; items are matched by name."""
-        finished = {self.items[i].name for i in self.finished}
+        finished = self.finished_names
         partial = {self.items[i].name: progress for i, progress in self.partial.items()}
         return Ledger(
             tuple(items),
@@ -188,16 +209,9 @@ def decode_ledger(items: tuple[Item, ...], progress: Mapping[str, Any]) -> Ledge
 
     :raises CorruptStateError: if the values are invalid.
     """
-    try:
-        ledger = Ledger(
-            items,
-            _intervals(progress["finished"]),
-            {int(i): Partial(_intervals(groups), int(size)) for i, groups, size in progress["partial"]},
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStateError(
-            f"Expected the progress of a source, found invalid data: {error!r}; restore another checkpoint."
-        ) from error
+    with decoding("the progress of a source"):
+        partial = {int(i): Partial(_intervals(groups), int(size)) for i, groups, size in progress["partial"]}
+        ledger = Ledger(items, _intervals(progress["finished"]), partial)
     if any(end > len(items) for _, end in ledger.finished.bounds) or any(i >= len(items) for i in ledger.partial):
         raise CorruptStateError(
             f"Expected the progress of {len(items)} items, found positions of more; restore another checkpoint."

@@ -82,13 +82,17 @@ class FaultPlan:
         if self.point is None or not 0 <= len(self.calls) - self.point < self.times:
             return call()
         if self.mode is FaultMode.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.kill()
         if self.mode is FaultMode.ERROR:
             raise error(f"Injected fault before {name}, call {len(self.calls)}.")
         call()
         if self.mode is FaultMode.KILL_AFTER:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.kill()
         raise error(f"Injected fault after {name}, call {len(self.calls)}.")
+
+    def kill(self) -> None:
+        """End the process."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Counted:

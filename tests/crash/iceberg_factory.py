@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_ledger
-from airflow_provider_statecheck.spark.sinks.iceberg.catalogs import OpenTable
+from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
 from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
+from airflow_provider_statecheck.spark.tables.iceberg import OpenTable
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.testing.faults import FaultPlan
@@ -26,7 +26,7 @@ def properties_in(work: Path) -> dict[str, str]:
 
 def make(work: Path, plan: FaultPlan) -> IcebergSink:
     """Return the sink; the process is the driver of one try, and ends with it."""
-    iceberg_ledger.commit_change = _counted(plan, CHANGE, iceberg_ledger.commit_change)
+    iceberg_destination.commit_edit = _counted(plan, CHANGE, iceberg_destination.commit_edit)
     OpenTable.load = _counted(plan, "sink.load_table", OpenTable.load)  # type: ignore[method-assign]
     return IcebergSink(TABLE, properties=properties_in(work))
 

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import FileCommitLog
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.testing.faults import FaultPlan
 from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink
 
@@ -42,10 +42,10 @@ class CountedFolderSink(FolderSink):
 
 def make(work: Path, plan: FaultPlan) -> FolderSink:
     """Return the sink; writing its log is a step too."""
-    write = FileCommitLog._write
+    write = CommitFiles.write
 
     def counted(*args: Any) -> None:
         plan.carry_out("sink.write_log", lambda: write(*args), StorageError)
 
-    setattr(FileCommitLog, "_write", counted)  # noqa: B010 - for good: the process is that of one driver
+    setattr(CommitFiles, "write", counted)  # noqa: B010 - for good: the process is that of one driver
     return CountedFolderSink(work / "output", plan)

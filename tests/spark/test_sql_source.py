@@ -111,22 +111,6 @@ def test_what_is_no_schema_or_has_no_counterpart_is_refused(spark, tmp_path, sch
         SqlSource(table.url, "orders", schema=schema).open(spark)
 
 
-def test_all_attempts_together_read_each_row_once(spark, url):
-    table = Table(url, sa.Column("id", sa.Integer))
-    table.add_keys([*range(50), None, 7])
-    source, state, found = SqlSource(url, "orders", rows_per_increment=10, readers=3), None, []
-    while True:
-        enumerator = source.open(spark, state)
-        increment = following(enumerator)
-        if increment is None:
-            break
-        found += [row["id"] for row in enumerator.load(increment).collect()]
-        enumerator.finish(increment)
-        state = stored(enumerator)
-
-    assert sorted(found, key=str) == sorted([*range(50), None, 7], key=str)
-
-
 def test_each_range_is_a_task_of_its_own(spark, tmp_path):
     table = Table(f"sqlite:///{tmp_path}/shop.db", sa.Column("id", sa.Integer))
     table.add_keys(range(9))

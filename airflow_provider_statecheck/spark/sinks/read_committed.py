@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError, StorageError
-from airflow_provider_statecheck.spark.sinks.ledger import COMMITS, CommitRecord, in_parallel
-from airflow_provider_statecheck.spark.sinks.sink import decode_schema
-from airflow_provider_statecheck.spark.sinks.target_files import LEDGER_DIRECTORY, open_target
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.commits.commit_log import Publication
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ledger_storage, named_files
+from airflow_provider_statecheck.spark.sinks.sink import Committable, decode_schema
+from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
+from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -47,14 +51,14 @@ def committed_files(path: str, *, storage_options: Mapping[str, Any] | None = No
     storage = open_target(path, storage_options or {})
     files = (
         CommittedFile(
-            uri=f"{storage.base_uri}/{file.name}",
+            uri=f"{storage.base_uri}/{name}",
             size_bytes=file.size_bytes,
             rows=file.rows,
             lineage=lineage,
-            checkpoint_id=record.checkpoint_id,
+            checkpoint_id=publication.checkpoint_id,
         )
-        for lineage, record in _records_in_force(storage)
-        for file in record.files
+        for lineage, publication in _published(storage)
+        for file, name in named_files(publication)
     )
     return tuple(sorted(files, key=lambda file: file.uri))
 
@@ -69,16 +73,21 @@ def read_committed(spark: SparkSession, path: str, *, storage_options: Mapping[s
     :raises EnvironmentNotReadyError: if Spark has no filesystem for the target.
     :raises StorageError: if the target has no commit, or the storage fails.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     storage = open_target(path, storage_options or {})
     base = _spark_uri(spark, storage.base_uri)
-    found = _records_in_force(storage)
-    schema = from_arrow_schema(_table_schema(storage, [record for _, record in found]))
-    uris = [f"{base}/{file.name}" for _, record in found for file in record.files]
+    found = [publication for _, publication in _published(storage)]
+    schema = spark_schema(_table_schema(storage, found))
+    uris = [f"{base}/{name}" for publication in found for _, name in named_files(publication)]
     if not uris:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).options(**VERIFIED_PAGES).option("basePath", base).parquet(*uris)
+
+
+def logs_of_target(storage: CheckpointStorage) -> dict[str, CommitFiles]:
+    """Return the commit logs of the sinks of a target by their lineages."""
+    ledgers = ledger_storage(storage)
+    lineages = ledgers.list_directories(ledgers.base_uri)
+    return {lineage: CommitFiles(ledgers, lineage, Committable) for lineage in sorted(lineages)}
 
 
 def _spark_uri(spark: SparkSession, uri: str) -> str:
@@ -91,46 +100,27 @@ def _spark_uri(spark: SparkSession, uri: str) -> str:
     return found
 
 
-def _records_in_force(storage: CheckpointStorage) -> list[tuple[str, CommitRecord]]:
+def _published(storage: CheckpointStorage) -> list[tuple[str, Publication]]:
+    logs = logs_of_target(storage)
+    return [(lineage, each) for lineage, files in logs.items() for each in _visible(storage, files)]
+
+
+def _visible(storage: CheckpointStorage, files: CommitFiles) -> list[Publication]:
     for _ in range(_TRIES):
-        records = _records(storage)
-        if records is not None:
-            return [(lineage, r) for lineage, of_lineage in records.items() for r in _not_replaced(of_lineage)]
+        before = files.read()
+        with suppress(CheckpointNotFoundError):
+            found = files.visible(*before)
+            # A commit in between may have deleted records that the log named.
+            if files.read() == before:
+                return found
     raise StorageError(
         f"Expected to read the ledgers of {storage!r} between two commits, found them changed {_TRIES} times; try again."
     )
 
 
-def _records(storage: CheckpointStorage) -> dict[str, list[CommitRecord]] | None:
-    ledgers = f"{storage.base_uri}/{LEDGER_DIRECTORY}"
-    names = sorted(n for n in storage.list_files(ledgers) if len(n.split("/")) == 3 and n.split("/")[1] == COMMITS)
-    contents = in_parallel(lambda name: _read(storage, f"{ledgers}/{name}"), names, is_local=storage.is_local)
-    records: dict[str, list[CommitRecord]] = {}
-    for name, content in zip(names, contents, strict=True):
-        if content is None:
-            return None
-        records.setdefault(name.split("/")[0], []).append(CommitRecord.decode(content, name))
-    return records
-
-
-def _read(storage: CheckpointStorage, uri: str) -> bytes | None:
-    try:
-        return storage.read_bytes(uri)
-    except CheckpointNotFoundError:
-        return None
-
-
-def _not_replaced(records: Iterable[CommitRecord]) -> list[CommitRecord]:
-    records = list(records)
-    newest = max(records, key=lambda record: record.order)
-    return [r for r in records if not newest.replaces(r)]
-
-
-def _table_schema(storage: CheckpointStorage, records: Iterable[CommitRecord]) -> Any:
-    import pyarrow as pa
-
-    schemas = [decode_schema(record.schema) for record in sorted(records, key=lambda r: r.order) if record.schema]
+def _table_schema(storage: CheckpointStorage, found: Iterable[Publication]) -> Any:
+    ordered = sorted(found, key=lambda each: (each.epoch, each.checkpoint_id))
+    schemas = [decode_schema(task.schema) for each in ordered for task in each.committables]
     if not schemas:
         raise StorageError(f"Expected output of a sink in {storage!r}, found no commit; run a stage that writes there.")
-    fields = {field.name: field for schema in schemas for field in schema}
-    return pa.schema(list(fields.values()))
+    return merged_schema(schemas)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 
@@ -106,6 +109,11 @@ class SinkContext:
     gone_uids: tuple[str, ...] = ()
     """UIDs of the sinks of removed stages of the job; a sink that is new in a target refuses their output there."""
 
+    @property
+    def lineage(self) -> str:
+        """Return the identifier of the sink of the job across all attempts."""
+        return lineage_of(self.job_id, self.uid)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkTaskContext:
@@ -119,6 +127,8 @@ class SinkTaskContext:
     """Arrow schema of the output."""
 
 
+FORMAT_VERSION = 1
+_LINEAGE_LENGTH = 12
 OnEarlierOutput = Literal["retract", "refuse"]
 """Handling of the output of earlier starts by a fresh start."""
 
@@ -133,7 +143,9 @@ def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
         raise InvalidConfigurationError(f"Expected {name} to be one of {', '.join(allowed)}, found {value!r}.")
 
 
-FORMAT_VERSION = 1
+def lineage_of(job_id: str, uid: str) -> str:
+    """Return the identifier of one sink of one job across all attempts."""
+    return hashlib.sha256(f"{job_id}/{uid}".encode()).hexdigest()[:_LINEAGE_LENGTH]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +158,17 @@ class TaskCommittable(ABC):
 
     KIND: ClassVar[str]
     """Description for error messages."""
+    KEEPS_EMPTY: ClassVar[bool] = False
+    """Whether the output of a task without rows is committed too, for its schema."""
 
     lineage: str
     epoch: int
     subtask: int
+
+    @property
+    @abstractmethod
+    def has_output(self) -> bool:
+        """Return whether the task has written rows."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the committable as plain JSON values."""
@@ -202,10 +221,16 @@ class Committable(TaskCommittable):
     """Staged files of one task."""
 
     KIND: ClassVar[str] = "a committable of a Parquet sink"
+    KEEPS_EMPTY: ClassVar[bool] = True
 
     schema: str
     """Output of :func:`encode_schema`, with the partition columns."""
     files: tuple[StagedFile, ...]
+
+    @property
+    @override
+    def has_output(self) -> bool:
+        return bool(self.files)
 
     @classmethod
     def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:

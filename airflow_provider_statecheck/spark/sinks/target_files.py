@@ -6,9 +6,9 @@ A lineage is one sink of one job across all its attempts.
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +21,15 @@ from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
+PARALLEL_CALLS = 16
+"""Number of concurrent calls to an object store."""
 LEDGER_DIRECTORY = "_statecheck"
 """Name that readers of Parquet directories ignore because of its leading underscore."""
-_LINEAGE_LENGTH = 12
 _SHORT_LENGTH = 12
 # Not .parquet: a glob such as **/*.parquet also matches files in hidden directories.
 _STAGED_SUFFIX = ".staged"
 _STAGED = re.compile(r"(\d+)-[0-9a-f]{32}\.staged")
-_FINAL = re.compile(r"part-([0-9a-f]{12})-g\d+-c\d+-\d+-[0-9a-f]{12}\.parquet")
+_FINAL = re.compile(r"part-([0-9a-f]{12})-g(\d+)-c(\d+)-\d+-[0-9a-f]{12}\.parquet")
 # Filesystems with an atomic rename.
 _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
 
@@ -162,6 +163,8 @@ class TargetFiles:
 
 
 Files = TypeVar("Files", bound=TargetFiles)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class OpenedTarget:
         """
         options = given or HiddenOptions(context.storage_options)
         uri = open_target(target, options.reveal()).base_uri
-        return cls(uri, lineage_of(context.job_id, context.uid), options)
+        return cls(uri, context.lineage, options)
 
     def files(self, kind: type[Files]) -> Files:
         """Open the files of the target in any process."""
@@ -207,11 +210,6 @@ def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
         return CheckpointStorage.open(target, **options)
     except InvalidConfigurationError as error:
         raise InvalidConfigurationError(str(error).replace("checkpoint_dir", "the target of a sink")) from error
-
-
-def lineage_of(job_id: str, uid: str) -> str:
-    """Return the identifier of one sink of one job across all attempts."""
-    return hashlib.sha256(f"{job_id}/{uid}".encode()).hexdigest()[:_LINEAGE_LENGTH]
 
 
 def lineage_directory(lineage: str) -> str:
@@ -239,6 +237,13 @@ def staged_epoch(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def sweep_staged(files: TargetFiles, last_epoch: int) -> None:
+    """Delete the staged files of attempts up to an epoch."""
+    directory = staging_directory(files.lineage)
+    names = [name for name in files.list_files(directory) if (staged_epoch(name) or 0) <= last_epoch]
+    in_parallel(files.delete, [f"{directory}/{name}" for name in names], is_local=files.is_local)
+
+
 def final_name(lineage: str, generation: int, checkpoint_id: int, subtask: int, staged: str) -> str:
     """Return the name under which a staged file is published."""
     short = staged.removesuffix(_STAGED_SUFFIX).rpartition("-")[2][:_SHORT_LENGTH]
@@ -249,6 +254,20 @@ def lineage_of_file(path: str) -> str | None:
     """Return the lineage of a published file, ``None`` for files of other writers."""
     match = _FINAL.fullmatch(path.rpartition("/")[2])
     return match.group(1) if match else None
+
+
+def checkpoint_of_file(path: str) -> tuple[int, int]:
+    """Return the generation and the checkpoint of a published file."""
+    match = _FINAL.fullmatch(path.rpartition("/")[2])
+    return (int(match.group(2)), int(match.group(3))) if match else (0, 0)
+
+
+def in_parallel(call: Callable[[Item], Result], items: Iterable[Item], *, is_local: bool) -> list[Result]:
+    """Call a function for each item, concurrently unless the files are local; raises the first error at the end."""
+    if is_local:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="statecheck-sink") as pool:
+        return list(pool.map(call, items))
 
 
 def is_hidden(path: str) -> bool:

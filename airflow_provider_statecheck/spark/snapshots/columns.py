@@ -11,19 +11,16 @@ year-month intervals. Such columns are transferred as plain types, and a cast re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.tables.schemas import is_trusted_udt
 from airflow_provider_statecheck.state.reading.dataframe_columns import column_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
-
-
-_TRUSTED_UDT_PREFIX = "pyspark."
 
 
 def file_type(data_type: DataType) -> DataType:
@@ -43,24 +40,6 @@ def file_schema(schema: StructType) -> StructType:
     return StructType(
         [StructField(column_name(i), file_type(field.dataType), True) for i, field in enumerate(schema.fields)]
     )
-
-
-def parse_schema(schema_json: str) -> StructType:
-    """
-    Return the schema of a manifest.
-
-    :raises CorruptStateError: if it is not a schema, or reading it would run code from the storage.
-    """
-    from pyspark.sql.types import StructType
-
-    try:
-        document = json.loads(schema_json)
-        _refuse_foreign_classes(document)
-        return StructType.fromJson(document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptStateError(
-            f"Expected the schema of a snapshot, found {schema_json[:80]!r}; restore from an earlier checkpoint."
-        ) from error
 
 
 def refuse_unsupported(schema: StructType) -> None:
@@ -92,7 +71,7 @@ def _refuse_type(column: str, part: DataType) -> None:
         advice = "use a day-time or a year-month interval, or numbers"
     elif isinstance(part, StructType) and not part.fields:
         advice = "add a field to the struct or drop it"
-    elif isinstance(part, UserDefinedType) and not part.module().startswith(_TRUSTED_UDT_PREFIX):
+    elif isinstance(part, UserDefinedType) and not is_trusted_udt(part.module()):
         advice = "convert it to a struct of plain types, because a restore must not load user classes"
     else:
         return
@@ -151,26 +130,6 @@ def _named_struct(data_type: StructType) -> StructType:
     return StructType([StructField(f.name, readable_type(f.dataType), True, f.metadata) for f in data_type.fields])
 
 
-def _refuse_foreign_classes(document: Any) -> None:
-    # pyspark unpickles "serializedClass" and imports "pyClass" of a schema, which must not come from the storage.
-    if isinstance(document, dict):
-        if document.get("type") == "udt" and not _is_trusted_udt(document):
-            raise CorruptStateError(
-                f"Expected a schema without user classes, found {document.get('pyClass')!r}, which a restore does not load; "
-                "this package did not write the snapshot, restore from an earlier checkpoint."
-            )
-        for value in document.values():
-            _refuse_foreign_classes(value)
-    elif isinstance(document, list):
-        for value in document:
-            _refuse_foreign_classes(value)
-
-
-def _is_trusted_udt(document: dict[str, Any]) -> bool:
-    name = document.get("pyClass")
-    return "serializedClass" not in document and isinstance(name, str) and name.startswith(_TRUSTED_UDT_PREFIX)
-
-
 Leaf = Callable[[Any], "DataType"]
 
 
@@ -184,13 +143,6 @@ def transfer_schema(schema: StructType) -> StructType:
 
     fields = enumerate(schema.fields)
     return StructType([StructField(column_name(i), _transfer_type(field), True) for i, field in fields])
-
-
-def arrow_schema(schema: StructType) -> Any:
-    """Return the Arrow schema in which Spark accepts columns of a schema from Python."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def stored_schema(transferred: Any) -> Any:

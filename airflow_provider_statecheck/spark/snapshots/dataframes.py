@@ -23,12 +23,10 @@ from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import (
-    arrow_schema,
     contains_timestamp,
     file_schema,
     file_type,
     from_transfer_columns,
-    parse_schema,
     readable_type,
     refuse_unsupported,
     stored_schema,
@@ -47,6 +45,8 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     write_partition,
 )
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
+from airflow_provider_statecheck.spark.tables.frames import union_all
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, parse_schema
 from airflow_provider_statecheck.state.reading.dataframe_columns import column_name
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.schemes import EXTRAS, open_filesystem, serves
@@ -177,7 +177,7 @@ class StoredDataFrames:
             frames.append(read_dataframe(spark, uris, by_spark[0].manifest.schema_json))
         others = [each for each in snapshots if each.manifest.writer is not SnapshotWriter.SPARK]
         frames += self._read_each_root(spark, others)
-        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
+        return union_all(frames)
 
     def options_for(self, uri: str) -> dict[str, Any]:
         """Return the options of the filesystem of a location; none for another storage, which must not get them."""

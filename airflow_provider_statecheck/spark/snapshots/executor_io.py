@@ -9,14 +9,16 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.spark.tables.frames import concealed_failures
+from airflow_provider_statecheck.spark.tables.parquet_files import batches_of, group_sizes, open_file
 from airflow_provider_statecheck.storage.failures import RetryPolicy
-from airflow_provider_statecheck.storage.schemes import conceal, open_filesystem
+from airflow_provider_statecheck.storage.schemes import open_filesystem
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, footer_digest
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -72,13 +74,11 @@ class ExecutorFiles:
         filesystem = self._filesystem()
         path = self._path(filesystem, name)
         try:
-            # Without a cache: Parquet's reads are exact and already merge adjacent columns.
-            file = RetryPolicy().call(lambda: filesystem.open(path, "rb", cache_type="none"), self._redacted_uri(name))
+            file, found = open_file(filesystem, path, self._redacted_uri(name))
         except FileNotFoundError as error:
             raise CorruptStateError(
                 f"Expected the file {self._redacted_uri(name)} of a snapshot, found none; it was deleted."
             ) from error
-        found = _size(file)
         if found != size_bytes:
             file.close()
             raise CorruptStateError(
@@ -87,23 +87,13 @@ class ExecutorFiles:
             )
         return file
 
-    @contextmanager
-    def redacted_failures(self, name: str) -> Iterator[None]:
+    def redacted_failures(self, name: str) -> AbstractContextManager[None]:
         """
-        Replace errors of the storage client by errors without credentials.
+        Return a context that replaces errors of the storage client by errors without credentials.
 
         :raises StorageError: if the storage fails, or the file cannot be read.
         """
-        try:
-            yield
-        except StateCheckError:
-            raise
-        except Exception as error:
-            text = conceal(str(error), self.options.reveal())
-            # Without the cause, which Spark would log with its credentials.
-            raise StorageError(
-                f"The storage failed at {self._redacted_uri(name)}: {type(error).__name__} {text}"
-            ) from None
+        return concealed_failures(f"The storage failed at {self._redacted_uri(name)}", self.options.reveal())
 
     def _filesystem(self) -> Any:
         return open_filesystem(self.data_uri, self.options.reveal())
@@ -128,17 +118,9 @@ def _upload_limits(filesystem: Any) -> dict[str, int]:
     return {"max_concurrency": _CONCURRENT_PARTS}
 
 
-def _size(file: Any) -> int:
-    end = int(file.seek(0, 2))
-    file.seek(0)
-    return end
-
-
 _MAX_TASK_BYTES = 128 * 1024 * 1024
 _MIN_TASK_BYTES = 4 * 1024 * 1024
 _WANTED_TASKS = 32
-_BATCH_BYTES = 8 * 1024 * 1024
-_MAX_BATCH_ROWS = 64 * 1024
 
 Piece = tuple[str, int, int, int]
 """Name and size of a file, index of a part of it, and number of its parts."""
@@ -193,10 +175,8 @@ class SnapshotReader:
             self.files.open(name, size_bytes) as source,
             pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as parquet,
         ):
-            for group in _groups_of_part(parquet.metadata, part, parts):
-                rows = _rows_per_batch(parquet.metadata.row_group(group))
-                for batch in parquet.iter_batches(rows, row_groups=[group], use_threads=False):
-                    yield _cast(batch, self.schema)
+            for batch in batches_of(parquet, _groups_of_part(parquet.metadata, part, parts)):
+                yield _cast(batch, self.schema)
 
 
 def read_snapshot(reader: SnapshotReader, batches: Iterator[Any]) -> Iterator[Any]:
@@ -238,21 +218,13 @@ def _count(size_bytes: int, target: int) -> int:
 
 def _groups_of_part(metadata: Any, part: int, parts: int) -> list[int]:
     # A row group belongs to the part that contains its middle, so each group is read exactly once.
-    sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
+    sizes = group_sizes(metadata)
     total, offset, groups = max(1, sum(sizes)), 0, []
     for group, size in enumerate(sizes):
         if min(parts - 1, (2 * offset + size) * parts // (2 * total)) == part:
             groups.append(group)
         offset += size
     return groups
-
-
-def _stored_bytes(group: Any) -> int:
-    return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
-
-
-def _rows_per_batch(group: Any) -> int:
-    return int(min(_MAX_BATCH_ROWS, max(1, group.num_rows * _BATCH_BYTES // max(1, group.total_byte_size))))
 
 
 def _cast(batch: Any, schema: Any) -> Any:

@@ -6,23 +6,19 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.enumerator import (
-    ItemEnumerator,
-    ItemSplit,
-    Limits,
-    SourceState,
-    decode_source_state,
-)
-from airflow_provider_statecheck.spark.sources.source import require_count
-from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change, reconcile
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening
+from airflow_provider_statecheck.spark.sources.planning import Limits, require_count
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class DataFrameSource:
+class DataFrameSource(ItemSource):
     """
     User-defined splits, such as days, id ranges or table names.
 
@@ -43,39 +39,16 @@ class DataFrameSource:
         splits_per_increment: int = 1,
         on_change: str = "fail",
     ) -> None:
+        super().__init__(Limits(items=require_count(splits_per_increment, "splits_per_increment")), on_change)
         self._splits = splits
         self._load = load
         self._key = key
-        self._limits = Limits(items=require_count(splits_per_increment, "splits_per_increment"))
-        self._on_change = parse_on_change(on_change)
 
-    def open(
-        self,
-        spark: SparkSession,
-        restored: Mapping[str, Any] | None = None,
-        *,
-        new_run: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> ItemEnumerator:
-        """
-        Get the splits and plan the unfinished ones.
-
-        :param spark: The session that reads.
-        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
-        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new splits.
-        :param storage_options: Unused; ``load`` accesses its storage itself.
-        :raises InvalidConfigurationError: if two splits have the same key.
-        :raises SourceChangedError: if the splits differ from those of the first attempt.
-        :raises SourceRestartRequiredError: if they differ and ``on_change`` is ``"restart"``.
-        """
+    @override
+    def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
         splits = self._splits_by_key()
-        items = tuple(Item.of(key, 0, "") for key in splits)
-        state = SourceState(Ledger(items))
-        if restored is not None:
-            before = decode_source_state(restored)
-            ledger = reconcile(before.ledger, items, on_change=self._on_change, new_run=new_run)
-            state = SourceState(ledger, before.increments)
-        return ItemEnumerator(state, self._limits, _UserReader(spark, self._load, splits), lambda _: None)
+        items = [Item.of(key, 0, "") for key in splits]
+        return opening.reconciled(items, self._on_change), _UserReader(opening.spark, self._load, splits)
 
     def _splits_by_key(self) -> dict[str, Any]:
         splits = list(self._splits() if callable(self._splits) else self._splits)
@@ -93,7 +66,9 @@ class DataFrameSource:
         return key
 
 
-class _UserReader:
+class _UserReader(ItemReader):
+    """Reads splits with the user's function, whose input is unknown; a change of it is not detected."""
+
     def __init__(
         self, spark: SparkSession, load: Callable[[SparkSession, Any], DataFrame], splits: Mapping[str, Any]
     ) -> None:
@@ -101,12 +76,7 @@ class _UserReader:
         self._load = load
         self._splits = splits
 
-    def require_unchanged(self, items: Sequence[Item]) -> None:
-        """Do nothing: the input of a user's function is unknown."""
-
+    @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        frames = [self._load(self._spark, self._splits[split.item.name]) for split in splits if split.item]
+        frames = [self._load(self._spark, self._splits[split.item.name]) for split in splits]
         return functools.reduce(lambda frame, other: frame.unionByName(other), frames)
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}

@@ -1,7 +1,7 @@
 """
 Data files of a Delta table, their positions in the Delta log, and a reader for them.
 
-The rows of a supported table are exactly those of its Parquet files; :func:`require_plain_files` rejects other tables.
+The rows of a supported table are exactly those of its Parquet files; :class:`PlainTable` rejects other tables.
 The name of an item includes the partition values, because log entries may be deleted before the item is read.
 """
 
@@ -10,22 +10,23 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.delta.delta_table import Action, DeltaLog, DeltaSnapshot, LogEntry
-from airflow_provider_statecheck.spark.sinks.ledger import in_parallel
-from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.target_files import in_parallel
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
-from airflow_provider_statecheck.spark.sources.file_listing import NULL, FileListing, SourcePath, partition_values
+from airflow_provider_statecheck.spark.sources.file_listing import FileListing, SourcePath
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
 from airflow_provider_statecheck.spark.sources.source_changes import Changes, OnChange, require_unchanged
-from airflow_provider_statecheck.spark.sources.source_columns import quoted_column
-from airflow_provider_statecheck.state.source_items import Item
+from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry
+from airflow_provider_statecheck.spark.tables.frames import quoted_column, union_all
+from airflow_provider_statecheck.spark.tables.partitions import partition_path, partition_values
+from airflow_provider_statecheck.spark.tables.schemas import parse_schema
+from airflow_provider_statecheck.state.source_items import Item, decoding
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -84,7 +85,6 @@ class DeltaReader(FileReader):
     @functools.cached_property
     @override
     def schema(self) -> StructType:
-        """All columns of the table, in their order."""
         from pyspark.sql.types import StructField, StructType
 
         fields = parse_schema(self._position.schema).fields
@@ -92,16 +92,11 @@ class DeltaReader(FileReader):
 
     @override
     def snapshot(self) -> dict[str, Any]:
-        """Return the state for the next attempt: the position."""
         return self._position.encode()
 
     @override
     def require_unchanged(self, items: Sequence[Item]) -> None:
-        """
-        Verify that files still exist; an existing data file never changes.
-
-        :raises SourceChangedError: if a file was deleted.
-        """
+        # An existing data file never changes.
         files = [DataFile.of(item) for item in items]
         exists = in_parallel(self._exists, files, is_local=self._storage.is_local)
         gone = [Item.of(f.path, f.size_bytes, "") for f, found in zip(files, exists, strict=True) if not found]
@@ -109,10 +104,9 @@ class DeltaReader(FileReader):
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        """Return the rows of splits."""
         in_directories: dict[str, list[str]] = {}
         by_values: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
-        for file in (DataFile.of(split.item) for split in splits if split.item):
+        for file in (DataFile.of(split.item) for split in splits):
             root = _partition_root(file)
             if root is None:
                 by_values.setdefault(tuple(file.values.items()), []).append(self._uri(file.path))
@@ -120,7 +114,7 @@ class DeltaReader(FileReader):
                 in_directories.setdefault(self._uri(root), []).append(self._uri(file.path))
         frames = [self._whole_files(root, uris) for root, uris in in_directories.items()]
         frames += [self._with_values(dict(values), uris) for values, uris in by_values.items()]
-        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
+        return union_all(frames)
 
     def _with_values(self, values: PartitionValues, uris: Sequence[str]) -> DataFrame:
         from pyspark.sql import functions
@@ -169,29 +163,18 @@ class Position:
 
     def encode(self) -> dict[str, Any]:
         """Return the position as plain values."""
-        return {
-            "version": self.version,
-            "table_id": self.table_id,
-            "schema": self.schema,
-            "partition_by": list(self.partition_by),
-        }
+        return {**asdict(self), "partition_by": list(self.partition_by)}
 
     @classmethod
-    def decode(cls, document: Mapping[str, Any] | None) -> Position:
+    def decode(cls, document: Mapping[str, Any]) -> Position:
         """
         Decode a position.
 
         :raises CorruptStateError: if the values are invalid.
         """
-        found = document or {}
-        try:
-            columns = tuple(str(name) for name in found["partition_by"])
-            return cls(int(found["version"]), str(found["table_id"]), str(found["schema"]), columns)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptStateError(
-                "Expected the state of a Delta source, found that of another kind; restore it with the source that wrote it, or "
-                "start without the state."
-            ) from error
+        with decoding("the position in a Delta table"):
+            columns = tuple(str(name) for name in document["partition_by"])
+            return cls(int(document["version"]), str(document["table_id"]), str(document["schema"]), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +190,7 @@ class DataFile:
     @property
     def item(self) -> Item:
         """The file as an item, whose name contains the path and the partition values."""
-        encoded = "/".join(
-            f"{quote(n, safe='')}={NULL if v is None else quote(v, safe='')}" for n, v in self.values.items()
-        )
-        return Item.of(f"{self.path}#{encoded}", self.size_bytes, "")
+        return Item.of(f"{self.path}#{partition_path(self.values)}", self.size_bytes, "")
 
     @classmethod
     def of(cls, item: Item) -> DataFile:
@@ -230,84 +210,102 @@ class Additions:
     """First version whose log entry has been deleted."""
 
 
-def files_at(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
+class PlainTable:
     """
-    Return the files of a table version, oldest first.
+    A Delta table whose rows are exactly those of its Parquet files.
 
-    :param shown: Name of the table in messages.
-    :raises UnsupportedStateError: if the rows of the table are not exactly those of its files.
-    """
-    import pyarrow as pa
-
-    require_plain_files(snapshot, shown)
-    actions = pa.table(snapshot.handle.get_add_actions())
-    columns = snapshot.partition_by
-    values = _partition_texts(actions.column("partition"), columns) if columns else [{}] * actions.num_rows
-    paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
-    times = actions.column("modification_time").to_pylist()
-    found = [DataFile(_relative_path(unquote(p), shown), s, v) for p, s, v in zip(paths, sizes, values, strict=True)]
-    # File names are random; users expect increments in the order in which the rows were written.
-    oldest_first = sorted(zip(times, found, strict=True), key=lambda pair: (pair[0], pair[1].path))
-    return tuple(file for _, file in oldest_first if file.size_bytes)
-
-
-def additions(log: DeltaLog, first: int, snapshot: DeltaSnapshot, shown: str) -> Additions:
-    """
-    Return the files that were added from version ``first`` up to the version of a snapshot.
-
-    :param shown: Name of the table in messages.
-    :raises UnsupportedStateError: if the rows of the table are not exactly those of its files.
-    """
-    found = Additions()
-    last, columns = snapshot.version, _partition_columns(snapshot)
-    for start in range(first, last + 1, _VERSIONS_PER_READ):
-        versions = range(start, min(start + _VERSIONS_PER_READ, last + 1))
-        entries = in_parallel(log.entry, versions, is_local=log.storage.is_local)
-        for version, entry in zip(versions, entries, strict=True):
-            if entry is None:
-                found.missing = version
-                return found
-            _add_entry(found, entry, columns, shown)
-    return found
-
-
-def require_plain_files(snapshot: DeltaSnapshot, shown: str) -> None:
-    """
-    Require that the rows of a table are exactly those of its Parquet files.
-
+    :param storage: Storage of the table directory.
+    :param snapshot: The table at one version.
     :raises UnsupportedStateError: if the table uses a feature such as deletion vectors or column mapping.
     """
+
+    def __init__(self, storage: CheckpointStorage, snapshot: DeltaSnapshot) -> None:
+        self._log = DeltaLog(storage)
+        self._snapshot = snapshot
+        self.shown = redact(storage.base_uri)
+        unsupported = list(_unsupported_features(snapshot))
+        if unsupported:
+            raise self._not_plain(", ".join(unsupported))
+
+    def position(self) -> Position:
+        """Return the position at the version of the snapshot."""
+        found = self._snapshot
+        return Position(found.version, found.table_id, str(found.handle.schema().to_json()), found.partition_by)
+
+    def files(self) -> tuple[DataFile, ...]:
+        """Return all files, oldest first."""
+        import pyarrow as pa
+
+        actions = pa.table(self._snapshot.handle.get_add_actions())
+        columns = self._snapshot.partition_by
+        values = _partition_texts(actions.column("partition"), columns) if columns else [{}] * actions.num_rows
+        paths = [self._relative_path(unquote(path)) for path in actions.column("path").to_pylist()]
+        sizes, times = actions.column("size_bytes").to_pylist(), actions.column("modification_time").to_pylist()
+        found = [DataFile(*each) for each in zip(paths, sizes, values, strict=True)]
+        # File names are random; users expect increments in the order in which the rows were written.
+        oldest_first = sorted(zip(times, found, strict=True), key=lambda pair: (pair[0], pair[1].path))
+        return tuple(file for _, file in oldest_first if file.size_bytes)
+
+    def additions(self, first: int) -> Additions:
+        """
+        Return the files that versions from ``first`` on have added.
+
+        :raises UnsupportedStateError: if a version has added deletion vectors, or files of another table.
+        """
+        found = Additions()
+        last, columns = self._snapshot.version, _partition_columns(self._snapshot)
+        for start in range(first, last + 1, _VERSIONS_PER_READ):
+            versions = range(start, min(start + _VERSIONS_PER_READ, last + 1))
+            entries = in_parallel(self._log.entry, versions, is_local=self._log.storage.is_local)
+            for version, entry in zip(versions, entries, strict=True):
+                if entry is None:
+                    found.missing = version
+                    return found
+                self._add_entry(found, entry, columns)
+        return found
+
+    def _add_entry(self, found: Additions, entry: LogEntry, columns: Mapping[str, bool]) -> None:
+        added = {path: action for path, action in entry.added.items() if action.get("dataChange", True)}
+        removed = {path for path, action in entry.removed.items() if action.get("dataChange", True)}
+        if removed - set(found.files):
+            found.changing.append(entry.version)
+            return
+        for path in removed:
+            del found.files[path]
+        found.files.update(sorted(self._data_files(added, columns)))
+
+    def _data_files(self, added: Mapping[str, Action], columns: Mapping[str, bool]) -> Iterator[tuple[str, DataFile]]:
+        for path, action in added.items():
+            if action.get("deletionVector"):
+                raise self._not_plain("deletion vectors")
+            texts = action["partitionValues"]
+            values = {
+                name: _with_zone(texts.get(name) or None, is_instant=instant) for name, instant in columns.items()
+            }
+            if int(action["size"]):
+                yield path, DataFile(self._relative_path(path), int(action["size"]), values)
+
+    def _relative_path(self, path: str) -> str:
+        if "://" in path or path.startswith("/"):
+            raise self._not_plain(f"a file of another table, {redact(path)}, as shallow clones have")
+        return path
+
+    def _not_plain(self, found: str) -> UnsupportedStateError:
+        return UnsupportedStateError(
+            f"Expected the rows of the Delta table {self.shown} to be exactly those of its Parquet files, found {found}; rewrite "
+            "the table without it (REORG TABLE ... APPLY (PURGE) removes deletion vectors), or read a copy of the table."
+        )
+
+
+def _unsupported_features(snapshot: DeltaSnapshot) -> Iterator[str]:
     features = snapshot.handle.protocol().reader_features or ()
-    unsupported = [f"the table feature {name}" for name in features if name not in _READER_FEATURES]
+    yield from (f"the table feature {name}" for name in features if name not in _READER_FEATURES)
     if snapshot.handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-        unsupported.append("column mapping")
+        yield "column mapping"
     if '"variant"' in snapshot.handle.schema().to_json():
-        unsupported.append("columns of type variant")
+        yield "columns of type variant"
     if "deletionVectors" in features and _has_deletion_vectors(snapshot):
-        unsupported.append("deletion vectors")
-    if unsupported:
-        raise _not_plain(shown, ", ".join(unsupported))
-
-
-def _add_entry(found: Additions, entry: LogEntry, columns: Mapping[str, bool], shown: str) -> None:
-    added = {path: action for path, action in entry.added.items() if action.get("dataChange", True)}
-    removed = {path for path, action in entry.removed.items() if action.get("dataChange", True)}
-    if removed - set(found.files):
-        found.changing.append(entry.version)
-        return
-    for path in removed:
-        del found.files[path]
-    found.files.update(sorted(_data_files(added, columns, shown)))
-
-
-def _data_files(added: Mapping[str, Action], columns: Mapping[str, bool], shown: str) -> Iterator[tuple[str, DataFile]]:
-    for path, action in added.items():
-        if action.get("deletionVector"):
-            raise _not_plain(shown, "deletion vectors")
-        texts = action["partitionValues"]
-        values = {name: _with_zone(texts.get(name) or None, is_instant=instant) for name, instant in columns.items()}
-        if int(action["size"]):
-            yield path, DataFile(_relative_path(path, shown), int(action["size"]), values)
+        yield "deletion vectors"
 
 
 def _partition_columns(snapshot: DeltaSnapshot) -> dict[str, bool]:
@@ -335,16 +333,3 @@ def _partition_texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str
 
     texts = {name: pc.struct_field(partitions, name).cast(pa.string()).to_pylist() for name in columns}
     return [dict(zip(columns, values, strict=True)) for values in zip(*texts.values(), strict=True)]
-
-
-def _relative_path(path: str, shown: str) -> str:
-    if "://" in path or path.startswith("/"):
-        raise _not_plain(shown, f"a file of another table, {redact(path)}, as shallow clones have")
-    return path
-
-
-def _not_plain(shown: str, found: str) -> UnsupportedStateError:
-    return UnsupportedStateError(
-        f"Expected the rows of the Delta table {shown} to be exactly those of its Parquet files, found {found}; rewrite the "
-        "table without it (REORG TABLE ... APPLY (PURGE) removes deletion vectors), or read a copy of the table."
-    )

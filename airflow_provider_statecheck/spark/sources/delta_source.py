@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sinks.delta.delta_table import (
-    DeltaLog,
-    DeltaSnapshot,
-    DeltaTableAccess,
-    library_options,
-)
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.sources.delta_files import (
-    DataFile,
-    DeltaReader,
-    Position,
-    additions,
-    files_at,
-    require_plain_files,
-)
-from airflow_provider_statecheck.spark.sources.enumerator import (
-    ItemEnumerator,
-    Limits,
-    SourceState,
-    decode_source_state,
-)
-from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS, column_names
-from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, parse_on_change
-from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.spark.sources.delta_files import DataFile, DeltaReader, PlainTable, Position
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, hidden_options, parse_columns
+from airflow_provider_statecheck.spark.sources.planning import parse_limits
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error, some_of
+from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess, library_options
+from airflow_provider_statecheck.state.source_items import Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-_SHOWN = 5
-
-
-class DeltaSource:
+class DeltaSource(ItemSource):
     """
     The rows of a Delta table at its current version; a later run reads the rows added since.
 
@@ -75,105 +55,66 @@ class DeltaSource:
     ) -> None:
         if starting_version is not None and starting_version < 0:
             raise InvalidConfigurationError(f"Expected starting_version of 0 or more, found {starting_version}.")
+        super().__init__(parse_limits(bytes_per_increment, ("files_per_increment", files_per_increment)), on_change)
         self.table = table
         self._starting_version = starting_version
-        self._files = None if files_per_increment is None else require_count(files_per_increment, "files_per_increment")
-        self._is_auto = bytes_per_increment == AUTO and self._files is None
-        self._bytes = parse_bytes_per_increment(bytes_per_increment)
-        self._columns = None if columns is None else column_names(columns)
-        self._on_change = parse_on_change(on_change)
-        self._options = None if storage_options is None else HiddenOptions(storage_options)
-        self._delta_options = None if delta_options is None else HiddenOptions(delta_options)
+        self._columns = parse_columns(columns)
+        self._options = hidden_options(storage_options)
+        self._delta_options = hidden_options(delta_options)
 
     def __repr__(self) -> str:
         return f"DeltaSource({redact(self.table)!r})"
 
-    def open(
-        self,
-        spark: SparkSession,
-        restored: Mapping[str, Any] | None = None,
-        *,
-        new_run: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> ItemEnumerator:
-        """
-        List the files of the table and plan the unfinished ones.
-
-        :param spark: The session that reads.
-        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
-        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads added rows.
-        :param storage_options: Options of the filesystem for listing; may contain credentials.
-        :raises EnvironmentNotReadyError: if deltalake is not installed.
-        :raises InvalidConfigurationError: if there is no table, or the log of ``starting_version`` has been deleted.
-        :raises UnsupportedStateError: if the rows of the table are not exactly those of its Parquet files.
-        :raises SourceChangedError: if earlier rows have changed.
-        :raises SourceRestartRequiredError: if they have changed and ``on_change`` is ``"restart"``.
-        """
-        options = storage_options if self._options is None else self._options.reveal()
-        storage = CheckpointStorage.open(self.table, **dict(options or {}))
-        if restored is None:
-            state, position = self._fresh_start(storage)
+    @override
+    def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
+        storage = CheckpointStorage.open(self.table, **opening.options(self._options))
+        if opening.before is None:
+            ledger, position = self._fresh_start(storage)
         else:
-            state = decode_source_state(restored)
-            position = Position.decode(state.reader)
-            if new_run:
-                state, position = self._new_run(storage, state, position)
-        limits = Limits(size_bytes=self._bytes or state.target_bytes, items=self._files)
-        reader = DeltaReader(spark, storage, position, columns=self._columns, on_change=self._on_change)
-        return ItemEnumerator(state, limits, reader, lambda _: None)
+            # Without the log: a restarted run reads the files that it has listed before.
+            ledger, position = opening.before.ledger, Position.decode(opening.reader_state)
+            if opening.is_new_run:
+                ledger, position = self._new_run(storage, ledger, position)
+        reader = DeltaReader(opening.spark, storage, position, columns=self._columns, on_change=self._on_change)
+        return ledger, reader
 
-    def _fresh_start(self, storage: CheckpointStorage) -> tuple[SourceState, Position]:
+    def _fresh_start(self, storage: CheckpointStorage) -> tuple[Ledger, Position]:
         snapshot = self._snapshot(storage)
-        shown = redact(storage.base_uri)
-        if self._starting_version is None:
-            files: Iterable[DataFile] = files_at(snapshot, shown)
-        else:
-            files = self._added_from(storage, snapshot, self._starting_version)
-        return self._state(file.item for file in files), _position_of(snapshot)
+        table, first = PlainTable(storage, snapshot), self._starting_version
+        files = table.files() if first is None else self._added_from(table, first, snapshot.version)
+        return Ledger(tuple(file.item for file in files)), table.position()
 
-    def _new_run(
-        self, storage: CheckpointStorage, before: SourceState, position: Position
-    ) -> tuple[SourceState, Position]:
+    def _new_run(self, storage: CheckpointStorage, before: Ledger, position: Position) -> tuple[Ledger, Position]:
         snapshot = self._snapshot(storage)
         shown = redact(storage.base_uri)
         if snapshot.table_id != position.table_id or snapshot.version < position.version:
             raise self._changed(shown, position.version, "it was recreated")
-        require_plain_files(snapshot, shown)
-        log = DeltaLog(storage)
-        found = additions(log, position.version + 1, snapshot, shown)
+        table = PlainTable(storage, snapshot)
+        found = table.additions(position.version + 1)
         if found.missing is not None:
             raise self._changed(shown, position.version, f"the log of version {found.missing} was deleted")
         if found.changing and self._on_change is not OnChange.IGNORE:
             raise self._changed(shown, position.version, _describe_versions(found.changing))
         # The version covers all finished files, so the new listing starts with the unfinished ones.
-        left = [item for i, item in enumerate(before.ledger.items) if i not in before.ledger.finished]
-        state = self._state([*left, *(file.item for file in found.files.values())], before.increments)
-        return state, _position_of(snapshot)
+        return Ledger((*before.unfinished, *(file.item for file in found.files.values()))), table.position()
 
-    def _added_from(self, storage: CheckpointStorage, snapshot: DeltaSnapshot, first: int) -> Iterable[DataFile]:
-        shown = redact(storage.base_uri)
-        if first > snapshot.version + 1:
+    def _added_from(self, table: PlainTable, first: int, newest: int) -> Iterable[DataFile]:
+        if first > newest + 1:
             raise InvalidConfigurationError(
-                f"Expected starting_version of at most {snapshot.version + 1} for {shown}, found {first}."
+                f"Expected starting_version of at most {newest + 1} for {table.shown}, found {first}."
             )
-        require_plain_files(snapshot, shown)
-        found = additions(DeltaLog(storage), first, snapshot, shown)
+        found = table.additions(first)
         if found.missing is not None:
             raise InvalidConfigurationError(
-                f"Expected the log of {shown} from version {first} on, found that version {found.missing} was deleted; start at a "
-                "later version, or with the whole table."
+                f"Expected the log of {table.shown} from version {first} on, found that version {found.missing} was deleted; "
+                "start at a later version, or with the whole table."
             )
         if found.changing and self._on_change is not OnChange.IGNORE:
             raise SourceChangedError(
-                f"Expected only added rows in {shown} from version {first} on, found that {_describe_versions(found.changing)}. "
-                "Start after these versions, or set on_change to 'ignore' to skip them."
+                f"Expected only added rows in {table.shown} from version {first} on, found that "
+                f"{_describe_versions(found.changing)}. Start after these versions, or set on_change to 'ignore' to skip them."
             )
         return found.files.values()
-
-    def _state(self, items: Iterable[Item], increments: int = 0) -> SourceState:
-        ledger = Ledger(tuple(items))
-        target = max(SMALLEST_TARGET_BYTES, ledger.total_bytes // WANTED_INCREMENTS) if self._is_auto else None
-        return SourceState(ledger, increments, target)
 
     def _snapshot(self, storage: CheckpointStorage) -> DeltaSnapshot:
         options = self._delta_options or HiddenOptions(library_options(storage.base_uri, storage.options))
@@ -185,21 +126,13 @@ class DeltaSource:
         return found
 
     def _changed(self, shown: str, version: int, what: str) -> SourceChangedError | SourceRestartRequiredError:
-        message = f"Expected only added rows in the Delta table {shown} since version {version}, found that {what}"
-        if self._on_change is OnChange.RESTART:
-            return SourceRestartRequiredError(f"{message}; the stage starts over, because on_change is 'restart'.")
-        return SourceChangedError(
-            f"{message}. Set on_change to 'restart' to read everything again, or to 'ignore' to skip versions that change "
-            "rows, if their log is retained."
+        return change_error(
+            f"Expected only added rows in the Delta table {shown} since version {version}, found that {what}",
+            "Set on_change to 'restart' to read everything again, or to 'ignore' to skip versions that change rows, if their "
+            "log is retained.",
+            self._on_change,
         )
 
 
-def _position_of(snapshot: DeltaSnapshot) -> Position:
-    schema = str(snapshot.handle.schema().to_json())
-    return Position(snapshot.version, snapshot.table_id, schema, snapshot.partition_by)
-
-
 def _describe_versions(versions: Sequence[int]) -> str:
-    shown = ", ".join(str(version) for version in versions[:_SHOWN])
-    more = f" and {len(versions) - _SHOWN} more" if len(versions) > _SHOWN else ""
-    return f"rows were changed or deleted by version {shown}{more}"
+    return f"rows were changed or deleted by version {some_of([str(version) for version in versions])}"

@@ -7,18 +7,21 @@ followed the finished ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.source import Increment, Split
+from airflow_provider_statecheck.spark.sources.planning import Limits, Piece, plan
+from airflow_provider_statecheck.spark.sources.source import Increment, Split, SplitEnumerator
 from airflow_provider_statecheck.state.source_items import (
-    Intervals,
     Item,
     Ledger,
-    Partial,
     decode_ledger,
+    decoding,
     pack_items,
     unpack_items,
 )
@@ -27,52 +30,86 @@ from airflow_provider_statecheck.storage.uris import redact
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-RowGroupSizes = Callable[[int], Sequence[int] | None]
-"""Returns the sizes of the row groups of the item at a position; ``None`` if the item cannot be cut."""
-
 _FORMAT = 1
 
 
-class ItemEnumerator:
+@dataclass(frozen=True, slots=True)
+class ItemSplit(Split):
+    """A split that consists of an item, or of some row groups of it."""
+
+    item: Item = field(kw_only=True)
+    groups: tuple[int, int] | None = field(kw_only=True, default=None)
+    """First row group and the one after the last; ``None`` for the whole item."""
+
+
+class ItemReader(ABC):
+    """Reads the items of one kind of source."""
+
+    @abstractmethod
+    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        """Return the rows of splits, at least one, as a lazy DataFrame."""
+
+    def require_unchanged(self, items: Sequence[Item]) -> None:  # noqa: B027 - optional hook
+        """
+        Verify that items have not changed; does nothing by default, for input that never changes.
+
+        :raises SourceChangedError: if one has changed since it was listed.
+        """
+
+    def row_groups(self, item: Item) -> Sequence[int] | None:
+        """Return the sizes of the row groups of an item; ``None`` if it cannot be cut, as by default."""
+        return None
+
+    def rows_of(self, split: ItemSplit) -> range | None:
+        """Return the numbers of the rows of a split within its item, from 0; ``None`` if unknown, as by default."""
+        return None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the reader for the next attempt, such as an inferred schema; empty by default."""
+        return {}
+
+
+class ItemEnumerator(SplitEnumerator):
     """
     Enumerates splits of items.
 
     :param state: The items and their progress.
     :param limits: Limits of one increment.
     :param reader: Reads items.
-    :param row_groups: Returns the sizes of the row groups of an item.
     """
 
-    def __init__(self, state: SourceState, limits: Limits, reader: ItemReader, row_groups: RowGroupSizes) -> None:
+    def __init__(self, state: SourceState, limits: Limits, reader: ItemReader) -> None:
         self._ledger = state.ledger
         self._total_bytes = state.ledger.total_bytes or None
         self._increments = state.increments
         self._target_bytes = state.target_bytes
         self._reader = reader
-        self._configured = self._limits = limits
-        self._plan = plan(state.ledger, lambda: self._limits, row_groups)
-        self._listing = pack_items(state.ledger.items)
+        self._configured = limits
+        self._limits = replace(limits, size_bytes=state.target_bytes) if limits.is_automatic else limits
+        items = state.ledger.items
+        self._plan = plan(state.ledger, lambda: self._limits, lambda position: reader.row_groups(items[position]))
+        self._listing = pack_items(items)
         self._planned: dict[int, tuple[Piece, ...]] = {}
         self._next_number = state.increments + 1
 
     @property
+    @override
     def total_bytes(self) -> int | None:
-        """Size of all items; ``None`` if unknown."""
         return self._total_bytes
 
     @property
+    @override
     def finished_bytes(self) -> int | None:
-        """Size of the finished items and row groups; ``None`` if unknown."""
         return self._ledger.finished_bytes if self.total_bytes else None
 
     @property
+    @override
     def total_splits(self) -> int:
-        """Number of items."""
         return len(self._ledger.items)
 
     @property
+    @override
     def finished_splits(self) -> int:
-        """Number of finished items."""
         return len(self._ledger.finished)
 
     @property
@@ -89,16 +126,10 @@ class ItemEnumerator:
         :param amount: Bytes, or items if their sizes are unknown.
         :param least: Number of items or row groups that an increment has even if they exceed the amount.
         """
-        is_chosen = self._target_bytes is not None and self._configured.size_bytes == self._target_bytes
-        configured = replace(self._configured, size_bytes=None) if is_chosen else self._configured
-        self._limits = configured.within(amount, least, is_bytes=self.total_bytes is not None)
+        self._limits = self._configured.within(amount, least, is_bytes=self.total_bytes is not None)
 
+    @override
     def next_increment(self) -> Increment | None:
-        """
-        Return the next increment; ``None`` after the last one.
-
-        :raises SourceChangedError: if a file that must be cut has changed since it was listed.
-        """
         pieces = next(self._plan, None)
         if pieces is None:
             return None
@@ -107,29 +138,17 @@ class ItemEnumerator:
         size = sum(piece.size_bytes for piece in pieces)
         return Increment(number, tuple(self._split(piece) for piece in pieces), size if self.total_bytes else None)
 
+    @override
     def load(self, increment: Increment) -> DataFrame:
-        """
-        Return the rows of an increment as a lazy DataFrame; repeated calls return the same rows.
-
-        :raises SourceChangedError: if a file has changed since it was listed.
-        """
         self.require_unchanged(increment)
         return self._reader.load(_item_splits(increment))
 
+    @override
     def require_unchanged(self, increment: Increment) -> None:
-        """
-        Verify that the items of an increment have not changed.
+        self._reader.require_unchanged([split.item for split in _item_splits(increment)])
 
-        :raises SourceChangedError: if a file has changed since it was listed.
-        """
-        self._reader.require_unchanged(tuple(split.item for split in _item_splits(increment) if split.item))
-
+    @override
     def finish(self, increment: Increment) -> None:
-        """
-        Mark an increment as finished; repeated calls have no effect.
-
-        :raises InvalidConfigurationError: if this enumerator did not return the increment.
-        """
         if increment.number not in self._planned:
             raise InvalidConfigurationError(
                 f"Expected an increment that this attempt planned, found number {increment.number}; finish only increments "
@@ -148,10 +167,11 @@ class ItemEnumerator:
         """Return the names of the items of an increment, with the rows that it reads of each as far as they are known."""
         return tuple(self._described(split) for split in _item_splits(increment))
 
+    @override
     def snapshot(self) -> dict[str, Any]:
-        """Return the state for the next attempt; every snapshot shares the same listing object."""
         return {
             "format": _FORMAT,
+            # Every snapshot has the same object.
             "listing": self._listing,
             "progress": self._ledger.progress_state(),
             "increments": self._increments,
@@ -160,15 +180,14 @@ class ItemEnumerator:
         }
 
     def _described(self, split: ItemSplit) -> str:
-        rows = self._reader.rows_of(split) if isinstance(self._reader, CountsRows) else None
-        name = redact(split.item.name if split.item else split.split_id)
+        rows, name = self._reader.rows_of(split), redact(split.item.name)
         return name if rows is None else f"{name} (rows {rows.start} to {rows.stop - 1})"
 
     def _split(self, piece: Piece) -> ItemSplit:
         item = self._ledger.items[piece.position]
         suffix = "" if piece.groups is None else f"#{piece.groups[0]}-{piece.groups[1]}"
         size = piece.size_bytes if self.total_bytes else None
-        return ItemSplit(f"{item.name}{suffix}", size, item, piece.groups)
+        return ItemSplit(f"{item.name}{suffix}", size, item=item, groups=piece.groups)
 
 
 def _finished(ledger: Ledger, pieces: tuple[Piece, ...]) -> Ledger:
@@ -181,44 +200,6 @@ def _finished(ledger: Ledger, pieces: tuple[Piece, ...]) -> Ledger:
 
 def _item_splits(increment: Increment) -> tuple[ItemSplit, ...]:
     return tuple(split for split in increment.splits if isinstance(split, ItemSplit))
-
-
-class ItemReader(Protocol):
-    """Reads the items of one kind of source."""
-
-    def require_unchanged(self, items: tuple[Item, ...]) -> None:
-        """
-        Verify that items have not changed.
-
-        :raises SourceChangedError: if one has changed since it was listed.
-        """
-        ...
-
-    def load(self, splits: tuple[ItemSplit, ...]) -> DataFrame:
-        """Return the rows of splits."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state of the reader for the next attempt, such as an inferred schema."""
-        ...
-
-
-@runtime_checkable
-class CountsRows(Protocol):
-    """A reader that knows the rows of its items."""
-
-    def rows_of(self, split: ItemSplit) -> range | None:
-        """Return the numbers of the rows of a split within its item, from 0; ``None`` if they are unknown."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ItemSplit(Split):
-    """A split that consists of an item, or of some row groups of it."""
-
-    item: Item | None = None
-    groups: tuple[int, int] | None = None
-    """First row group and the one after the last; ``None`` for the whole item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +226,15 @@ def decode_source_state(restored: Mapping[str, Any]) -> SourceState:
             f"Expected the state of a source in format {_FORMAT}, found {restored.get('format')!r}; a newer version or another "
             "source may have written it."
         )
-    try:
+    with decoding("the state of a source"):
         ledger = decode_ledger(unpack_items(restored["listing"]), restored["progress"])
-        return SourceState(ledger, int(restored["increments"]), restored["target_bytes"], restored["reader"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStateError(
-            f"Expected the state of a source, found invalid data: {error!r}; restore another checkpoint."
-        ) from error
+        target, reader = restored["target_bytes"], restored["reader"]
+        return SourceState(
+            ledger,
+            int(restored["increments"]),
+            None if target is None else int(target),
+            None if reader is None else dict(reader),
+        )
 
 
 Pieces = Sequence[Sequence[int]]
@@ -308,150 +291,3 @@ def _decoded(pieces: Pieces, items: Sequence[Item]) -> Iterator[Piece]:
         else:
             position, size, start, end, count = values
             yield Piece(position, size, (start, end), count)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of one increment; the first one that is reached ends the increment."""
-
-    size_bytes: int | None = None
-    items: int | None = None
-    row_groups: int | None = None
-    target_bytes: int | None = None
-    """Size that ends the increment once it has ``least`` items or row groups."""
-    least: int = 0
-
-    @property
-    def sought_bytes(self) -> int | None:
-        """The smaller one of the limit and the target."""
-        return min((size for size in (self.size_bytes, self.target_bytes) if size is not None), default=None)
-
-    def within(self, amount: int, least: int, *, is_bytes: bool) -> Limits:
-        """Return the limits for an amount, in bytes or items, that does not exceed them."""
-        if not is_bytes:
-            return replace(self, items=min(max(amount, least), self.items or max(amount, least)))
-        return replace(self, target_bytes=amount, least=least)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An item, or consecutive row groups of an item."""
-
-    position: int
-    size_bytes: int
-    groups: tuple[int, int] | None = None
-    """First row group and the one after the last; ``None`` for the whole item."""
-    group_count: int = 0
-    """Number of row groups of an item that is cut."""
-
-
-def plan(ledger: Ledger, limits: Callable[[], Limits], row_groups: RowGroupSizes) -> Iterator[tuple[Piece, ...]]:
-    """
-    Yield the pieces of each increment, in the order of the ledger.
-
-    :param limits: Returns the limits of the next increment.
-    """
-    increment = _Increment(limits())
-    for piece in _pieces(ledger, limits, row_groups):
-        if not increment.has_room_for(piece):
-            yield increment.merged_pieces()
-            increment = _Increment(limits())
-        increment.add(piece)
-    if increment.pieces:
-        yield increment.merged_pieces()
-
-
-class _Increment:
-    """Collects the pieces of one increment."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.pieces: list[Piece] = []
-        self._limits = limits
-        self._size_bytes = 0
-        self._items = 0
-
-    def has_room_for(self, piece: Piece) -> bool:
-        return not self.pieces or not (
-            self._exceeds_size(piece)
-            or _exceeds(self._items + self._is_new_item(piece), self._limits.items)
-            or _exceeds(len(self.pieces) + 1, self._limits.row_groups)
-        )
-
-    def add(self, piece: Piece) -> None:
-        self._size_bytes += piece.size_bytes
-        self._items += self._is_new_item(piece)
-        self.pieces.append(piece)
-
-    def merged_pieces(self) -> tuple[Piece, ...]:
-        merged: list[Piece] = []
-        for piece in self.pieces:
-            if merged and _are_consecutive(merged[-1], piece):
-                merged[-1] = _merge(merged[-1], piece)
-            else:
-                merged.append(piece)
-        return tuple(_as_item_if_complete(piece) for piece in merged)
-
-    def _exceeds_size(self, piece: Piece) -> bool:
-        size, is_enough = self._size_bytes + piece.size_bytes, len(self.pieces) >= self._limits.least
-        return _exceeds(size, self._limits.size_bytes) or (is_enough and _exceeds(size, self._limits.target_bytes))
-
-    def _is_new_item(self, piece: Piece) -> bool:
-        return not self.pieces or self.pieces[-1].position != piece.position
-
-
-def _pieces(ledger: Ledger, limits: Callable[[], Limits], row_groups: RowGroupSizes) -> Iterator[Piece]:
-    for position in range(len(ledger.items)):
-        if position not in ledger.finished:
-            yield from _pieces_of_item(ledger, position, limits(), row_groups)
-
-
-def _pieces_of_item(ledger: Ledger, position: int, limits: Limits, row_groups: RowGroupSizes) -> Iterator[Piece]:
-    size = ledger.items[position].size_bytes
-    is_cut = position in ledger.partial or limits.row_groups is not None or _is_large(size, limits)
-    sizes = row_groups(position) if is_cut else None
-    if not sizes:
-        _require_no_progress(ledger, position)
-        yield Piece(position, size)
-        return
-    finished = ledger.partial.get(position, Partial(Intervals(), 0)).groups
-    for group, group_bytes in enumerate(sizes):
-        if group not in finished:
-            yield Piece(position, group_bytes, (group, group + 1), len(sizes))
-
-
-def _require_no_progress(ledger: Ledger, position: int) -> None:
-    if position in ledger.partial:
-        raise InvalidConfigurationError(
-            f"Expected to read the rest of {redact(ledger.items[position].name)}, which is partially finished, found a schema or "
-            "options with which it can be read only as a whole; use those of the previous attempt."
-        )
-
-
-def _is_large(size_bytes: int, limits: Limits) -> bool:
-    # Spark reads whole files much faster than PyArrow reads row groups.
-    sought = limits.sought_bytes
-    return sought is not None and size_bytes > 2 * sought
-
-
-def _exceeds(found: int, limit: int | None) -> bool:
-    return limit is not None and found > limit
-
-
-def _are_consecutive(piece: Piece, following: Piece) -> bool:
-    return (
-        piece.position == following.position
-        and piece.groups is not None
-        and following.groups is not None
-        and piece.groups[1] == following.groups[0]
-    )
-
-
-def _merge(piece: Piece, following: Piece) -> Piece:
-    assert piece.groups is not None and following.groups is not None  # noqa: S101, PT018
-    size = piece.size_bytes + following.size_bytes
-    return Piece(piece.position, size, (piece.groups[0], following.groups[1]), piece.group_count)
-
-
-def _as_item_if_complete(piece: Piece) -> Piece:
-    is_complete = piece.groups == (0, piece.group_count)
-    return Piece(piece.position, piece.size_bytes) if is_complete else piece

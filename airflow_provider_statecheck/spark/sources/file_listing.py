@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.sources.source_changes import Changes
+from airflow_provider_statecheck.spark.tables.partitions import partition_values
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.file_operations import find
@@ -40,7 +40,6 @@ _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modificationTime
 Info = Mapping[str, Any]
 
 _ANY = ".*"
-NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +256,6 @@ def _timestamp(value: Any) -> float:
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     return float(value)
-
-
-def partition_values(root: str, uri: str) -> dict[str, str | None]:
-    """Return the partition values in the directory names between a root and a file; ``None`` for a null value."""
-    directories = uri.removeprefix(root).split("/")[:-1]
-    pairs = (directory.partition("=") for directory in directories if "=" in directory)
-    return {unquote(name): None if value == NULL else unquote(value) for name, _, value in pairs}
 
 
 def require_same_partition_columns(files: Iterable[tuple[str, str]]) -> None:

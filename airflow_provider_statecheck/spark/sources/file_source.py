@@ -13,38 +13,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
-from airflow_provider_statecheck.spark.sources.enumerator import (
-    ItemEnumerator,
-    ItemSplit,
-    Limits,
-    SourceState,
-    decode_source_state,
-)
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
 from airflow_provider_statecheck.spark.sources.file_listing import (
     FileListing,
     parse_paths,
-    partition_values,
     require_same_partition_columns,
 )
-from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
-from airflow_provider_statecheck.spark.sources.source_changes import (
-    OnChange,
-    parse_on_change,
-    reconcile,
-    require_unchanged,
-)
-from airflow_provider_statecheck.spark.sources.source_columns import (
-    quoted_column,
-    require_schema,
-    select_fields,
-    to_struct_type,
-)
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
+from airflow_provider_statecheck.spark.sources.planning import parse_limits
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange, require_unchanged
+from airflow_provider_statecheck.spark.tables.frames import quoted_column, union_all
+from airflow_provider_statecheck.spark.tables.partitions import partition_values
+from airflow_provider_statecheck.spark.tables.schemas import parse_schema, select_fields, to_struct_type
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -57,191 +44,23 @@ _EXPANDED = re.compile(r"([\\*?\[\]{}])")
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
-SMALLEST_TARGET_BYTES = 256 * 1024 * 1024
-WANTED_INCREMENTS = 64
-
 # Options that let Spark skip listed files, or return other columns than the schema of the source.
 _REFUSED_OPTIONS = frozenset(
     {"basepath", "pathglobfilter", "recursivefilelookup", "modifiedbefore", "modifiedafter", "mergeschema", "path"}
 )
 
 
-class FileSource:
-    """Base class of the sources of files."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFormat:
+    """Format, options and columns with which files are read."""
 
-    _format = ""
-
-    def __init__(
-        self,
-        path: Paths,
-        *,
-        bytes_per_increment: str | int | None = "auto",
-        files_per_increment: int | None = None,
-        row_groups_per_increment: int | None = None,
-        columns: Sequence[str] | None = None,
-        schema: Any = None,
-        on_change: str = "fail",
-        order: str = "path",
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._paths = parse_paths(path)
-        self._files = _count(files_per_increment, "files_per_increment")
-        self._row_groups = _count(row_groups_per_increment, "row_groups_per_increment")
-        self._is_auto = bytes_per_increment == AUTO and self._files is None and self._row_groups is None
-        self._bytes = parse_bytes_per_increment(bytes_per_increment)
-        self._on_change: OnChange = parse_on_change(on_change)
-        self._order = _parse_order(order)
-        names = None if columns is None else column_names(columns)
-        self._file_format = FileFormat(
-            name=self._format, options=_allowed_options(options), schema=schema, columns=names
-        )
-
-    def open(
-        self,
-        spark: SparkSession,
-        restored: Mapping[str, Any] | None = None,
-        *,
-        new_run: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> ItemEnumerator:
-        """
-        List the files and plan the unfinished ones.
-
-        :param spark: The session that reads.
-        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
-        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new files.
-        :param storage_options: Options of the filesystem for listing; may contain credentials.
-        :raises InvalidConfigurationError: if there are no files on a fresh start.
-        :raises SourceChangedError: if listed files have changed.
-        :raises SourceRestartRequiredError: if they have changed and ``on_change`` is ``"restart"``.
-        """
-        listing = FileListing(self._paths, dict(storage_options or {}), self._order)
-        state = self._state(listing.files(), restored, new_run=new_run)
-        require_same_partition_columns((listing.root_of(item.name), item.name) for item in state.ledger.items)
-        reader = self._reader(spark, listing, state)
-        limits = Limits(size_bytes=self._bytes or state.target_bytes, items=self._files, row_groups=self._row_groups)
-        return ItemEnumerator(
-            state, limits, reader, lambda position: self._row_group_sizes(reader, state.ledger.items[position])
-        )
-
-    def _state(self, files: tuple[Item, ...], restored: Mapping[str, Any] | None, *, new_run: bool) -> SourceState:
-        if restored is None:
-            self._require_files(files)
-            return SourceState(Ledger(files), target_bytes=self._target(Ledger(files)))
-        before = decode_source_state(restored)
-        ledger = reconcile(before.ledger, files, on_change=self._on_change, new_run=new_run)
-        # The target size is constant within a run, so that a restarted attempt plans the same increments.
-        is_same_run = self._is_auto and not new_run and before.target_bytes
-        target = before.target_bytes if is_same_run else self._target(ledger)
-        return SourceState(ledger, before.increments, target, before.reader)
-
-    def _target(self, ledger: Ledger) -> int | None:
-        left = ledger.total_bytes - ledger.finished_bytes
-        return max(SMALLEST_TARGET_BYTES, left // WANTED_INCREMENTS) if self._is_auto else None
-
-    def _require_files(self, files: tuple[Item, ...]) -> None:
-        if not files:
-            shown = ", ".join(redact(f"{path.root}/{path.pattern}") for path in self._paths)
-            raise InvalidConfigurationError(
-                f"Expected files in {shown}, found none that is neither empty nor hidden; correct the path. Write alternatives "
-                "such as {a,b} as several paths."
-            )
-
-    def _reader(self, spark: SparkSession, listing: FileListing, state: SourceState) -> FileReader:
-        items, restored = state.ledger.items, state.reader
-        return FileReader(spark, self._file_format, listing, items, on_change=self._on_change, restored=restored)
-
-    def _row_group_sizes(self, reader: FileReader, item: Item) -> Sequence[int] | None:
-        return None
+    name: str
+    options: Mapping[str, Any]
+    schema: Any = None
+    columns: tuple[str, ...] | None = None
 
 
-def _count(value: int | None, name: str) -> int | None:
-    return None if value is None else require_count(value, name)
-
-
-def _parse_order(order: str) -> str:
-    if order not in ("path", "mtime"):
-        raise InvalidConfigurationError(f"Expected order to be 'path' or 'mtime'; found {order!r}.")
-    return order
-
-
-def column_names(columns: Sequence[str]) -> tuple[str, ...]:
-    """
-    Return the names of the argument ``columns``.
-
-    :raises InvalidConfigurationError: if the argument is not a non-empty sequence of names.
-    """
-    names = tuple(columns)
-    if isinstance(columns, str) or not names or not all(isinstance(name, str) for name in names):
-        raise InvalidConfigurationError(f"Expected columns to be a list of names, found {columns!r}.")
-    return names
-
-
-def _allowed_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = dict(options or {})
-    refused = sorted(name for name in found if name.lower() in _REFUSED_OPTIONS)
-    if refused:
-        raise InvalidConfigurationError(
-            f"Expected options of the format, found {refused}, with which Spark itself selects files or columns; select files "
-            "by path and columns by schema."
-        )
-    return found
-
-
-class TextFileSource(FileSource):
-    """
-    Base class of the sources of text files, which require a schema and are read as a whole.
-
-    :param path: A directory, a file, a pattern, or several of them.
-    :param schema: Columns and their types, as a ``StructType`` or DDL.
-    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at
-        least 256 MiB, or no limit if another limit is set.
-    :param files_per_increment: Maximum number of files in one Spark job.
-    :param columns: Columns to read; all by default.
-    :param on_change: Policy for files that change during a run: ``"fail"``, ``"ignore"`` or ``"restart"``.
-    :param order: ``"path"``, or ``"mtime"`` to read the oldest files first.
-    :param options: Options of Spark's reader.
-    :raises InvalidConfigurationError: if an argument is invalid, or there is no schema.
-    """
-
-    def __init__(
-        self,
-        path: Paths,
-        *,
-        schema: Any = None,
-        bytes_per_increment: str | int | None = "auto",
-        files_per_increment: int | None = None,
-        columns: Sequence[str] | None = None,
-        on_change: str = "fail",
-        order: str = "path",
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        require_schema(schema, self._format.upper())
-        super().__init__(
-            path,
-            schema=schema,
-            bytes_per_increment=bytes_per_increment,
-            files_per_increment=files_per_increment,
-            columns=columns,
-            on_change=on_change,
-            order=order,
-            options=options,
-        )
-
-
-class CsvSource(TextFileSource):
-    """CSV files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
-
-    _format = "csv"
-
-
-class JsonSource(TextFileSource):
-    """JSON files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
-
-    _format = "json"
-
-
-class FileReader:
+class FileReader(ItemReader):
     """
     Reads whole files through Spark.
 
@@ -289,30 +108,27 @@ class FileReader:
         """The selected columns."""
         return select_fields(self.schema, self.format.columns)
 
+    @override
     def snapshot(self) -> dict[str, Any]:
-        """Return the state for the next attempt: the schema, if it was inferred."""
         return {"schema": self._schema_json if self.format.schema is None else None}
 
+    @override
     def require_unchanged(self, items: Sequence[Item]) -> None:
-        """
-        Verify that files have not changed.
-
-        :raises SourceChangedError: if one has changed since it was listed.
-        """
         require_unchanged(self.listing.changes(items), self._on_change)
 
+    @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        return self.load_files([split.item.name for split in splits])
+
+    def load_files(self, uris: Sequence[str]) -> DataFrame:
         """
-        Return the rows of splits.
+        Return the rows of files.
 
         :raises InvalidConfigurationError: if Spark has no filesystem for the files.
         """
-        frames = [self._whole_files(root, uris) for root, uris in self._uris_by_root(splits)]
-        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
-
-    def spark_uri(self, uri: str) -> str | None:
-        """Return the URI of a file for Spark; ``None`` if Spark has no filesystem for it."""
-        return self._filesystems.spark_uri(self.spark, uri)
+        pairs = sorted((self._root_of(uri), uri) for uri in uris)
+        by_root = groupby(pairs, key=lambda pair: pair[0])
+        return union_all([self._whole_files(root, [uri for _, uri in group]) for root, group in by_root])
 
     def _whole_files(self, root: str, uris: Sequence[str]) -> DataFrame:
         columns = [quoted_column(field.name) for field in self.selected_schema.fields]
@@ -327,21 +143,17 @@ class FileReader:
         if schema is not None:
             reader = reader.schema(schema)
         if root and all(uri != root for uri in uris):
-            reader = reader.option("basePath", self._required_spark_uri(root))
-        return reader.load([_EXPANDED.sub(r"\\\1", self._required_spark_uri(uri)) for uri in uris])
+            reader = reader.option("basePath", self._spark_uri(root))
+        return reader.load([_EXPANDED.sub(r"\\\1", self._spark_uri(uri)) for uri in uris])
 
-    def _required_spark_uri(self, uri: str) -> str:
-        found = self.spark_uri(uri)
+    def _spark_uri(self, uri: str) -> str:
+        found = self._filesystems.spark_uri(self.spark, uri)
         if found is None:
             raise InvalidConfigurationError(
                 f"Expected a Hadoop filesystem for {redact(uri)} in this Spark session, found none; add the package of its "
                 "connector to spark.jars.packages."
             )
         return found
-
-    def _uris_by_root(self, splits: Sequence[ItemSplit]) -> list[tuple[str, list[str]]]:
-        pairs = [(self._root_of(split.item.name), split.item.name) for split in splits if split.item]
-        return [(root, [uri for _, uri in group]) for root, group in groupby(sorted(pairs), key=lambda pair: pair[0])]
 
     def _root_of(self, uri: str) -> str:
         root = self.listing.root_of(uri)
@@ -356,11 +168,129 @@ class FileReader:
         return self._read(root, sorted(first.values()), None).schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFormat:
-    """Format, options and columns with which files are read."""
+class FileSource(ItemSource):
+    """Base class of the sources of files."""
 
-    name: str
-    options: Mapping[str, Any]
-    schema: Any = None
-    columns: tuple[str, ...] | None = None
+    _format = ""
+    _reader: ClassVar[type[FileReader]] = FileReader
+
+    def __init__(
+        self,
+        path: Paths,
+        *,
+        bytes_per_increment: str | int | None = "auto",
+        files_per_increment: int | None = None,
+        row_groups_per_increment: int | None = None,
+        columns: Sequence[str] | None = None,
+        schema: Any = None,
+        on_change: str = "fail",
+        order: str = "path",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        files = ("files_per_increment", files_per_increment)
+        super().__init__(parse_limits(bytes_per_increment, files, row_groups_per_increment), on_change)
+        self._paths = parse_paths(path)
+        self._order = _parse_order(order)
+        self._file_format = FileFormat(
+            name=self._format, options=_allowed_options(options), schema=schema, columns=parse_columns(columns)
+        )
+
+    @override
+    def _plan(self, opening: Opening) -> tuple[Ledger, FileReader]:
+        listing = FileListing(self._paths, opening.storage_options, self._order)
+        files = listing.files()
+        if opening.before is None:
+            self._require_files(files)
+        ledger = opening.reconciled(files, self._on_change)
+        require_same_partition_columns((listing.root_of(item.name), item.name) for item in ledger.items)
+        reader = self._reader(
+            opening.spark,
+            self._file_format,
+            listing,
+            ledger.items,
+            on_change=self._on_change,
+            restored=opening.reader_state,
+        )
+        return ledger, reader
+
+    def _require_files(self, files: Sequence[Item]) -> None:
+        if not files:
+            shown = ", ".join(redact(f"{path.root}/{path.pattern}") for path in self._paths)
+            raise InvalidConfigurationError(
+                f"Expected files in {shown}, found none that is neither empty nor hidden; correct the path. Write alternatives "
+                "such as {a,b} as several paths."
+            )
+
+
+def _parse_order(order: str) -> str:
+    if order not in ("path", "mtime"):
+        raise InvalidConfigurationError(f"Expected order to be 'path' or 'mtime'; found {order!r}.")
+    return order
+
+
+def _allowed_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = dict(options or {})
+    refused = sorted(name for name in found if name.lower() in _REFUSED_OPTIONS)
+    if refused:
+        raise InvalidConfigurationError(
+            f"Expected options of the format, found {refused}, with which Spark itself selects files or columns; select files "
+            "by path and columns by schema."
+        )
+    return found
+
+
+class TextFileSource(FileSource):
+    """
+    Base class of the sources of text files, which require a schema and are read as a whole.
+
+    :param path: A directory, a file, a pattern, or several of them.
+    :param schema: Columns and their types, as a ``StructType`` or DDL.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at
+        least 256 MiB, or no limit if another limit is set.
+    :param files_per_increment: Maximum number of files in one Spark job.
+    :param columns: Columns to read; all by default.
+    :param on_change: Policy for files that change during a run: ``"fail"``, ``"ignore"`` or ``"restart"``.
+    :param order: ``"path"``, or ``"mtime"`` to read the oldest files first.
+    :param options: Options of Spark's reader.
+    :raises InvalidConfigurationError: if an argument is invalid, or there is no schema.
+    """
+
+    def __init__(
+        self,
+        path: Paths,
+        *,
+        schema: Any = None,
+        bytes_per_increment: str | int | None = "auto",
+        files_per_increment: int | None = None,
+        columns: Sequence[str] | None = None,
+        on_change: str = "fail",
+        order: str = "path",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if schema is None or schema == "":
+            raise InvalidConfigurationError(
+                f"Expected a schema for {self._format.upper()} files, because an inferred schema could differ between "
+                "increments; found none. Give a StructType, or DDL such as 'id bigint, name string'."
+            )
+        super().__init__(
+            path,
+            schema=schema,
+            bytes_per_increment=bytes_per_increment,
+            files_per_increment=files_per_increment,
+            columns=columns,
+            on_change=on_change,
+            order=order,
+            options=options,
+        )
+
+
+class CsvSource(TextFileSource):
+    """CSV files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
+
+    _format = "csv"
+
+
+class JsonSource(TextFileSource):
+    """JSON files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
+
+    _format = "json"

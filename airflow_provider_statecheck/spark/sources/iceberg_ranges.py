@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import (
-    CorruptStateError,
     InvalidConfigurationError,
-    SourceChangedError,
-    SourceRestartRequiredError,
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sources.enumerator import SourceState
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange
-from airflow_provider_statecheck.state.source_items import Item
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error
+from airflow_provider_statecheck.state.source_items import Item, decoding
 from airflow_provider_statecheck.storage.uris import redact
 
 _SHOWN = 3
@@ -66,13 +63,9 @@ def decode_ranges(reader: Mapping[str, Any] | None) -> tuple[SnapshotRange, ...]
 
     :raises CorruptStateError: if the state is invalid.
     """
-    try:
-        found = tuple(SnapshotRange(after, until) for after, until in (reader or {})["snapshots"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStateError(f"Expected the snapshots that a source has read, found {reader!r:.100}.") from error
-    if not found:
-        raise CorruptStateError("Expected the snapshots that a source has read, found none.")
-    return found
+    with decoding("the snapshots that a source has read"):
+        (first, *others) = (SnapshotRange(after, until) for after, until in (reader or {})["snapshots"])
+        return (first, *others)
 
 
 class IcebergRanges:
@@ -140,7 +133,7 @@ class IcebergRanges:
         return None if snapshot is None else int(snapshot.snapshot_id)
 
     def _is_finished(self, before: SourceState) -> bool:
-        return len(before.ledger.finished) == len(before.ledger.items)
+        return not before.ledger.unfinished
 
     def _plan(self, ranges: tuple[SnapshotRange, ...]) -> PlannedFiles:
         missing = [snapshots for snapshots in ranges if not self._is_retained(snapshots)]
@@ -151,8 +144,7 @@ class IcebergRanges:
 
     def _require_unfinished_files(self, before: SourceState, planned: PlannedFiles) -> PlannedFiles:
         # Snapshots inside a range may have expired, and with them the information which files they added.
-        left = (item for i, item in enumerate(before.ledger.items) if i not in before.ledger.finished)
-        lost = [item.name for item in left if item.name not in planned.tasks]
+        lost = [item.name for item in before.ledger.unfinished if item.name not in planned.tasks]
         if lost:
             self._refuse(
                 f"snapshots have expired of which {len(lost)} file(s) are still to be read, such as {redact(lost[0])}",
@@ -222,17 +214,14 @@ class IcebergRanges:
             self._refuse(f"rows were changed or deleted by {len(found)} snapshot(s): {shown}", is_lost=False)
 
     def _refuse(self, found: str, *, is_lost: bool) -> None:
-        if self._on_change is OnChange.RESTART:
-            raise SourceRestartRequiredError(
-                f"Expected only appends to the Iceberg table {self._name} since it was read, found that {found}; the stage starts "
-                "over, because on_change is 'restart'."
-            )
-        if is_lost or self._on_change is OnChange.FAIL:
-            alternative = "" if is_lost else "to 'ignore' to continue with the appended rows, or "
-            raise SourceChangedError(
-                f"Expected only appends to the Iceberg table {self._name} since it was read, found that {found}. Set on_change "
-                f"{alternative}to 'restart' to read everything again."
-            )
+        if not is_lost and self._on_change is OnChange.IGNORE:
+            return
+        alternative = "" if is_lost else "to 'ignore' to continue with the appended rows, or "
+        raise change_error(
+            f"Expected only appends to the Iceberg table {self._name} since it was read, found that {found}",
+            f"Set on_change {alternative}to 'restart' to read everything again.",
+            self._on_change,
+        )
 
     def _is_retained(self, snapshots: SnapshotRange) -> bool:
         return snapshots.until is None or self.table.metadata.snapshot_by_id(snapshots.until) is not None

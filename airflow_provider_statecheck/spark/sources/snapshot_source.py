@@ -6,42 +6,25 @@ A snapshot does not change. If it was computed again, its files have other names
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.spark.snapshots.columns import (
-    file_schema,
-    from_transfer_columns,
-    parse_schema,
-    transfer_schema,
-)
+from typing_extensions import override
+
+from airflow_provider_statecheck.spark.snapshots.columns import file_schema, from_transfer_columns, transfer_schema
 from airflow_provider_statecheck.spark.snapshots.dataframes import (
     StoredDataFrames,
     StoredSnapshot,
     from_file_columns,
 )
-from airflow_provider_statecheck.spark.sources.enumerator import (
-    ItemEnumerator,
-    ItemSplit,
-    Limits,
-    SourceState,
-    decode_source_state,
-)
-from airflow_provider_statecheck.spark.sources.parquet_source import (
-    RowGroups,
-    cut_into_tasks,
-    group_sizes,
-    load_row_groups,
-    read_footer,
-    rows_of_groups,
-    task_bytes,
-)
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, reconcile
-from airflow_provider_statecheck.spark.sources.source_columns import reads_like_spark
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening
+from airflow_provider_statecheck.spark.sources.planning import Limits
+from airflow_provider_statecheck.spark.sources.row_groups import CuttingReader, RowGroups, load_row_groups
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.tables.schemas import parse_schema, reads_like_spark
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotWriter
 
@@ -49,47 +32,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class SnapshotSource:
+class SnapshotSource(ItemSource):
     """
-    The rows of a snapshot.
+    The rows of a snapshot; it has no later runs, because a later run computes its snapshots again.
 
     :param frames: Reader of snapshots.
     :param parts: The snapshot, or its parts by their numbers.
     """
 
     def __init__(self, frames: StoredDataFrames, parts: Mapping[int, StoredSnapshot]) -> None:
+        super().__init__(Limits(), OnChange.RESTART)
         self._frames = frames
         self._parts = parts
 
-    def open(
-        self,
-        spark: SparkSession,
-        restored: Mapping[str, Any] | None = None,
-        *,
-        new_run: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> ItemEnumerator:
-        """
-        List the files of the snapshot and plan the unfinished ones.
-
-        :param spark: The session that reads.
-        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
-        :param new_run: Must be ``False``: a later run computes its snapshots again.
-        :param storage_options: Unused; the checkpoint storage has its own.
-        :raises SourceRestartRequiredError: if the snapshot was computed again.
-        """
+    @override
+    def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
         files = {
             f"{part}/{file.name}": _File(stored, file)
             for part, stored in self._parts.items()
             for file in stored.manifest.files
         }
-        items = tuple(Item.of(name, each.file.size_bytes, each.file.footer_sha256) for name, each in files.items())
-        state = SourceState(Ledger(items)) if restored is None else decode_source_state(restored)
-        if restored is not None:
-            ledger = reconcile(state.ledger, items, on_change=OnChange.RESTART, new_run=new_run)
-            state = replace(state, ledger=ledger)
-        reader = _SnapshotReader(spark, self._frames, files)
-        return ItemEnumerator(state, Limits(), reader, lambda position: reader.row_groups(state.ledger.items[position]))
+        items = [Item.of(name, each.file.size_bytes, each.file.footer_sha256) for name, each in files.items()]
+        return opening.reconciled(items, self._on_change), _SnapshotReader(opening.spark, self._frames, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +66,7 @@ class _File:
         return self.stored.uri_of(self.file)
 
 
-class _SnapshotReader:
+class _SnapshotReader(CuttingReader):
     """
     Reads whole files like the snapshot itself, and row groups of large files through PyArrow.
 
@@ -110,67 +74,35 @@ class _SnapshotReader:
     """
 
     def __init__(self, spark: SparkSession, frames: StoredDataFrames, files: Mapping[str, _File]) -> None:
-        self._spark = spark
+        super().__init__()
+        self.spark = spark
         self._frames = frames
         self._files = files
-        self._sizes: dict[str, list[int] | None] = {}
 
-    def require_unchanged(self, items: tuple[Item, ...]) -> None:
-        """Do nothing: damage of a snapshot is detected when its pages are read."""
+    @override
+    def _load_whole(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        return self._frames.read_files(self.spark, _by_snapshot([self._files[split.item.name] for split in splits]))
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return no state: the manifest has the schema."""
-        return {}
-
-    def rows_of(self, split: ItemSplit) -> range | None:
-        """Return the numbers of the rows of a split within its file; ``None`` if its footer is unreadable."""
-        if split.item is None:
-            return None
-        try:
-            return rows_of_groups(self._footer(self._files[split.item.name]), split.groups)
-        except StateCheckError:
-            return None
-
-    def row_groups(self, item: Item) -> list[int] | None:
-        """Return the sizes of the row groups of a file; ``None`` if only Spark reads the file correctly."""
-        if item.name not in self._sizes:
-            self._sizes[item.name] = self._row_group_sizes(self._files[item.name])
-        return self._sizes[item.name]
-
-    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        """Return the rows of splits."""
-        whole = [self._files[split.item.name] for split in splits if split.item and split.groups is None]
-        cut = [(split.item, split.groups) for split in splits if split.item and split.groups]
-        frames = [self._frames.read_files(self._spark, _by_snapshot(whole))] if whole else []
-        frames += [self._load_groups(cut)] if cut else []
-        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
-
-    def _load_groups(self, cut: Sequence[tuple[Item, tuple[int, int]]]) -> DataFrame:
-        sizes = [self.row_groups(item) or [] for item, _ in cut]
-        limit = task_bytes(self._spark, sizes, [groups for _, groups in cut])
-        tasks = [
-            task
-            for (item, groups), of_file in zip(cut, sizes, strict=True)
-            for task in cut_into_tasks(self._tasks_of(item, *groups), of_file, limit)
-        ]
-        first = self._files[cut[0][0].name].stored
+    @override
+    def _load_tasks(self, tasks: Sequence[RowGroups]) -> DataFrame:
+        # The parts of a snapshot have the same columns.
+        first = next(each.stored for each in self._files.values() if each.uri == tasks[0].uri)
         stored, restored = _columns_of(first)
-        frame = load_row_groups(self._spark, tasks, stored, self._frames.options_for(first.data_uri))
-        return restored(frame)
+        return restored(load_row_groups(self.spark, tasks, stored, self._options_of(tasks[0].root)))
 
-    def _tasks_of(self, item: Item, start: int, end: int) -> RowGroups:
+    @override
+    def _row_groups_of(self, item: Item, start: int, end: int) -> RowGroups:
         found = self._files[item.name]
         return RowGroups(found.stored.data_uri, found.uri, item.size_bytes, start, end, {})
 
-    def _row_group_sizes(self, found: _File) -> list[int] | None:
-        footer = self._footer(found)
-        stored, _ = _columns_of(found.stored)
-        is_ours = found.stored.manifest.writer is SnapshotWriter.EXECUTORS
-        return group_sizes(footer) if is_ours or reads_like_spark(footer, stored) else None
+    @override
+    def _options_of(self, root: str) -> Mapping[str, Any]:
+        return self._frames.options_for(root)
 
-    def _footer(self, found: _File) -> Any:
-        data_uri = found.stored.data_uri
-        return read_footer(found.uri, data_uri, found.file.size_bytes, self._frames.options_for(data_uri))
+    @override
+    def _can_cut(self, item: Item, footer: Any) -> bool:
+        stored = self._files[item.name].stored
+        return stored.manifest.writer is SnapshotWriter.EXECUTORS or reads_like_spark(footer, _columns_of(stored)[0])
 
 
 def _columns_of(stored: StoredSnapshot) -> tuple[Any, Callable[[DataFrame], DataFrame]]:

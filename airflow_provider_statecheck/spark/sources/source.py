@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_statecheck.checkpoint.config_options import parse_size
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -119,32 +116,3 @@ class Source(Protocol):
         :raises SourceRestartRequiredError: if it has changed and the source is configured to restart the stage.
         """
         ...
-
-
-AUTO = "auto"
-
-
-def parse_bytes_per_increment(value: str | int | None) -> int | None:
-    """
-    Parse ``bytes_per_increment``; return ``None`` for ``"auto"`` or ``None``.
-
-    :raises InvalidConfigurationError: if the value is not a size of at least one byte.
-    """
-    if value is None or value == AUTO:
-        return None
-    size = parse_size("bytes_per_increment", value)
-    if size < 1:
-        raise InvalidConfigurationError(f"Expected bytes_per_increment to be at least one byte, found {value!r}.")
-    return size
-
-
-def require_count(count: object, name: str) -> int:
-    """
-    Return a count of files, row groups or splits if it is valid.
-
-    :param name: Name of the argument, for the error message.
-    :raises InvalidConfigurationError: if the value is not an integer of at least 1.
-    """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidConfigurationError(f"Expected {name} to be a number from 1; found {count!r}.")
-    return count

@@ -68,8 +68,7 @@ def describe_changes(changes: Changes) -> str:
         *(f"{redact(item.name)} vanished" for item in changes.vanished),
         *(f"{redact(item.name)} changed" for item in changes.changed),
     ]
-    more = f" and {len(clauses) - _SHOWN} more" if len(clauses) > _SHOWN else ""
-    return ", ".join(_sample(clauses, changes)) + more
+    return ", ".join(_sample(clauses, changes)) + _rest(clauses)
 
 
 def _sample(clauses: list[str], changes: Changes) -> list[str]:
@@ -105,17 +104,34 @@ def require_no_changes(changes: Changes, on_change: OnChange) -> None:
     :raises SourceChangedError: if there are changes and the policy is ``FAIL``.
     :raises SourceRestartRequiredError: if there are changes and the policy is ``RESTART``.
     """
-    if not changes or on_change is OnChange.IGNORE:
-        return
-    if on_change is OnChange.RESTART:
-        raise SourceRestartRequiredError(
-            f"Expected the source as it was listed at the start, found that {describe_changes(changes)}; the stage starts over, "
-            "because on_change is 'restart'."
+    if changes and on_change is not OnChange.IGNORE:
+        raise change_error(
+            f"Expected the source as it was listed at the start, found that {describe_changes(changes)}",
+            "Restore the files, or set on_change to 'ignore' to continue with the listed files, or to 'restart' to read "
+            "everything again.",
+            on_change,
         )
-    raise SourceChangedError(
-        f"Expected the source as it was listed at the start, found that {describe_changes(changes)}. Restore the files, or set "
-        "on_change to 'ignore' to continue with the listed files, or to 'restart' to read everything again."
-    )
+
+
+def change_error(found: str, remedy: str, on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:
+    """
+    Return the error for input that has changed.
+
+    :param found: What was expected and found.
+    :param remedy: What the user can do, unless the policy restarts the stage.
+    """
+    if on_change is OnChange.RESTART:
+        return SourceRestartRequiredError(f"{found}; the stage starts over, because on_change is 'restart'.")
+    return SourceChangedError(f"{found}. {remedy}")
+
+
+def some_of(texts: Sequence[str]) -> str:
+    """Return the first few texts, and the number of the others."""
+    return ", ".join(texts[:_SHOWN]) + _rest(texts)
+
+
+def _rest(texts: Sequence[str]) -> str:
+    return f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
 
 
 def require_unchanged(changes: Changes, on_change: OnChange) -> None:
@@ -129,13 +145,13 @@ def require_unchanged(changes: Changes, on_change: OnChange) -> None:
 
 
 def _unexpected_in_new_run(ledger: Ledger, changes: Changes) -> Changes:
-    finished = {ledger.items[i].name for i in ledger.finished}
+    finished = ledger.finished_names
     return Changes(vanished=tuple(i for i in changes.vanished if i.name not in finished), changed=changes.changed)
 
 
 def _require_unfinished_items(ledger: Ledger, changes: Changes) -> None:
     # No policy can replace a file that is still to be read, or a partially read file that has other row groups now.
-    finished = {ledger.items[i].name for i in ledger.finished}
+    finished = ledger.finished_names
     in_part = {ledger.items[i].name for i in ledger.partial}
     lost = Changes(
         vanished=tuple(item for item in changes.vanished if item.name not in finished),

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema
-from airflow_provider_statecheck.spark.sources.enumerator import (
-    ItemEnumerator,
-    Limits,
-    SourceState,
-    decode_source_state,
-)
-from airflow_provider_statecheck.spark.sources.source import require_count
-from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
+from airflow_provider_statecheck.spark.sources.planning import Limits, require_count
 from airflow_provider_statecheck.spark.sources.sql.changed_rows import Watch
-from airflow_provider_statecheck.spark.sources.sql.database import Address, Database, open_database, shown_address
-from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SavedPosition, SqlReader, next_run
-from airflow_provider_statecheck.spark.sources.sql.relation import (
-    Columns,
-    Relation,
-    columns_of_schema,
-    columns_of_table,
-)
+from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SqlReader, next_run
+from airflow_provider_statecheck.spark.sources.sql.relation import Columns, Relation, columns_of_table
+from airflow_provider_statecheck.spark.tables.databases import Address, Database, open_database, shown_address
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, to_struct_type
 from airflow_provider_statecheck.state.source_items import Ledger
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _ROWS_PER_INCREMENT = 1_000_000
 
 
-class SqlSource:
+class SqlSource(ItemSource):
     """
     Rows of a database table or query, read in key ranges.
 
@@ -72,87 +62,57 @@ class SqlSource:
         on_change: str = "fail",
     ) -> None:
         _require_one_relation(table, query, schema)
+        super().__init__(Limits(items=require_count(readers, "readers")), on_change)
         self._address = url
         self._shown = shown_address(url)
         self._table = table
         self._query = None if query is None else query.strip().rstrip(";")
         self._key = key
-        self._readers = require_count(readers, "readers")
-        self._cuts = _parse_cuts(rows_per_increment, ranges, self._readers)
-        self._names = None if columns is None else tuple(columns)
+        self._cuts = _parse_cuts(rows_per_increment, ranges, readers)
+        self._names = parse_columns(columns)
         self._schema = schema
         self._version_column = version_column
-        self._on_change = parse_on_change(on_change)
 
     def __repr__(self) -> str:
         return f"SqlSource({self._shown!r}, {self._table or 'query'!r})"
 
-    def open(
-        self,
-        spark: SparkSession,
-        restored: Mapping[str, Any] | None = None,
-        *,
-        new_run: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> ItemEnumerator:
-        """
-        Query the bounds of the keys and plan the unfinished ranges.
-
-        :param spark: The session that reads.
-        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
-        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new rows.
-        :param storage_options: Unused; the source reads no files.
-        :raises SourceChangedError: if rows that were read have changed.
-        :raises SourceRestartRequiredError: if so and ``on_change`` is ``"restart"``.
-        :raises SourceError: if the database cannot be read.
-        """
+    @override
+    def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
         database = open_database(self._address)
-        before = None if restored is None else decode_source_state(restored)
-        saved = None if before is None else SavedPosition.decode(before.reader, self._key)
-        columns = self._columns(database, saved)
-        relation = self._relation(columns)
-        watch = self._watch(database, relation, saved, before)
-        position = Position(self._key) if saved is None else saved.position
-        ledger = Ledger(()) if before is None else before.ledger
-        if before is None or new_run:
+        ledger = Ledger(()) if opening.before is None else opening.before.ledger
+        position = self._position(database, opening)
+        relation = self._relation(position.columns)
+        observations = position.observations_of(ledger.finished_names)
+        watch = Watch(database, relation, self._version_column, self._on_change, observations)
+        watch.require_finished_unchanged()
+        if opening.before is None or opening.is_new_run:
             ledger, position = next_run(database, relation, self._cuts, ledger, position)
-        reader = SqlReader(spark, database, relation, columns, self._selected_names(columns), watch, position)
-        state = SourceState(ledger, 0 if before is None else before.increments)
-        return ItemEnumerator(state, Limits(items=self._readers), reader, lambda _: None)
+        schema = position.columns.select(self._selected_names(position.columns), relation.shown).schema
+        return ledger, SqlReader(opening.spark, database, relation, schema, watch, position)
 
-    def _columns(self, database: Database, saved: SavedPosition | None) -> Columns:
-        if self._schema is not None:
-            return columns_of_schema(self._schema)
-        if saved is not None:
-            return saved.columns
-        selected = None if self._names is None else [*self._names, *self._internal_names()]
-        return columns_of_table(database, str(self._table), selected)
+    def _position(self, database: Database, opening: Opening) -> Position:
+        given = None if self._schema is None else Columns(to_struct_type(self._schema))
+        if opening.before is not None:
+            saved = Position.decode(opening.reader_state, self._key)
+            return saved if given is None else replace(saved, columns=given)
+        wanted = None if self._names is None else [*self._names, *self._internal_names()]
+        return Position(key=self._key, columns=given or columns_of_table(database, str(self._table), wanted))
 
     def _relation(self, columns: Columns) -> Relation:
-        shown = "the query" if self._table is None else f"table {self._table}"
-        names = [*self._selected_names(columns), *self._internal_names()]
-        known = columns.select(names, shown)
+        relation = Relation(self._table, self._query, self._key, None)
+        known = columns.select([*self._selected_names(columns), *self._internal_names()], relation.shown)
         if self._key in known.casts:
             raise InvalidConfigurationError(
                 f"Expected key to be a column of numbers, dates, times or texts, found {self._key!r} of another type; use "
                 "another column."
             )
-        return Relation(self._table, self._query, self._key, arrow_schema(known.schema), known.casts)
+        return replace(relation, schema=arrow_schema(known.schema), casts=known.casts)
 
     def _internal_names(self) -> list[str]:
         return [self._key, *([self._version_column] if self._version_column else [])]
 
     def _selected_names(self, columns: Columns) -> tuple[str, ...]:
         return tuple(columns.schema.names) if self._names is None else self._names
-
-    def _watch(
-        self, database: Database, relation: Relation, saved: SavedPosition | None, before: SourceState | None
-    ) -> Watch:
-        finished = frozenset(() if before is None else (before.ledger.items[i].name for i in before.ledger.finished))
-        observations = [] if saved is None else saved.observations_of(finished)
-        watch = Watch(database, relation, self._version_column, self._on_change, observations)
-        watch.require_finished_unchanged()
-        return watch
 
 
 def _require_one_relation(table: str | None, query: str | None, schema: Any) -> None:

@@ -23,9 +23,10 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     TaskStorage,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex, quoted, spark_of_arrow
+from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex, quoted
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from airflow_provider_statecheck.spark.tables.schemas import spark_schema
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -185,7 +186,7 @@ def partial_aggregates(
             for name, aggregate in node.aggregates.items()
         ]
         return frame.groupBy(*keys).agg(*columns)
-    types = {field.name: field.dataType for field in spark_of_arrow(output_schema).fields}
+    types = {field.name: field.dataType for field in spark_schema(output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
     return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))
 
@@ -216,7 +217,7 @@ def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:
 def _schema_of(task: VertexTask) -> Any:
     from pyspark.sql.types import BinaryType, StructType
 
-    schema = StructType() if task.is_last else spark_of_arrow(task.output_schema)
+    schema = StructType() if task.is_last else spark_schema(task.output_schema)
     return StructType([*schema.fields]).add(CONTROL, BinaryType(), True)
 
 

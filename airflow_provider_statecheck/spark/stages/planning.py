@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.key_groups import key_serializer_of
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, spark_schema
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class StagePlanner:
         :raises UnsupportedStateError: if a column of a key has an unsupported type.
         """
         planned: list[PlannedVertex] = []
-        schema = arrow_of_spark(frame.schema)
+        schema = arrow_schema(frame.schema)
         for vertex in vertices:
             planned.append(self._plan_vertex(vertex, schema))
             schema = planned[-1].output_schema
@@ -148,7 +149,7 @@ class StagePlanner:
             for name, aggregate in node.aggregates.items()
         ]
         frame = _empty(self._spark, schema).groupBy(*[quoted(name) for name in key.columns]).agg(*columns)
-        return arrow_of_spark(frame.schema)
+        return arrow_schema(frame.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,13 +206,13 @@ def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:
     if isinstance(declared, pa.Schema):
         return declared
     if isinstance(declared, StructType):
-        return arrow_of_spark(declared)
+        return arrow_schema(declared)
     if isinstance(declared, type) and dataclasses.is_dataclass(declared):
         from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
         return pa.schema(list(serializer_of(declared).arrow_type))
     if isinstance(declared, str):
-        return arrow_of_spark(_parse_ddl(spark, declared, uid))
+        return arrow_schema(_parse_ddl(spark, declared, uid))
     raise InvalidConfigurationError(
         f"Expected output= of {uid!r} to be DDL, a schema of Spark or Arrow, or a dataclass, found {declared!r}."
     )
@@ -228,20 +229,6 @@ def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> Any:
         ) from error
 
 
-def arrow_of_spark(schema: Any) -> Any:
-    """Return the Arrow schema in which Spark sends rows to Python."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
-
-
-def spark_of_arrow(schema: Any) -> Any:
-    """Return the Spark schema of Arrow batches that Python returns."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema)
-
-
 def quoted(name: str) -> str:
     """Quote a column name for Spark SQL."""
     return f"`{name.replace('`', '``')}`"
@@ -255,7 +242,7 @@ def _time_column(key: KeyNode, schema: Any) -> str | None:
 
 
 def _empty(spark: SparkSession, schema: Any) -> DataFrame:
-    return spark.createDataFrame([], spark_of_arrow(schema))
+    return spark.createDataFrame([], spark_schema(schema))
 
 
 def _require_columns(vertex: Vertex, schema: Any) -> None:

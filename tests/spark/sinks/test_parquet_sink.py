@@ -14,12 +14,13 @@ import pytest
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.read_committed import committed_files, read_committed
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, hidden_in
 
 SCHEMA = pa.schema([("key", pa.int64()), ("code", pa.string()), ("day", pa.date32())])
 
 
-def written_by(spark: Any, attempt: Attempt, first: int, last: int) -> Any:
+def written_by(spark: Any, attempt: SinkAttempt, first: int, last: int) -> Any:
     """Write rows in two tasks."""
     sink, epoch, columns = attempt.sink, attempt.epoch, SCHEMA
 
@@ -85,7 +86,7 @@ def test_a_target_without_a_commit_has_no_table(spark, tmp_path):
 
 def test_a_table_whose_output_is_empty_has_its_columns(spark, tmp_path):
     path = f"file://{tmp_path}/table"
-    attempt = Attempt(path, 1, schema=SCHEMA).open()
-    attempt.commit(1, written_by(spark, attempt, 0, 0))
+    attempt = Attempt(path, 1).open()
+    attempt.commit(1, attempt.write())
     found = read_committed(spark, path)
-    assert (found.columns, found.count()) == (["key", "code", "day"], 0)
+    assert (found.columns, found.count()) == (["key", "name"], 0)

@@ -7,10 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
 from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 EVERY_TYPE = """
     id, cast(id as string) as text, timestamp_seconds(id) as at, timestamp_ntz '2026-11-21 01:02:03' as local,
@@ -63,27 +61,6 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
     assert in_order(rows) == in_order(expected.collect())
     assert all(schema == expected.schema for schema in schemas)
     assert enumerator.finished_bytes == enumerator.total_bytes
-
-
-def test_a_single_large_file_is_read_in_parts_over_attempts(spark, orders):
-    file = next((orders / "part=1").glob("*.parquet"))
-    source = ParquetSource(file, row_groups_per_increment=2)
-    enumerator, rows, attempts = source.open(spark), [], 0
-    while (increment := enumerator.next_increment()) is not None:
-        rows += enumerator.load(increment).select("id").collect()
-        enumerator.finish(increment)
-        attempts += 1
-        enumerator = source.open(spark, decode_state(encode_state(enumerator.snapshot())))
-
-    assert attempts > 1
-    assert sorted(row["id"] for row in rows) == list(range(1, 3000, 3))
-
-
-def test_an_increment_loaded_twice_gives_the_same_rows(spark, orders):
-    enumerator = ParquetSource(orders, bytes_per_increment=15_000).open(spark)
-    increment = following(enumerator)
-
-    assert in_order(enumerator.load(increment).collect()) == in_order(enumerator.load(increment).collect())
 
 
 @pytest.mark.parametrize("limit", [{"files_per_increment": 1}, {"row_groups_per_increment": 1}], ids=["file", "parts"])
@@ -193,13 +170,3 @@ def test_csv_files_are_read_by_position_before_columns_are_chosen(spark, tmp_pat
     )
 
     assert [tuple(row) for row in read_all(source.open(spark))] == [(2, "a"), (2, "b")]
-
-
-def test_splits_of_a_user_are_read_together(spark):
-    source = DataFrameSource(
-        [0, 10, 20], lambda session, start: session.range(start, start + 2), splits_per_increment=2
-    )
-    enumerator = source.open(spark)
-
-    assert sorted(row["id"] for row in enumerator.load(following(enumerator)).collect()) == [0, 1, 10, 11]
-    assert [row["id"] for row in enumerator.load(following(enumerator)).collect()] == [20, 21]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.spark.sinks.data_files import DataFileWriter, FileLayout, WrittenFile
-from airflow_provider_statecheck.spark.sinks.delta.delta_checks import file_schema
-from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaCommittable, DeltaFile, DeltaFiles, data_file
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaCommittable, DeltaFiles, data_file
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext, encode_schema
+from airflow_provider_statecheck.spark.sinks.target_files import staged_name, staging_directory
+from airflow_provider_statecheck.spark.sinks.upserts import require_key_values
+from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout, WrittenFile
+from airflow_provider_statecheck.spark.tables.delta import DeltaFile, file_schema
 
 # The length of string statistics that other Delta writers use.
 _MAX_STRING_LENGTH = 32
@@ -27,6 +29,7 @@ class DeltaSinkWriter:
     :param layout: Layout of the files.
     :param generation: Generation of the attempt.
     :param context: Spark task that writes.
+    :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
     :param new_name: Function that returns unique keys.
     """
 
@@ -36,19 +39,28 @@ class DeltaSinkWriter:
         layout: FileLayout,
         generation: int,
         context: SinkTaskContext,
+        keys: Sequence[str] = (),
         new_name: Callable[[], str] = new_key,
     ) -> None:
         self._lineage = files.lineage
         self._context = context
         self._schema = file_schema(context.schema)
+        self._keys = keys
 
         def name(directory: str) -> str:
+            if keys:
+                return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_name())}"
             return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_name())
 
         self._rows = DataFileWriter(files, layout, self._schema, name)
 
     def write(self, table: Any) -> None:
-        """Write a table with the columns of the schema, in any order."""
+        """
+        Write a table with the columns of the schema, in any order.
+
+        :raises UnsupportedStateError: if a key is null or missing.
+        """
+        require_key_values(table, self._keys)
         self._rows.write(table)
 
     def prepare_commit(self) -> list[dict[str, Any]]:

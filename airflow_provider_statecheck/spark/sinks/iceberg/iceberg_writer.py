@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, ClassVar
-from uuid import UUID
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
-from airflow_provider_statecheck.spark.sinks.iceberg.catalogs import portable_metadata, storage_properties_of
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_ledger import TableCommit, branch_of
+from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext, TaskCommittable
+from airflow_provider_statecheck.spark.sinks.upserts import last_rows, require_key_values
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.tables.iceberg import encode_data_file, portable_metadata, storage_properties_of
 from airflow_provider_statecheck.storage.schemes import conceal, harmless
 
 log = logging.getLogger(__name__)
 _PREFIX = "statecheck-"
 _KIND = "iceberg"
-_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
-_BOUNDS = ("lower_bounds", "upper_bounds")
-_DECODERS: Mapping[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "decimal": Decimal, "uuid": UUID}
 
 
 class IcebergSinkWriter:
@@ -52,10 +48,12 @@ class IcebergSinkWriter:
         """
         Write a table with the columns of the schema, in any order.
 
+        :raises UnsupportedStateError: if a key of an upsert is null or missing.
         :raises StorageError: if the storage fails.
         """
         if not table.num_rows:
             return
+        require_key_values(table, self._target.upsert_by)
         self._buffered.append(table.select(self._columns.names).cast(self._columns))
         self._buffered_bytes += table.nbytes
         if self._buffered_bytes >= self._target.buffer_bytes:
@@ -93,6 +91,9 @@ class IcebergSinkWriter:
         from pyiceberg.io.pyarrow import write_file
 
         table = pa.concat_tables(self._buffered)
+        if self._target.upsert_by:
+            # The order of rows of a key would be lost if they are in files of different partitions.
+            table = last_rows(table, self._target.upsert_by)
         self._buffered, self._buffered_bytes = [], 0
         try:
             for file in write_file(self._io, self._metadata, self._write_tasks(table)):
@@ -152,20 +153,22 @@ class WriterTarget:
     lineage: str
     buffer_bytes: int
     """Size in bytes of the rows that a task buffers."""
+    upsert_by: tuple[str, ...] = ()
+    """Key columns for upserts; empty for appends."""
 
     @classmethod
-    def of(cls, table: Any, shown: str, lineage: str, buffer_bytes: int) -> WriterTarget:
+    def of(cls, table: Any, shown: str, **settings: Any) -> WriterTarget:
         """
         Return the properties of a loaded table.
 
+        :param settings: The other fields.
         :raises UnsupportedStateError: if tasks cannot access the storage of the table.
         """
         return cls(
             table=shown,
             metadata=portable_metadata(table),
             io=storage_properties_of(table, shown),
-            lineage=lineage,
-            buffer_bytes=buffer_bytes,
+            **settings,
         )
 
     def open(self) -> tuple[Any, Any]:
@@ -186,8 +189,13 @@ class IcebergCommittable(TaskCommittable):
     files: tuple[Mapping[str, Any], ...]
     """Results of :func:`encode_data_file`."""
 
+    @property
+    @override
+    def has_output(self) -> bool:
+        return bool(self.files)
+
+    @override
     def to_json(self) -> dict[str, Any]:
-        """Return the committable as plain JSON values."""
         return {**TaskCommittable.to_json(self), "kind": _KIND}
 
     @classmethod
@@ -195,25 +203,6 @@ class IcebergCommittable(TaskCommittable):
         if document["kind"] != _KIND:
             raise ValueError(document["kind"])
         return {"files": tuple(dict(file) for file in document["files"])}
-
-
-def files_of(table: Any, lineage: str, commits: Sequence[TableCommit], shown: str) -> list[Any]:
-    """
-    Return the data files that commits of a lineage have added.
-
-    :raises CorruptStateError: if files are missing because another writer has rewritten or deleted them.
-    """
-    wanted = {commit.snapshot_id for commit in commits}
-    found = [file for snapshot_id, file in _data_entries(table) if snapshot_id in wanted and _is_file_of(file, lineage)]
-    expected = sum(commit.files for commit in commits)
-    if len(found) != expected:
-        raise CorruptStateError(
-            f"Expected {expected} files of {len(commits)} checkpoint(s) in the Iceberg table {shown} to remove, found "
-            f"{len(found)}: another writer, such as compaction, has rewritten or deleted them. Delete the rows of this stage "
-            f"from the table, drop the branch {branch_of(lineage)} and start over.",
-            checkpoint_id=commits[0].checkpoint_id,
-        )
-    return found
 
 
 def data_file_name(lineage: str, epoch: int, subtask: int, key: str) -> str:
@@ -225,91 +214,6 @@ def data_file_name(lineage: str, epoch: int, subtask: int, key: str) -> str:
     return f"{_PREFIX}{lineage}-e{epoch}-{subtask}-{key}"
 
 
-def encode_data_file(file: Any, *, with_metrics: bool = True) -> dict[str, Any]:
-    """
-    Return a data file, or a position delete file, as JSON.
-
-    :param with_metrics: Whether to include the column metrics that queries use to skip files.
-    """
-    document: dict[str, Any] = {
-        "content": int(file.content),
-        "path": file.file_path,
-        "format": file.file_format.value,
-        "rows": file.record_count,
-        "bytes": file.file_size_in_bytes,
-        "spec": file.spec_id,
-        "partition": [_encode_value(file.partition[i]) for i in range(len(file.partition))],
-    }
-    if with_metrics:
-        document |= {name: _encode_pairs(getattr(file, name)) for name in _COUNTS}
-        document |= {name: _encode_pairs(getattr(file, name), _encode_bytes) for name in _BOUNDS}
-        document["split_offsets"] = file.split_offsets
-    return document
-
-
-def decode_data_file(document: Mapping[str, Any]) -> Any:
-    """Return the data file that :func:`encode_data_file` encoded."""
-    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-    from pyiceberg.typedef import Record
-
-    metrics: dict[str, Any] = {name: _decode_pairs(document.get(name)) for name in _COUNTS}
-    metrics |= {name: _decode_pairs(document.get(name), base64.b64decode) for name in _BOUNDS}
-    found = DataFile.from_args(
-        content=DataFileContent(document["content"]),
-        file_path=str(document["path"]),
-        file_format=FileFormat(document["format"]),
-        partition=Record(*(_decode_value(value) for value in document["partition"])),
-        record_count=int(document["rows"]),
-        file_size_in_bytes=int(document["bytes"]),
-        key_metadata=None,
-        split_offsets=document.get("split_offsets"),
-        equality_ids=None,
-        sort_order_id=None,
-        **metrics,
-    )
-    found.spec_id = int(document["spec"])
-    return found
-
-
-def _encode_pairs(values: Mapping[int, Any] | None, encode: Any = int) -> list[list[Any]] | None:
-    return None if values is None else [[int(key), encode(value)] for key, value in sorted(values.items())]
-
-
-def _decode_pairs(pairs: Any, decode: Any = int) -> dict[int, Any] | None:
-    return None if pairs is None else {int(key): decode(value) for key, value in pairs}
-
-
-def _encode_value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"bytes": _encode_bytes(value)}
-    if isinstance(value, Decimal):
-        return {"decimal": str(value)}
-    if isinstance(value, UUID):
-        return {"uuid": str(value)}
-    return value
-
-
-def _decode_value(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, text),) = value.items()
-    return _DECODERS[kind](text)
-
-
-def _encode_bytes(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
-def _data_entries(table: Any) -> Iterator[tuple[int | None, Any]]:
-    from pyiceberg.manifest import ManifestContent
-
-    snapshot = table.metadata.snapshot_by_name("main")
-    for manifest in snapshot.manifests(table.io) if snapshot else ():
-        if manifest.content == ManifestContent.DATA:
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                yield entry.snapshot_id, entry.data_file
-
-
-def _is_file_of(file: Any, lineage: str) -> bool:
-    # A bug in the sink must not remove files of other writers.
+def is_file_of(file: Any, lineage: str) -> bool:
+    """Return whether a sink has written a data file, according to its name."""
     return str(file.file_path).rpartition("/")[2].startswith(f"{_PREFIX}{lineage}-")

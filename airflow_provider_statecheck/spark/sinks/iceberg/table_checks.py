@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import (
-    CorruptStateError,
-    EnvironmentNotReadyError,
-    IncompatibleCheckpointError,
-    UnsupportedStateError,
-)
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_ledger import TableLedger, read_ledger
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import IcebergCommittable
-from airflow_provider_statecheck.spark.sinks.ledger import Ancestry, Start
+from airflow_provider_statecheck.exceptions import CorruptStateError, EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.target_files import missing_file_cause
+from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES
-
-log = logging.getLogger(__name__)
 
 _TABLE_FORMAT = 2
 
@@ -79,68 +69,93 @@ def require_fitting_columns(table: Any, schema: Any, shown: str) -> None:
         ) from error
 
 
-def refuse_earlier_output(ledger: TableLedger, shown: str) -> None:
-    """
-    Refuse a fresh start if the table has output of earlier starts.
+def has_marks(table: Any) -> bool:
+    """Return whether the table has the columns that record the sink and the checkpoint of a row."""
+    from pyiceberg.types import LongType, StringType
 
-    :raises EnvironmentNotReadyError: if it has such output.
+    types = {column.name: column.field_type for column in table.schema().fields}
+    return types.get(LINEAGE) == StringType() and types.get(CHECKPOINT) == LongType()
+
+
+def require_marks(table: Any, shown: str) -> None:
     """
-    if ledger.commits and ledger.newest:
-        rows = sum(commit.rows for commit in ledger.commits)
-        raise EnvironmentNotReadyError(
-            f"Expected no output of earlier starts of {ledger.uid!r} of job {ledger.job_name!r} in the Iceberg table {shown}, "
-            f"found {rows} rows of {len(ledger.commits)} checkpoint(s); restore from checkpoint "
-            f"{ledger.newest.checkpoint_id}, or set on_earlier_output='retract'."
+    Require the columns that record the sink and the checkpoint of a row.
+
+    :raises UnsupportedStateError: if they are missing.
+    """
+    if not has_marks(table):
+        raise UnsupportedStateError(
+            f"Expected the columns {LINEAGE} (string) and {CHECKPOINT} (long) in the Iceberg table {shown}, as it had them when "
+            "rows were upserted, found that they were dropped; roll the table back to a snapshot and a schema with them, or "
+            "delete the rows of this stage from the table, drop the branch of the ledger and start over."
         )
 
 
-def warn_if_unknown(ledger: TableLedger, start: Start, shown: str) -> None:
-    """Log a warning if the ledger has no record of the attempt that took the restored checkpoint."""
-    if start.restored is not None and start.taken_by is not None and start.taken_by not in ledger.starts:
-        log.warning(
-            "The Iceberg table %s does not know attempt %s, which took the restored checkpoint %s: the sink is new in this "
-            "table, or the table was recreated and lacks all earlier output",
-            shown,
-            start.taken_by,
-            start.restored,
+def require_keys(table: Any, keys: Sequence[str], schema: Any, shown: str) -> None:
+    """
+    Require key columns for upserts, and no output in the columns that the sink sets itself.
+
+    :param schema: Arrow schema of the output; ``None`` if it is not known yet.
+    :raises UnsupportedStateError: if a key column is missing or of an unsupported type.
+    """
+    from pyiceberg import types
+
+    comparable = (
+        types.BooleanType | types.IntegerType | types.LongType | types.DecimalType | types.StringType | types.BinaryType
+    ) | (types.DateType | types.TimestampType | types.TimestamptzType)
+    known = {column.name: column.field_type for column in table.schema().fields}
+    written = known if schema is None else schema.names
+    wrong = [name for name in keys if name not in written or not isinstance(known.get(name), comparable)]
+    if wrong:
+        raise UnsupportedStateError(
+            f"Expected upsert_by to name columns of the output and of the Iceberg table {shown} with exact types, found "
+            f"{', '.join(f'{name} ({known.get(name)})' for name in wrong)}; use columns of integers, decimals, text, binary, dates, "
+            "times or booleans."
+        )
+    reserved = {LINEAGE, CHECKPOINT} & {*keys, *(schema.names if schema is not None else [])}
+    if reserved:
+        raise UnsupportedStateError(
+            f"Expected output without the columns that the sink sets itself, found {', '.join(sorted(reserved))}; rename them."
         )
 
 
-def require_opened(ledger: TableLedger, epoch: int, shown: str) -> None:
+def require_no_equality_deletes(table: Any, shown: str) -> None:
     """
-    Require that the table is the one that the attempt opened.
+    Require a table whose rows pyiceberg can read.
 
-    :raises CorruptStateError: if its ledger has no record of the attempt.
+    :raises UnsupportedStateError: if rows were deleted by equality, as its newest snapshot reports.
     """
-    if ledger.epoch != epoch:
+    snapshot = table.metadata.snapshot_by_name("main")
+    summary = snapshot and snapshot.summary
+    if summary and int(summary.get("total-equality-deletes") or 0):
+        raise UnsupportedStateError(
+            f"Expected no equality deletes in the Iceberg table {shown}, which an upsert cannot read, found some; rewrite its data "
+            "files to apply the deletes."
+        )
+
+
+def require_not_rolled_back(table: Any, snapshot_id: int, checkpoint_id: int, shown: str) -> None:
+    """
+    Require that a committed snapshot is still part of the table's history.
+
+    An expired snapshot cannot be checked; the table retains its live files.
+
+    :param checkpoint_id: Checkpoint whose output the snapshot added.
+    :raises CorruptStateError: if the table was rolled back to an earlier snapshot.
+    """
+    from pyiceberg.table.snapshots import ancestors_of
+
+    wanted, metadata = table.metadata.snapshot_by_id(snapshot_id), table.metadata
+    if wanted is None:
+        return
+    ancestors = ancestors_of(metadata.snapshot_by_name("main"), metadata)
+    # Expired snapshots leave gaps: only an ancestor that is not newer decides.
+    older = next((each for each in ancestors if each.sequence_number <= wanted.sequence_number), wanted)
+    if older.snapshot_id != snapshot_id:
         raise CorruptStateError(
-            f"Expected the Iceberg table {shown} that attempt {epoch} opened, found one of "
-            f"{f'attempt {ledger.epoch}' if ledger.epoch else 'no attempt'}: the table was recreated, or the branch of the "
-            "ledger was dropped. Run the task again; start over if the table lacks output."
-        )
-
-
-def require_output_of_restored(table: Any, ledger: TableLedger, ancestry: Ancestry, shown: str) -> None:
-    """
-    Require that the output of the restored checkpoint is still in the table.
-
-    :param ancestry: Ancestry of the attempt.
-    :raises CorruptStateError: if output was removed.
-    """
-    removed = sorted(checkpoint for epoch, checkpoint in ledger.retracted if ancestry.holds(epoch, checkpoint))
-    newest = ledger.newest
-    if removed:
-        by = f" when checkpoint {newest.checkpoint_id} of attempt {newest.epoch} replaced it" if newest else ""
-        raise CorruptStateError(
-            f"Expected the output of checkpoint {removed[0]} in the Iceberg table {shown}, found that it was removed{by}; "
-            "restore from the newest checkpoint or from one before the removed ones, or start over.",
-            checkpoint_id=removed[0],
-        )
-    if newest is not None and ancestry.holds(*newest.order) and _was_rolled_back(table, newest.snapshot_id):
-        raise CorruptStateError(
-            f"Expected the output of checkpoint {newest.checkpoint_id} in the Iceberg table {shown}, found the table rolled "
-            f"back to before snapshot {newest.snapshot_id}; roll it forward, or start over.",
-            checkpoint_id=newest.checkpoint_id,
+            f"Expected the output of checkpoint {checkpoint_id} in the Iceberg table {shown}, found the table rolled "
+            f"back to before snapshot {snapshot_id}; roll it forward, or start over.",
+            checkpoint_id=checkpoint_id,
         )
 
 
@@ -179,40 +194,3 @@ def require_files_exist(table: Any, files: Sequence[Any], checkpoint_id: int, sh
 def _is_local(path: str) -> bool:
     scheme, separator, _ = path.partition("://")
     return not separator or scheme in LOCAL_SCHEMES
-
-
-def require_foreign_output_committed(
-    table: Any, shown: str, checkpoint_id: int, committables: Sequence[IcebergCommittable]
-) -> None:
-    """
-    Require that another job has committed the output of the savepoint that this job restored.
-
-    :param committables: Committables of other lineages in the savepoint; only their own sinks may commit them.
-    :raises IncompatibleCheckpointError: if the output is not in the table.
-    """
-    for lineage in sorted({task.lineage for task in committables}):
-        ledger = read_ledger(table, lineage)
-        if ledger is None:
-            log.warning(
-                "The savepoint belongs to a job that writes to another table; its uncommitted output is left to that job"
-            )
-        elif checkpoint_id not in _known_checkpoints(ledger):
-            raise IncompatibleCheckpointError(
-                f"Expected all output of the savepoint to be committed to the Iceberg table {shown}, found that of checkpoint "
-                f"{checkpoint_id} of {ledger.uid!r} of job {ledger.job_name!r} missing: the job ended before that commit. "
-                "Run that job until it succeeds, or take another savepoint of it.",
-                checkpoint_id=checkpoint_id,
-            )
-
-
-def _known_checkpoints(ledger: TableLedger) -> set[int]:
-    return {commit.checkpoint_id for commit in ledger.commits} | {checkpoint for _, checkpoint in ledger.retracted}
-
-
-def _was_rolled_back(table: Any, snapshot_id: int) -> bool:
-    from pyiceberg.table.snapshots import ancestors_of
-
-    metadata = table.metadata
-    if metadata.snapshot_by_id(snapshot_id) is None:
-        return False  # an expired snapshot cannot be checked, and expiry retains its live files
-    return all(found.snapshot_id != snapshot_id for found in ancestors_of(metadata.snapshot_by_name("main"), metadata))

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.data_files import FileLayout, ParquetSinkWriter
+from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.spark.sinks.sink import Committable, SinkTaskContext, StagedFile
-from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, LINEAGE, PLACE, ROW
+from airflow_provider_statecheck.spark.sinks.sql.tables import PLACE
+from airflow_provider_statecheck.spark.sinks.staged_files import ParquetSinkWriter
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause, staging_directory
+from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW, numbered, require_key_values
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
+from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
@@ -71,7 +73,7 @@ class RowLoader:
         self._create_staged_table(connection)
         rows = 0
         for table in tables:
-            rows += self._copy(connection, staged, numbered(table, ROW, rows))
+            rows += self._copy(connection, staged, numbered(table, rows))
         connection.execute(self._upsert(staged))
         staged.drop(connection)
         return rows
@@ -141,12 +143,7 @@ class SqlSinkWriter:
 
         :raises UnsupportedStateError: if a key is null.
         """
-        empty = [name for name in self._keys if table.column(name).null_count]
-        if empty:
-            raise UnsupportedStateError(
-                f"Expected values in the columns of upsert_by, found null in {', '.join(empty)}; drop such rows in the stage, "
-                "or fill the column."
-            )
+        require_key_values(table, self._keys)
         self._rows.write(table)
 
     def prepare_commit(self) -> list[dict[str, Any]]:
@@ -211,14 +208,6 @@ def with_constants(table: Any, **values: Any) -> Any:
     for name, value in values.items():
         table = table.append_column(name, pa.repeat(value, table.num_rows))
     return table
-
-
-def numbered(table: Any, name: str, first: int) -> Any:
-    """Return the table with an additional column of row numbers."""
-    import pyarrow as pa
-
-    numbers = pa.array(range(first, first + table.num_rows), pa.int64())
-    return table.append_column(name, numbers)
 
 
 def name_preparer() -> Any:

@@ -6,29 +6,30 @@ The rows and the commit log change in one transaction of the database.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    StateCheckError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
 from airflow_provider_statecheck.spark.sinks.sink import Committable, decode_schema
 from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader, name_preparer, staged_rows, with_constants
-from airflow_provider_statecheck.spark.sinks.sql.tables import (
-    CHECKPOINT,
-    LINEAGE,
-    TableName,
-    commits_table,
-    heads_table,
-    is_incompatible,
-    output_table,
-)
-from airflow_provider_statecheck.spark.sinks.sql.transactions import SinkDatabase
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from airflow_provider_statecheck.spark.sinks.two_phase_commit_log import CommitLog, CommitRange, LogChange, Publication
+from airflow_provider_statecheck.spark.sinks.sql.tables import TableName, commits_table, heads_table, output_table
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory, sweep_staged
+from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE
+from airflow_provider_statecheck.spark.tables.databases import SinkDatabase
+from airflow_provider_statecheck.spark.tables.sql_types import is_incompatible
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
+log = logging.getLogger(__name__)
 _UNIQUE_COLUMNS = """
 SELECT array_agg(CAST(a.attname AS TEXT))
 FROM pg_index i
@@ -99,17 +100,58 @@ class SqlDestination:
             else CommitLog.decode(found, f"{self._heads.fullname} of {self.database.shown}")
         )
 
-    def apply(self, epoch: int, change: LogChange) -> bool:
+    def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
+        """Do nothing: marked rows can be deleted, and the log records which rows are marked."""
+
+    def require_same(self, committed: Publication) -> None:
+        """
+        Require that a committed checkpoint has as many rows as a repeated commit.
+
+        :raises CorruptStateError: if it has not.
+        """
+        from sqlalchemy import select
+
+        commits, rows = self._commits, sum(file.rows for task in committed.committables for file in task.files)
+        wanted = select(commits.c.row_count).where(
+            *self._is_own(commits),
+            commits.c.generation == committed.generation,
+            commits.c.checkpoint_id == committed.checkpoint_id,
+        )
+        with self.database.transaction() as connection:
+            known = connection.execute(wanted).scalar()
+        if known is not None and known != rows:
+            raise CorruptStateError(
+                f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {self.name}, found {rows} "
+                f"rows and {known} committed rows; another checkpoint with this id was committed. Start over.",
+                checkpoint_id=committed.checkpoint_id,
+            )
+
+    def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
         """Change the log and the rows in one transaction, unless the log has changed in the meantime."""
         with self.database.transaction() as connection:
             # Updating the log first blocks concurrent attempts, which then find a changed log.
             if not self._replace_log(connection, epoch, change):
-                return False
+                return StorageError(f"Expected the log of {self.name} as it was read, found a concurrent change.")
             for each in change.retracted:
                 self._retract(connection, each)
             if change.publication is not None:
                 self._publish(connection, change.publication)
-        return True
+        if change.publication is not None:
+            self._delete_staged(change.publication)
+        return None
+
+    def sweep(self, last_epoch: int) -> None:
+        """Delete the staged files of attempts up to an epoch."""
+        sweep_staged(self.files, last_epoch)
+
+    def _delete_staged(self, publication: Publication) -> None:
+        names = [file.staged for task in publication.committables for file in task.files]
+        try:
+            for name in names:
+                self.files.delete(f"{staging_directory(self.files.lineage)}/{name}")
+        except StateCheckError as error:
+            # The commit is complete; the end of the attempt deletes the files.
+            log.warning("Files in the staging directory %s were not deleted: %s", self.files.target, error)
 
     def _replace_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
         from sqlalchemy import update

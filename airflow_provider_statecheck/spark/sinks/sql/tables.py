@@ -8,21 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW
+from airflow_provider_statecheck.spark.tables.sql_types import column_type
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
-    from sqlalchemy.types import TypeEngine
 
 HEADS = "statecheck_sink_heads"
 COMMITS = "statecheck_sink_commits"
-LINEAGE = "_statecheck_lineage"
-CHECKPOINT = "_statecheck_checkpoint"
-"""Columns that record the lineage and the checkpoint of a row."""
-ROW, PLACE = "_statecheck_row", "_statecheck_place"
-"""Columns that rows have only during an upsert."""
+PLACE = "_statecheck_place"
+"""Column that ranks the rows of a key during an upsert."""
 _LINEAGE_LENGTH = 12
-_DIGITS_OF_UINT64 = 20
-_DIGITS_OF_BYTES = {2: 5, 4: 10, 8: 19}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,115 +130,3 @@ def require_columns(columns: Any, keys: Sequence[str]) -> None:
             f"Expected the columns of upsert_by in the output, found no {', '.join(missing)} among {', '.join(names)}; add the "
             "columns, or correct upsert_by."
         )
-
-
-def column_type(name: str, arrow: Any, *, is_sqlite: bool) -> TypeEngine[Any]:
-    """
-    Return the SQL type of the column for an Arrow type.
-
-    :raises UnsupportedStateError: if there is no SQL type for it.
-    """
-    import pyarrow.types as kinds
-    import sqlalchemy.types as sql
-
-    if is_sqlite and (kinds.is_decimal(arrow) or kinds.is_uint64(arrow)):
-        return sql.Text()  # SQLite has no exact numbers except signed 64-bit integers
-    if kinds.is_decimal(arrow):
-        return sql.Numeric(arrow.precision, arrow.scale)
-    if kinds.is_uint64(arrow):
-        return sql.Numeric(_DIGITS_OF_UINT64, 0)
-    if kinds.is_timestamp(arrow):
-        return sql.DateTime(timezone=arrow.tz is not None)
-    pairs: list[tuple[Any, type[TypeEngine[Any]]]] = [
-        (kinds.is_boolean, sql.Boolean),
-        (lambda each: kinds.is_int64(each) or kinds.is_uint32(each), sql.BigInteger),
-        (lambda each: kinds.is_int32(each) or kinds.is_uint16(each), sql.Integer),
-        (kinds.is_integer, sql.SmallInteger),
-        (kinds.is_float64, sql.Double),
-        (kinds.is_floating, sql.REAL),
-        (lambda each: kinds.is_string(each) or kinds.is_large_string(each), sql.Text),
-        (lambda each: kinds.is_binary(each) or kinds.is_large_binary(each), sql.LargeBinary),
-        (kinds.is_date, sql.Date),
-    ]
-    found = next((kind() for is_such, kind in pairs if is_such(arrow)), None)
-    if found is None:
-        raise UnsupportedStateError(
-            f"Expected columns that a table of a database can store, found {name!r} of type {arrow}; convert it in the stage, "
-            "for example a nested value to JSON."
-        )
-    return found
-
-
-def is_incompatible(wanted: TypeEngine[Any], found: TypeEngine[Any], *, is_sqlite: bool) -> bool:
-    """
-    Return whether an existing column cannot store the values of the column that the sink would create.
-
-    :param wanted: Result of :func:`column_type`.
-    :param found: Type that the database reports.
-    """
-    import sqlalchemy.types as sql
-
-    if not is_sqlite and _is_narrower(wanted, found):
-        return True  # SQLite does not enforce lengths
-    if isinstance(wanted, sql.Integer):
-        return not isinstance(found, sql.Integer) and not _is_exact(found)
-    if isinstance(wanted, sql.Float):
-        return not isinstance(found, sql.Float)
-    if isinstance(wanted, sql.Numeric):
-        return not _is_exact(found)
-    if isinstance(wanted, sql.String):
-        text_types = (sql.String,) if is_sqlite else (sql.String, sql.JSON, sql.Uuid)
-        return not isinstance(found, text_types)
-    if isinstance(wanted, sql.DateTime):
-        return not isinstance(found, sql.DateTime)
-    kind = next(each for each in (sql.Boolean, sql.LargeBinary, sql.Date) if isinstance(wanted, each))
-    return not isinstance(found, kind) or isinstance(found, sql.DateTime)
-
-
-def _is_narrower(wanted: TypeEngine[Any], found: TypeEngine[Any]) -> bool:
-    import sqlalchemy.types as sql
-
-    if isinstance(found, sql.Integer) and isinstance(wanted, sql.Integer):
-        return _bytes_of(found) < _bytes_of(wanted)
-    if _is_exact(found):
-        return _has_fewer_digits(wanted, found)
-    if isinstance(found, sql.REAL):
-        return isinstance(wanted, sql.Double)
-    if isinstance(found, sql.CHAR):
-        # CHAR pads values. VARCHAR is accepted; the database rejects longer strings at commit.
-        return True
-    if isinstance(found, sql.DateTime) and isinstance(wanted, sql.DateTime):
-        return found.timezone != wanted.timezone
-    return False
-
-
-def _has_fewer_digits(wanted: Any, found: Any) -> bool:
-    if found.precision is None:
-        return False
-    whole, fraction = _digits_of(wanted)
-    scale = found.scale or 0
-    return bool(scale < fraction or found.precision - scale < whole)
-
-
-def _digits_of(wanted: Any) -> tuple[int, int]:
-    import sqlalchemy.types as sql
-
-    if isinstance(wanted, sql.Integer):
-        return _DIGITS_OF_BYTES[_bytes_of(wanted)], 0
-    if not _is_exact(wanted):
-        return 0, 0  # of another kind, which the caller reports
-    return wanted.precision - wanted.scale, wanted.scale
-
-
-def _bytes_of(found: TypeEngine[Any]) -> int:
-    import sqlalchemy.types as sql
-
-    if isinstance(found, sql.SmallInteger):
-        return 2
-    return 8 if isinstance(found, sql.BigInteger) else 4
-
-
-def _is_exact(found: TypeEngine[Any]) -> bool:
-    import sqlalchemy.types as sql
-
-    return isinstance(found, sql.Numeric) and not isinstance(found, sql.Float)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange
-from airflow_provider_statecheck.spark.sources.sql.database import Database
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error
 from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange, Relation
+from airflow_provider_statecheck.spark.tables.databases import Database
 
 
 class Watch:
@@ -71,22 +70,13 @@ class Watch:
     def _compare(self, before: list[Observation], now: list[Observation]) -> None:
         changed = [(old, new) for old, new in zip(before, now, strict=False) if old != new]
         if changed and self._on_change is not OnChange.IGNORE:
-            raise _change_error(self._relation, *changed[0], self._on_change)
-
-
-def _change_error(
-    relation: Relation, old: Observation, new: Observation, on_change: OnChange
-) -> SourceChangedError | SourceRestartRequiredError:
-    found = (
-        f"Expected {relation.shown} as it was read, found that {old.keys} changed: {old.rows} rows with versions up to "
-        f"{old.newest} are now {new.rows} with versions up to {new.newest}"
-    )
-    if on_change is OnChange.RESTART:
-        return SourceRestartRequiredError(f"{found}; the stage starts over, because on_change is 'restart'.")
-    return SourceChangedError(
-        f"{found}. Set on_change to 'ignore' to continue with the rows as they were read, or to 'restart' to read everything "
-        "again."
-    )
+            old, new = changed[0]
+            raise change_error(
+                f"Expected {self._relation.shown} as it was read, found that {old.keys} changed: {old.rows} rows with versions up "
+                f"to {old.newest} are now {new.rows} with versions up to {new.newest}",
+                "Set on_change to 'ignore' to continue with the rows as they were read, or to 'restart' to read everything again.",
+                self._on_change,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +113,6 @@ def merge_adjacent(observations: Iterable[Observation]) -> list[Observation]:
         else:
             merged.append(observation)
     return merged
-
-
-def encode_observations(observations: Iterable[Observation]) -> list[list[Any]]:
-    """Return observations as plain values."""
-    return [observation.encode() for observation in observations]
-
-
-def decode_observations(state: Mapping[str, Any], name: str) -> list[Observation]:
-    """Decode observations from :func:`encode_observations`."""
-    return [Observation.decode(encoded) for encoded in state[name]]
 
 
 def _are_adjacent(keys: KeyRange, following: KeyRange) -> bool:

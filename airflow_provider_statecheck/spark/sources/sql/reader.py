@@ -6,23 +6,15 @@ The keys above the position are cut into ranges when a run begins; each range is
 
 from __future__ import annotations
 
-import functools
-import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, SourceError
-from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema
-from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
-from airflow_provider_statecheck.spark.sources.sql.changed_rows import (
-    Observation,
-    Watch,
-    decode_observations,
-    encode_observations,
-)
-from airflow_provider_statecheck.spark.sources.sql.database import Database
+from typing_extensions import override
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceError
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
+from airflow_provider_statecheck.spark.sources.sql.changed_rows import Observation, Watch
 from airflow_provider_statecheck.spark.sources.sql.relation import (
     Columns,
     KeyRange,
@@ -30,7 +22,10 @@ from airflow_provider_statecheck.spark.sources.sql.relation import (
     equal_widths,
     ranges_between,
 )
-from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.spark.tables.databases import Database
+from airflow_provider_statecheck.spark.tables.frames import TaskReader, pack_tasks
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
+from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,12 +35,13 @@ if TYPE_CHECKING:
 _ROWS_PER_BATCH = 10_000
 
 
-class SqlReader:
+class SqlReader(ItemReader):
     """
     Reads key ranges through Spark.
 
-    :param columns: All known columns of the relation.
-    :param names: Names of the columns to read.
+    :param schema: The columns to read.
+    :param watch: Observes the ranges that are read.
+    :param position: State at the start of the attempt.
     """
 
     def __init__(
@@ -53,82 +49,57 @@ class SqlReader:
         spark: SparkSession,
         database: Database,
         relation: Relation,
-        columns: Columns,
-        names: Sequence[str],
+        schema: StructType,
         watch: Watch,
         position: Position,
     ) -> None:
         self._spark = spark
         self._database = database
         self._relation = relation
-        self._columns = columns
-        self._names = names
+        self._schema = schema
         self._watch = watch
         self._position = position
 
+    @override
     def require_unchanged(self, items: Sequence[Item]) -> None:
-        """
-        Verify that ranges have not changed, if there is a version column.
-
-        :raises SourceChangedError: if rows changed since the last observation.
-        """
         self._watch.require_unchanged(KeyRange.of_name(item.name) for item in items)
 
+    @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        """Return the rows of splits."""
-        ranges = [KeyRange.of_name(split.item.name) for split in splits if split.item]
-        schema = self._columns.select(self._names, self._relation.shown).schema
-        return load_ranges(self._spark, self._database, self._relation, schema, ranges)
+        ranges = [KeyRange.of_name(split.item.name) for split in splits]
+        return load_ranges(self._spark, self._database, self._relation, self._schema, ranges)
 
+    @override
     def snapshot(self) -> dict[str, Any]:
-        """Return the state for the next attempt: position, columns and observations."""
-        return {
-            **self._position.encode(),
-            "columns": self._columns.encode(),
-            "finished": encode_observations(self._watch.finished),
-            # A copy: other threads observe the ranges that they read.
-            "current": encode_observations(list(self._watch.current.values())),
-        }
+        # A copy: other threads observe the ranges that they read.
+        current = list(self._watch.current.values())
+        return replace(self._position, finished=self._watch.finished, current=current).encode()
 
 
 def load_ranges(
     spark: SparkSession, database: Database, relation: Relation, schema: StructType, ranges: Sequence[KeyRange]
 ) -> DataFrame:
     """Return the rows of ranges; one Spark task reads each range."""
-    packed = zlib.compress(json.dumps([keys.name for keys in ranges]).encode())
-    reader = RangeReader(database, relation, arrow_schema(schema), packed)
-    frame = spark.range(0, len(ranges), 1, len(ranges))
-    return frame.mapInArrow(functools.partial(read_ranges, reader), schema)
+    packed, arrow = pack_tasks([keys.name for keys in ranges]), arrow_schema(schema)
+    reader = RangeReader(database=database, relation=relation, schema=arrow, packed_tasks=packed)
+    return reader.frame(spark, schema)
 
 
-def read_ranges(reader: RangeReader, batches: Iterator[Any]) -> Iterator[Any]:
-    """Return the rows of a task."""
-    return reader.read(batches)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RangeReader:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RangeReader(TaskReader):
     """Reads key ranges inside Spark tasks."""
 
     database: Database
     relation: Relation
-    schema: Any
-    """Arrow schema of the rows for Spark."""
-    packed_ranges: bytes
 
-    def read(self, batches: Iterator[Any]) -> Iterator[Any]:
+    @override
+    def read_task(self, task: Any) -> Iterator[Any]:
         """
-        Yield the rows of ranges.
+        Yield the rows of a range.
 
-        :param batches: Record batches with one column of range numbers.
         :raises SourceError: if the database cannot be read, or a value does not have the type of its column.
         """
-        names = json.loads(zlib.decompress(self.packed_ranges))
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self._read_range(KeyRange.of_name(names[number]))
-
-    def _read_range(self, keys: KeyRange) -> Iterator[Any]:
+        keys = KeyRange.of_name(task)
         with self.database.connect() as connection:
             statement = self.relation.rows_of(keys, self.schema.names)
             # With a server-side cursor where the database has one, a range need not fit into memory.
@@ -155,49 +126,55 @@ class RangeReader:
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Largest planned key, across all runs."""
+    """State of a SQL source across attempts and runs."""
 
     key: str
+    columns: Columns
+    """All known columns of the relation."""
     mark: Any = None
     """Largest planned key; ``None`` before the first row."""
     has_planned_rows_without_key: bool = False
+    finished: Sequence[Observation] = ()
+    """Observations of the ranges that earlier attempts have read."""
+    current: Sequence[Observation] = ()
+    """Observations of the ranges that the last attempt has read, finished or not."""
 
     def encode(self) -> dict[str, Any]:
-        """Return the position as plain values."""
-        return {"key": self.key, "mark": self.mark, "null": self.has_planned_rows_without_key}
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPosition:
-    """The decoded state of a reader from an earlier attempt."""
-
-    position: Position
-    columns: Columns
-    finished: Sequence[Observation]
-    current: Sequence[Observation]
+        """Return the state as plain values."""
+        return {
+            "key": self.key,
+            "mark": self.mark,
+            "null": self.has_planned_rows_without_key,
+            "columns": self.columns.encode(),
+            "finished": [observation.encode() for observation in self.finished],
+            "current": [observation.encode() for observation in self.current],
+        }
 
     @classmethod
-    def decode(cls, state: Mapping[str, Any] | None, key: str) -> SavedPosition:
+    def decode(cls, state: Mapping[str, Any], key: str) -> Position:
         """
-        Decode the state from :meth:`SqlReader.snapshot`.
+        Decode the state from :meth:`encode`.
 
         :raises InvalidConfigurationError: if the state belongs to another key.
         :raises CorruptStateError: if the state is invalid.
         """
-        try:
-            saved = _decode_saved_position(state or {})
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptStateError(
-                f"Expected the position of a source in a database, found invalid data: {error!r}; restore another checkpoint."
-            ) from error
-        if saved.position.key != key:
-            raise InvalidConfigurationError(
-                f"Expected to continue by the key {saved.position.key!r}, found key={key!r}; set the previous key, or start "
-                "without the state."
+        with decoding("the position of a source in a database"):
+            position = cls(
+                key=str(state["key"]),
+                columns=Columns.decode(state["columns"]),
+                mark=state["mark"],
+                has_planned_rows_without_key=bool(state["null"]),
+                finished=[Observation.decode(encoded) for encoded in state["finished"]],
+                current=[Observation.decode(encoded) for encoded in state["current"]],
             )
-        return saved
+        if position.key != key:
+            raise InvalidConfigurationError(
+                f"Expected to continue by the key {position.key!r}, found key={key!r}; set the previous key, or start without "
+                "the state."
+            )
+        return position
 
     def observations_of(self, finished: frozenset[str]) -> list[Observation]:
         """
@@ -206,15 +183,6 @@ class SavedPosition:
         :param finished: Names of the finished ranges of the last run.
         """
         return [*self.finished, *(seen for seen in self.current if seen.keys.name in finished)]
-
-
-def _decode_saved_position(state: Mapping[str, Any]) -> SavedPosition:
-    return SavedPosition(
-        Position(str(state["key"]), state["mark"], bool(state["null"])),
-        Columns.decode(state["columns"]),
-        decode_observations(state, "finished"),
-        decode_observations(state, "current"),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +218,11 @@ def next_run(
     :param before: Ledger of the previous run; its unfinished ranges come first.
     :raises InvalidConfigurationError: if keys of this type have no width.
     """
-    left = [item for i, item in enumerate(before.items) if i not in before.finished]
     with database.connect() as connection:
         ranges = cuts.ranges_above(connection, relation, position.mark)
         has_null = position.has_planned_rows_without_key or relation.has_rows_without_key(connection)
     mark = ranges[-1].up_to if ranges else position.mark
     if has_null and not position.has_planned_rows_without_key:
         ranges.append(KeyRange())
-    items = (*left, *(Item.of(keys.name, 0, "") for keys in ranges))
-    return Ledger(items), Position(position.key, mark, has_null)
+    items = (*before.unfinished, *(Item.of(keys.name, 0, "") for keys in ranges))
+    return Ledger(items), replace(position, mark=mark, has_planned_rows_without_key=has_null)

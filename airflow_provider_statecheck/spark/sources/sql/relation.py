@@ -15,19 +15,21 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
-from airflow_provider_statecheck.spark.sources.source_columns import is_arrow_compatible, to_struct_type
-from airflow_provider_statecheck.spark.sources.sql.database import Database
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.tables.databases import Database
+from airflow_provider_statecheck.spark.tables.schemas import (
+    is_arrow_compatible,
+    parse_schema,
+    require_columns,
+)
+from airflow_provider_statecheck.spark.tables.sql_types import is_cast_to_text, spark_type, sql_type
+from airflow_provider_statecheck.state.source_items import decoding
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
     from sqlalchemy import ColumnElement, Connection, FromClause, Select
-    from sqlalchemy.types import TypeEngine
 
-_LARGEST_PRECISION = 38
-_DEFAULT_SCALE = 18
 _NO_KEY = "null"
 
 
@@ -144,11 +146,9 @@ class KeyRange:
         """
         if name == _NO_KEY:
             return cls()
-        try:
+        with decoding("a range of keys"):
             above, up_to = decode_state(json.loads(name))
-        except (TypeError, ValueError) as error:
-            raise CorruptStateError(f"Expected a range of keys, found {name[:60]!r}: {error}.") from error
-        return cls(above, up_to)
+            return cls(above, up_to)
 
     def __str__(self) -> str:
         if self.up_to is None:
@@ -218,25 +218,12 @@ class Columns:
         """
         from pyspark.sql.types import StructType
 
-        missing = [name for name in names if name not in self.schema.names]
-        if missing:
-            raise InvalidConfigurationError(
-                f"Expected columns of {shown}, found {missing}; it has {self.schema.names}."
-            )
+        require_columns(names, self.schema.names, shown)
         fields = [self.schema[name] for name in dict.fromkeys(names)]
         refused = [f"{f.name} {f.dataType.simpleString()}" for f in fields if not is_arrow_compatible(f.dataType)]
         if refused:
             raise _unsupported_columns(shown, refused)
         return Columns(StructType(fields), tuple(name for name in self.casts if name in names))
-
-
-def columns_of_schema(schema: Any) -> Columns:
-    """
-    Return the columns of a user's schema.
-
-    :raises InvalidConfigurationError: if the schema is invalid.
-    """
-    return Columns(to_struct_type(schema))
 
 
 def columns_of_table(database: Database, table: str, wanted: Sequence[str] | None) -> Columns:
@@ -277,59 +264,3 @@ def _unsupported_columns(shown: str, refused: Sequence[str]) -> InvalidConfigura
         f"Expected columns of types that Spark supports, found {', '.join(refused)} in {shown}; exclude them with columns, give "
         "a schema, or cast them in a query."
     )
-
-
-def spark_type(found: TypeEngine[Any]) -> DataType | None:
-    """Return the Spark type of a database column; ``None`` if no Spark type preserves its values."""
-    import sqlalchemy.types as sql
-    from pyspark.sql import types
-
-    if isinstance(found, sql.Numeric) and not isinstance(found, sql.Float):
-        return _decimal(found)
-    if isinstance(found, sql.DateTime):
-        return types.TimestampType() if found.timezone else types.TimestampNTZType()
-    pairs: list[tuple[Any, type[DataType]]] = [
-        (sql.Boolean, types.BooleanType),
-        (sql.Integer, types.LongType),
-        (sql.Float, types.DoubleType),
-        (sql.Date, types.DateType),
-        ((sql.LargeBinary, sql.BINARY, sql.VARBINARY), types.BinaryType),
-        ((sql.String, sql.Uuid, sql.JSON), types.StringType),
-    ]
-    return next((kind() for known, kind in pairs if isinstance(found, known)), None)
-
-
-def is_cast_to_text(found: TypeEngine[Any]) -> bool:
-    """Return whether the database must cast values of a type to text for Spark."""
-    import sqlalchemy.types as sql
-
-    return isinstance(found, sql.Uuid | sql.JSON | sql.Enum)
-
-
-def sql_type(arrow: Any) -> TypeEngine[Any]:
-    """Return the SQLAlchemy type that binds and returns values of an Arrow type."""
-    import pyarrow as pa
-    import sqlalchemy.types as sql
-
-    kinds = pa.types
-    if kinds.is_decimal(arrow):
-        return sql.Numeric(arrow.precision, arrow.scale)
-    if kinds.is_timestamp(arrow):
-        return sql.DateTime(timezone=arrow.tz is not None)
-    pairs: list[tuple[Any, type[TypeEngine[Any]]]] = [
-        (kinds.is_boolean, sql.Boolean),
-        (kinds.is_integer, sql.BigInteger),
-        (kinds.is_floating, sql.Double),
-        (kinds.is_date, sql.Date),
-        (kinds.is_binary, sql.LargeBinary),
-        (kinds.is_string, sql.Text),
-    ]
-    return next((kind() for is_such, kind in pairs if is_such(arrow)), sql.NullType())
-
-
-def _decimal(found: Any) -> DataType | None:
-    from pyspark.sql.types import DecimalType
-
-    if found.precision is None:
-        return DecimalType(_LARGEST_PRECISION, _DEFAULT_SCALE)
-    return DecimalType(found.precision, found.scale or 0) if found.precision <= _LARGEST_PRECISION else None

@@ -1,98 +1,34 @@
-"""Attempts of a stage as a sink sees them, and what readers of its target see."""
+"""Attempts with a Parquet sink, and the output that readers of its target see."""
 
 from __future__ import annotations
 
-import json
-import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_of
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 
-SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.string())])
-
-Committables = list[dict[str, Any]]
+_SETTINGS = ("compression", "partition_by", "max_file_bytes", "on_earlier_output")
 
 
-def table_of(keys: Sequence[int], schema: pa.Schema = SCHEMA) -> pa.Table:
-    rows = [{"key": key, "name": f"name {key}"} for key in keys]
-    return pa.Table.from_pylist(rows, schema)
+class Attempt(SinkAttempt):
+    """An attempt with a Parquet sink."""
 
-
-class Attempt:
-    """One attempt that owns a sink, until it is thrown away like a process that dies."""
-
-    def __init__(
-        self,
-        path: str,
-        epoch: int,
-        *,
-        restored: int | None = None,
-        generation: int = 1,
-        job: str = "balances",
-        schema: pa.Schema | None = SCHEMA,
-        storage_options: Mapping[str, Any] | None = None,
-        **settings: Any,
-    ) -> None:
-        self.sink: Any = ParquetSink(path, **settings)
-        self.epoch = epoch
-        self.schema = schema
-        self.context = SinkContext(
-            job_id=job_id_of(job),
-            job_name=job,
-            uid="stage/sink",
-            operator_id=operator_id_of("stage"),
-            epoch=epoch,
-            generation=generation,
-            restored_checkpoint_id=restored,
-            is_fresh=restored is None,
-            storage_options=storage_options or {},
-            schema=schema,
-        )
-
-    def open(self) -> Attempt:
-        self.sink.open(self.context)
-        return self
+    def __init__(self, path: str, epoch: int, **arguments: Any) -> None:
+        settings = {name: arguments.pop(name) for name in _SETTINGS if name in arguments}
+        super().__init__(ParquetSink(path, **settings), epoch, **arguments)
+        self.path = path
 
     @property
     def files(self) -> TargetFiles:
-        lineage = lineage_of(self.context.job_id, self.context.uid)
-        return TargetFiles.open(self.sink.path, lineage, self.context.storage_options)
-
-    def task(self, subtask: int = 0, schema: pa.Schema = SCHEMA) -> Any:
-        context = SinkTaskContext(subtask=subtask, epoch=self.epoch, task_id="task", schema=schema)
-        # As it reaches a Spark task.
-        return pickle.loads(pickle.dumps(self.sink)).writer(context)
-
-    def write(self, *keys: int, subtask: int = 0, schema: pa.Schema = SCHEMA) -> Committables:
-        writer = self.task(subtask, schema)
-        try:
-            writer.write(table_of(keys, schema))
-            # As it comes back from a checkpoint's metadata.
-            found: Committables = json.loads(json.dumps(writer.prepare_commit()))
-        except Exception:
-            writer.abort()
-            raise
-        return found
-
-    def commit(self, checkpoint_id: int, committables: Committables) -> None:
-        self.sink.commit(checkpoint_id, committables)
-
-    def add(self, checkpoint_id: int, *keys: int) -> Committables:
-        committables = self.write(*keys)
-        self.commit(checkpoint_id, committables)
-        return committables
-
-    def finish(self) -> None:
-        self.sink.close(succeeded=True)
+        return TargetFiles.open(self.path, self.context.lineage, self.context.storage_options)
 
 
 def seen_in(path: str, options: Mapping[str, Any] | None = None) -> list[int]:
@@ -106,8 +42,6 @@ def seen_in(path: str, options: Mapping[str, Any] | None = None) -> list[int]:
 
 def committed_in(path: str, options: Mapping[str, Any] | None = None) -> list[int]:
     """Return the keys that a reader of the ledger sees."""
-    import pyarrow.parquet as pq
-
     keys: list[int] = []
     for file in committed_files(path, storage_options=options or {}):
         filesystem, name = fsspec.url_to_fs(file.uri, **(options or {}))
@@ -118,8 +52,14 @@ def committed_in(path: str, options: Mapping[str, Any] | None = None) -> list[in
     return sorted(keys)
 
 
-def hidden_in(path: str, step: str) -> list[str]:
-    """Return the files of one kind that the ledgers of a target hold."""
+def hidden_in(path: str, kind: str) -> list[str]:
+    """Return the files of one kind below the ledgers of a target."""
     filesystem, root = fsspec.url_to_fs(path)
     found = filesystem.find(f"{root}/_statecheck") if filesystem.exists(f"{root}/_statecheck") else []
-    return sorted(name.rpartition("/")[2] for name in found if f"/{step}/" in name)
+    return sorted(name.rpartition("/")[2] for name in found if f"/{kind}/" in name)
+
+
+def schema_with(**columns: pa.DataType) -> pa.Schema:
+    """Return the schema of the attempts with other or more columns."""
+    fields = {**{field.name: field.type for field in SCHEMA}, **columns}
+    return pa.schema(list(fields.items()))

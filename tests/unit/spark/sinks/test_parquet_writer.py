@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks import data_files
 from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from airflow_provider_statecheck.spark.sinks.sink import Committable
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from tests.unit.spark.sinks.attempts import SCHEMA, Attempt, hidden_in, table_of
+from airflow_provider_statecheck.spark.tables import data_files
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
+from tests.unit.spark.sinks.attempts import Attempt, hidden_in
 
 DAYS = pa.schema([("key", pa.int64()), ("name", pa.string()), ("day", pa.date32())])
 

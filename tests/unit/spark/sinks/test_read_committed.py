@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks import ledger, parquet_sink, read_committed
-from airflow_provider_statecheck.spark.sinks.ledger import Ledger
+from airflow_provider_statecheck.spark.sinks import target_files
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles
 from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, seen_in
 
@@ -19,42 +20,42 @@ def test_readers_of_the_ledger_see_all_or_nothing_of_a_checkpoint(path, monkeypa
     attempt = Attempt(path, 1).open()
     attempt.add(1, 1)
     written = [*attempt.write(2), *attempt.write(3)]
-    monkeypatch.setattr(ledger, "PARALLEL_CALLS", 1)  # one file after the other
-    views = _watched(monkeypatch, parquet_sink, "publish", path)
+    monkeypatch.setattr(target_files, "PARALLEL_CALLS", 1)  # one file after the other
+    views = _watched(monkeypatch, PublishedFiles, "_move", path)
     attempt.commit(2, written)
     assert views == [([1, 2], [1]), ([1, 2, 3], [1])] or views == [([1, 3], [1]), ([1, 2, 3], [1])]
     assert committed_in(path) == [1, 2, 3]
 
 
-def test_what_is_replaced_leaves_the_ledger_in_the_same_moment(path, monkeypatch):
+def test_replaced_output_leaves_the_ledger_in_the_moment_in_which_new_output_enters_it(path, monkeypatch):
     Attempt(path, 1).open().add(1, 1)
     second = Attempt(path, 2, generation=2).open()
     written = second.write(2)
-    views = _watched(monkeypatch, Ledger, "complete", path)
+    views = _watched(monkeypatch, CommitFiles, "write", path)
     second.commit(2, written)
-    assert views == [([1, 2], [2])]
-    assert (seen_in(path), committed_in(path)) == ([2], [2])
+    assert views == [([1], [1]), ([1, 2], [2]), ([2], [2])]
 
 
-def test_a_reader_that_meets_a_retraction_reads_again(path, monkeypatch):
+def test_a_reader_reads_again_if_output_was_replaced_in_between(path, monkeypatch):
     Attempt(path, 1).open().add(1, 1)
     second = Attempt(path, 2, generation=2).open()
     written = second.write(2)
-    read, left = read_committed._read, [1]
+    visible = CommitFiles.visible
 
-    def meeting(storage, uri):
-        if left[0]:
-            left[0] -= 1
-            second.commit(2, written)
-        return read(storage, uri)
+    def meeting(*args):
+        monkeypatch.undo()
+        second.commit(2, written)
+        return visible(*args)
 
-    monkeypatch.setattr(read_committed, "_read", meeting)
+    monkeypatch.setattr(CommitFiles, "visible", meeting)
     assert committed_in(path) == [2]
 
 
-def test_a_ledger_that_never_rests_is_told(path, monkeypatch):
+def test_a_ledger_that_changes_all_the_time_is_an_error(path, monkeypatch):
     Attempt(path, 1).open().add(1, 1)
-    monkeypatch.setattr(read_committed, "_read", lambda *_: None)
+    logs = iter(range(1000))
+    monkeypatch.setattr(CommitFiles, "read", lambda _: (next(logs), next(logs)))
+    monkeypatch.setattr(CommitFiles, "visible", lambda *_: [])
     with pytest.raises(StorageError, match="between two commits"):
         committed_files(path)
 
@@ -73,8 +74,6 @@ def _watched(monkeypatch, place, name, path):
 
     def watched(*args):
         call(*args)
-        if place is Ledger:
-            monkeypatch.setattr(place, name, call)
         views.append((seen_in(path), committed_in(path)))
 
     monkeypatch.setattr(place, name, watched)

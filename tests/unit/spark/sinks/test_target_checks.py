@@ -13,7 +13,6 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
     EnvironmentNotReadyError,
-    IncompatibleCheckpointError,
     InvalidConfigurationError,
     StorageError,
     UnsupportedStateError,
@@ -22,7 +21,8 @@ from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from tests.unit.spark.sinks.attempts import SCHEMA, Attempt, committed_in, hidden_in, seen_in
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA
+from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
 
 
 def put(path, name, table):
@@ -123,7 +123,9 @@ def test_a_stranger_with_other_partitions_is_refused(path):
 def test_another_lineage_with_another_schema_is_refused(path):
     Attempt(path, 1, job="other").open().add(1, 1)
     schema = altered(pa.field("key", pa.string()))
-    with pytest.raises(UnsupportedStateError, match="the output of job 'other', found: column 'key' is int64 there"):
+    with pytest.raises(
+        UnsupportedStateError, match="the output of 'stage/sink' of job 'other', found: column 'key' is int64 there"
+    ):
         Attempt(path, 1, schema=schema).open()
     with pytest.raises(UnsupportedStateError, match="by nothing there and by name here"):
         Attempt(path, 1, partition_by=["name"]).open()
@@ -212,17 +214,15 @@ def test_a_damaged_ledger_is_told(path):
     record = next(n for n in filesystem.find(root) if "/commits/" in n)
     kept = filesystem.cat_file(record)
     filesystem.pipe_file(record, b"{}")
-    with pytest.raises(CorruptStateError, match=r"Expected a record of a sink in .*commits/1-1.json"):
+    with pytest.raises(CorruptStateError, match=r"Expected the output of a checkpoint in .*commits/1-1.json"):
         Attempt(path, 2, restored=1).open()
     filesystem.pipe_file(record, kept.replace(b'"format_version": 1', b'"format_version": 9'))
-    with pytest.raises(IncompatibleCheckpointError, match="found format 9"):
-        Attempt(path, 2, restored=1).open()
-    with pytest.raises(IncompatibleCheckpointError):
+    with pytest.raises(CorruptStateError, match="restore with the version"):
         committed_files(path)
     filesystem.pipe_file(record, kept)
-    head = next(n for n in filesystem.find(root) if "/heads/" in n)
-    filesystem.pipe_file(head, b"x")
-    with pytest.raises(CorruptStateError, match="head of a sink's ledger"):
+    log = next(n for n in filesystem.find(root) if "/attempts/" in n)
+    filesystem.pipe_file(log, b"x")
+    with pytest.raises(CorruptStateError, match="Expected the log of a sink"):
         Attempt(path, 2, restored=1).open()
 
 

@@ -17,7 +17,8 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema, stored_schema, transfer_schema
+from airflow_provider_statecheck.spark.snapshots.columns import stored_schema, transfer_schema
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 
 
 def crossing(data_type):

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema
 from airflow_provider_statecheck.spark.sources.sql import reader
 from airflow_provider_statecheck.spark.sources.sql.reader import RangeReader
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 Rows = list[dict[str, Any]]
@@ -52,16 +52,14 @@ def without_spark(monkeypatch: Any) -> None:
     """Let sources read in this process, each range as its task would."""
 
     def load(_: Any, database: Any, relation: Any, schema: Any, ranges: Any) -> list[Rows]:
-        return [list(_read(RangeReader(database, relation, arrow_schema(schema), keys.name))) for keys in ranges]
+        read = RangeReader(database=database, relation=relation, schema=arrow_schema(schema), packed_tasks=b"")
+        return [_rows(read.read_task(keys.name)) for keys in ranges]
 
     monkeypatch.setattr(reader, "load_ranges", load)
 
 
-def _read(found: RangeReader) -> Iterable[dict[str, Any]]:
-    from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange
-
-    batches = found._read_range(KeyRange.of_name(str(found.packed_ranges)))
-    return (row for batch in batches for row in pa.Table.from_batches([batch]).to_pylist())
+def _rows(batches: Iterable[Any]) -> Rows:
+    return [row for batch in batches for row in pa.Table.from_batches([batch]).to_pylist()]
 
 
 def increments(enumerator: Any) -> list[list[Rows]]:

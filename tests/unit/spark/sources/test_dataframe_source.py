@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources import dataframe_source
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 DataFrameSource: Any = dataframe_source.DataFrameSource  # no session is needed here
 
@@ -40,38 +39,11 @@ def test_splits_may_come_from_a_function_and_any_type_have_keys():
     assert keys(source.open(None)) == [["day-1"], ["day-2"]]
 
 
-def test_a_restore_goes_on_after_the_finished_splits():
-    source = DataFrameSource(["a", "b", "c"], load)
-    enumerator = source.open(None)
-    enumerator.finish(enumerator.next_increment())
-    state = decode_state(encode_state(enumerator.snapshot()))
-
-    restored = source.open(None, state)
-
-    assert (restored.finished_splits, restored.total_splits) == (1, 3)
-    assert keys(restored) == [["b"], ["c"]]
-
-
 def test_nobody_knows_the_bytes():
     enumerator = DataFrameSource(["a"], load).open(None)
 
     assert (enumerator.total_bytes, enumerator.finished_bytes) == (None, None)
     assert enumerator.next_increment().size_bytes is None
-
-
-@pytest.mark.parametrize("splits", [["a"], ["a", "b", "c"]])
-def test_other_splits_within_a_run_are_an_error(splits):
-    state = DataFrameSource(["a", "b"], load).open(None).snapshot()
-
-    with pytest.raises(SourceChangedError):
-        DataFrameSource(splits, load).open(None, state)
-
-
-def test_a_new_run_reads_the_splits_that_appeared():
-    enumerator = DataFrameSource(["a"], load).open(None)
-    enumerator.finish(enumerator.next_increment())
-
-    assert keys(DataFrameSource(["a", "b"], load).open(None, enumerator.snapshot(), new_run=True)) == [["b"]]
 
 
 def test_no_splits_are_no_increments():

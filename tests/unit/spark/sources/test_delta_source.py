@@ -23,8 +23,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.sources import delta_files
 from airflow_provider_statecheck.spark.sources.delta_files import DataFile
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
-from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
 
@@ -109,16 +109,6 @@ def test_files_go_into_increments_by_their_number_and_their_bytes(path, source):
     assert automatic.snapshot()["target_bytes"] == SMALLEST_TARGET_BYTES
 
 
-def test_an_increment_tells_its_bytes_and_its_source_the_progress(path, source):
-    append(path, 1)
-    append(path, 2)
-    enumerator = source().open(None)
-    enumerator.finish(enumerator.next_increment())
-
-    assert (enumerator.finished_splits, enumerator.total_splits) == (1, 2)
-    assert 0 < enumerator.finished_bytes < enumerator.total_bytes
-
-
 def test_a_restored_attempt_reads_the_rest_of_the_same_version(path, source):
     append(path, 1)
     append(path, 2)
@@ -180,25 +170,6 @@ def test_many_versions_are_read_in_their_order(path, source, monkeypatch):
         append(path, key)
 
     assert planned(path, source().open(None, state, new_run=True)) == [[1], [2], [3], [4], [5]]
-
-
-def test_a_new_run_behind_which_nothing_was_added_reads_nothing(path, source):
-    append(path, 1)
-    state = finished(source())
-
-    assert planned(path, source().open(None, state, new_run=True)) == []
-
-
-def test_a_new_run_reads_also_what_the_run_before_left(path, source):
-    append(path, 1)
-    append(path, 2)
-    enumerator = source().open(None)
-    first = enumerator.next_increment()
-    enumerator.finish(first)
-    append(path, 3)
-
-    again = source().open(None, state_of(enumerator), new_run=True)
-    assert sorted([*keys_of(path, first), *seen(path, again)]) == [1, 2, 3]
 
 
 def test_a_new_run_remembers_only_what_is_left(path, source):
@@ -440,7 +411,9 @@ def test_a_deletion_vector_is_refused(path, source, tmp_path):
 def test_the_state_of_another_source_is_refused(path, source, tmp_path):
     append(path, 1)
     other = state_of(ParquetSource(path, schema="key bigint").open(NO_SPARK))
-    with pytest.raises(CorruptStateError, match="state of a Delta source, found that of another kind"):
+    with pytest.raises(
+        CorruptStateError, match="position in a Delta table, found invalid data or those of another source"
+    ):
         source().open(None, other)
 
 

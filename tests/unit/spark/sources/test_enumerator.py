@@ -12,18 +12,19 @@ from hypothesis import example, given, strategies as st
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
-    Limits,
+    ItemReader,
     SourceState,
     decode_source_state,
     moved_pieces,
     state_after,
 )
+from airflow_provider_statecheck.spark.sources.planning import Limits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sources.test_planning import FILES, LIMITS
 
 
-class RowGroupsRead:
+class RowGroupsRead(ItemReader):
     """Reads row groups as pairs of numbers."""
 
     def __init__(self, files):
@@ -37,6 +38,9 @@ class RowGroupsRead:
         pairs = ((int(s.item.name), s.groups or (0, len(self.files[int(s.item.name)]))) for s in splits)
         return [(position, group) for position, groups in pairs for group in range(*groups)]
 
+    def row_groups(self, item):
+        return self.files[int(item.name)]
+
     def snapshot(self):
         return {"kept": "value"}
 
@@ -44,7 +48,7 @@ class RowGroupsRead:
 def enumerator_of(files, limits, restored=None):
     items = tuple(Item.of(str(i), sum(groups), "") for i, groups in enumerate(files))
     state = SourceState(Ledger(items)) if restored is None else decode_source_state(restored)
-    return ItemEnumerator(state, limits, RowGroupsRead(files), lambda i: files[i])
+    return ItemEnumerator(state, limits, RowGroupsRead(files))
 
 
 def rows_of(files):
@@ -155,7 +159,7 @@ def test_files_are_looked_at_before_they_are_loaded():
     files = [[1], [1]]
     items = tuple(Item.of(str(i), 1, "") for i in range(2))
     reader = RowGroupsRead(files)
-    enumerator: Any = ItemEnumerator(SourceState(Ledger(items)), Limits(items=1), reader, lambda i: files[i])
+    enumerator: Any = ItemEnumerator(SourceState(Ledger(items)), Limits(items=1), reader)
 
     enumerator.load(enumerator.next_increment())
 
@@ -280,7 +284,7 @@ def test_pieces_follow_their_items_into_a_listing_that_lacks_some():
 
     def listed(*names):
         items = tuple(Item.of(name, 4, "") for name in names)
-        return ItemEnumerator(SourceState(Ledger(items)), Limits(), RowGroupsRead([]), lambda _: [2, 2]).snapshot()
+        return ItemEnumerator(SourceState(Ledger(items)), Limits(), RowGroupsRead([])).snapshot()
 
     before, now = listed("a", "b", "c", "d"), listed("b", "d", "c")
     whole, cut = [[1, 3]], [[3, 2, 0, 1, 2], [0, 1]]

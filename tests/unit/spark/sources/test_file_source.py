@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from airflow_provider_statecheck.exceptions import (
@@ -11,8 +9,9 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, CsvSource, JsonSource
+from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES, automatic_bytes
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
@@ -77,12 +76,6 @@ def test_an_increment_tells_its_bytes_and_its_source_the_progress(write, source)
     assert (enumerator.finished_splits, enumerator.total_splits) == (1, 2)
 
 
-def test_a_restore_goes_on_after_what_is_finished(write, source):
-    write("a", "b", "c")
-
-    assert names(source().open(None, after_one(source()))) == [["b"], ["c"]]
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -118,15 +111,6 @@ def test_ignored_changes_leave_the_files_of_the_start(tmp_path, write, source):
     assert enumerator.total_bytes == 36
 
 
-def test_an_ignored_change_is_not_noticed_again(tmp_path, write, source):
-    write("a", "b", "c")
-    state = after_one(source())
-    write("b", content="other and longer")
-    accepted = source(on_change="ignore").open(None, state).snapshot()
-
-    assert names(source().open(None, accepted)) == [["b"], ["c"]]
-
-
 def test_a_new_run_reads_what_appeared_in_increments_of_its_own(tmp_path, write, source):
     write("a", "b")
     enumerator = source().open(None)
@@ -141,12 +125,6 @@ def test_a_new_run_reads_what_appeared_in_increments_of_its_own(tmp_path, write,
     assert first.number == 3
     assert [first.splits[0].item.name[-1], names(following)] == ["0", [["c"]]]
     assert following.total_splits == 3
-
-
-def test_a_new_run_without_new_files_has_no_increment(write, source):
-    write("a")
-
-    assert names(source().open(None, after_one(source()), new_run=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -204,13 +182,12 @@ def test_files_in_directories_of_other_columns_are_refused(tmp_path, source):
         source().open(None)
 
 
-def test_automatic_increments_are_a_64th_of_what_is_left_and_no_less_than_a_bound(tmp_path):
-    source = ParquetSource(tmp_path)
+def test_automatic_increments_are_a_64th_of_what_is_left_and_no_less_than_a_bound():
     large, small = (Ledger((Item.of("a", size, ""), Item.of("b", 64 << 30, ""))) for size in (64 << 30, 1))
 
-    assert source._target(large) == 2 << 30
-    assert source._target(large.finish_items([0])) == 1 << 30
-    assert source._target(Ledger(small.items[:1])) == SMALLEST_TARGET_BYTES
+    assert automatic_bytes(large) == 2 << 30
+    assert automatic_bytes(large.finish_items([0])) == 1 << 30
+    assert automatic_bytes(Ledger(small.items[:1])) == SMALLEST_TARGET_BYTES
 
 
 def test_automatic_increments_keep_their_size_within_a_run(write, source):
@@ -249,11 +226,3 @@ def test_files_that_do_not_say_what_is_in_them_need_a_schema(tmp_path, kind, sch
 def test_an_argument_out_of_its_range_is_refused_where_it_is_written(tmp_path, argument):
     with pytest.raises(InvalidConfigurationError):
         ParquetSource(tmp_path, **argument)
-
-
-def test_a_source_can_be_sent_to_another_process(tmp_path, write):
-    write("a")
-
-    sent = pickle.loads(pickle.dumps(CsvSource(tmp_path, schema=SCHEMA, options={"header": True})))
-
-    assert names(sent.open(None)) == [["a"]]

@@ -23,12 +23,13 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import decode_data_file
 from airflow_provider_statecheck.spark.sources import iceberg_source
 from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
 from airflow_provider_statecheck.spark.sources.iceberg_ranges import IcebergRanges
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergFileReader, IcebergSource, pack_shares
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.tables.frames import read_tasks
+from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.iceberg.tables import (
     TABLE,
@@ -72,7 +73,7 @@ def keys_of(enumerator, increment):
 def batches_of(enumerator, increment):
     reader = enumerator._reader
     files = reader.file_reader(increment.splits, reader.arrow_schema())
-    return list(files.read(iter([pa.record_batch([pa.array([0])], names=["id"])])))
+    return list(read_tasks(files, [pa.record_batch([pa.array([0])], names=["id"])]))
 
 
 def run(folder, state=None, **settings):
@@ -139,20 +140,6 @@ def test_a_retry_reads_rows_that_were_deleted_since(folder):
     assert finish(source_of(folder).open(SPARK, state)) == [[1, 2]]
 
 
-def test_a_new_run_also_reads_what_the_run_before_had_left(folder):
-    append(folder, 1)
-    append(folder, 2)
-    first = source_of(folder, files_per_increment=1).open(SPARK)
-    done = first.next_increment()
-    first.finish(done)
-    left = 3 - keys_of(first, done)[0]
-    append(folder, 3)
-    read, state = run(folder, state_of(first), files_per_increment=1)
-    assert read == [[left], [3]]
-    append(folder, 4)
-    assert run(folder, state)[0] == [[4]]
-
-
 def test_compaction_changes_no_rows_and_is_passed_over(folder, monkeypatch):
     from pyiceberg.table.snapshots import Operation
 
@@ -196,15 +183,6 @@ def test_changed_rows_are_ignored_if_told_so(folder):
         table.delete("key = 1")
     append(folder, 4)
     assert run(folder, state, on_change="ignore")[0] == [[3, 4]]
-
-
-def test_changed_rows_let_the_stage_begin_again_if_told_so(folder):
-    append(folder, 1, 2)
-    _, state = run(folder)
-    with table_in(folder) as table:
-        table.delete("key = 1")
-    with pytest.raises(SourceRestartRequiredError, match="starts over"):
-        run(folder, state, on_change="restart")
 
 
 def test_rows_that_are_changed_within_a_run_belong_to_the_next_one(folder):

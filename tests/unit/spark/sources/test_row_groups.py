@@ -14,16 +14,16 @@ from pyspark.sql import types as t
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.sources import parquet_source
-from airflow_provider_statecheck.spark.sources.parquet_source import (
+from airflow_provider_statecheck.spark.sources.row_groups import (
     RowGroupReader,
     RowGroups,
     cut_into_tasks,
-    group_sizes,
+    pack_row_groups,
     read_footer,
-    read_row_groups,
 )
-from airflow_provider_statecheck.spark.sources.source_columns import reads_like_spark
+from airflow_provider_statecheck.spark.tables.frames import read_tasks
+from airflow_provider_statecheck.spark.tables.parquet_files import group_sizes, rows_per_batch
+from airflow_provider_statecheck.spark.tables.schemas import reads_like_spark
 
 MIB = 1 << 20
 
@@ -43,9 +43,10 @@ def task(path, start=0, end=1, **named):
 
 
 def rows(tasks, schema, numbers=None, options=None):
-    reader = RowGroupReader(HiddenOptions(options or {}), schema, parquet_source._pack(tasks))
+    hidden = HiddenOptions(options or {})
+    reader = RowGroupReader(options=hidden, schema=schema, packed_tasks=pack_row_groups(tasks))
     wanted = range(len(tasks)) if numbers is None else numbers
-    batches = list(read_row_groups(reader, iter([pa.record_batch({"id": list(wanted)})])))
+    batches = list(read_tasks(reader, [pa.record_batch({"id": list(wanted)})]))
     return pa.Table.from_batches(batches, schema).to_pylist()
 
 
@@ -127,7 +128,7 @@ def test_what_is_no_parquet_file_is_told_by_its_name(tmp_path):
 
 
 def test_options_are_hidden_in_what_goes_to_tasks():
-    reader = RowGroupReader(HiddenOptions({"secret": "very-secret"}), pa.schema({}), b"")
+    reader = RowGroupReader(options=HiddenOptions({"secret": "very-secret"}), schema=pa.schema({}), packed_tasks=b"")
 
     assert "very-secret" not in repr(reader)
 
@@ -226,5 +227,5 @@ def test_decimals_keep_their_digits(write):
 def test_batches_stay_small_however_wide_rows_are():
     group = SimpleNamespace(num_rows=1000, total_byte_size=1000 * 64 * MIB)
 
-    assert parquet_source._rows_per_batch(group) == 1
-    assert parquet_source._rows_per_batch(SimpleNamespace(num_rows=10**9, total_byte_size=10**9)) == 64 * 1024
+    assert rows_per_batch(group) == 1
+    assert rows_per_batch(SimpleNamespace(num_rows=10**9, total_byte_size=10**9)) == 64 * 1024

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError, SourceError
-from airflow_provider_statecheck.spark.sources.sql.database import Database, open_database, resolved_url, shown_address
+from airflow_provider_statecheck.spark.tables.databases import Database, open_database, resolved_url, shown_address
 
 SECRET = "p@ss/w%rd"
 URL = "postgresql+psycopg2://me:p%40ss%2Fw%25rd@127.0.0.1:1/shop?sslpassword=also-secret"

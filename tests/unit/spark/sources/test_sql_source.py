@@ -142,16 +142,6 @@ def test_nothing_is_lost_or_doubled_wherever_attempts_end(orders, runs, rows, re
     assert sorted(in_order) == sorted((key is not None, key or 0) for key in expected)
 
 
-def test_what_arrives_above_the_mark_belongs_to_the_next_run(orders):
-    orders.add_keys(range(10))
-    state = after_one(source_of(orders))
-    orders.add_keys(range(10, 13))
-    again = source_of(orders).open(None, state)
-
-    assert keys_of(increments(again)) == [4, 5, 6, 7, 8, 9]
-    assert keys_of(increments(source_of(orders).open(None, stored(again), new_run=True))) == [10, 11, 12]
-
-
 def test_a_new_run_reads_first_what_the_one_before_left(orders):
     orders.add_keys(range(6))
     state = after_one(source_of(orders))
@@ -161,14 +151,6 @@ def test_a_new_run_reads_first_what_the_one_before_left(orders):
 
     assert keys_of(increments(enumerator)) == [4, 5, 6]
     assert enumerator.snapshot()["increments"] == 2
-
-
-def test_a_new_run_without_new_keys_has_no_increment_and_keeps_the_mark(orders):
-    orders.add_keys(range(3))
-    state = after_all(source_of(orders), after_all(source_of(orders)), new_run=True)
-    orders.add_keys([3])
-
-    assert keys_of(increments(source_of(orders).open(None, state, new_run=True))) == [3]
 
 
 def test_the_state_of_many_runs_does_not_grow(orders):
@@ -243,36 +225,6 @@ def test_with_a_version_a_change_while_an_increment_is_read_is_noticed(orders, o
 
     with pytest.raises(kind, match="keys above 1 up to 3 changed"):
         enumerator.require_unchanged(increment)
-
-
-def test_a_change_begins_again_where_the_user_says_so(orders):
-    orders.add_keys(range(10))
-    source = source_of(orders, version_column="changed", on_change="restart")
-    state = after_one(source)
-    orders.execute("delete from orders where id = 0")
-
-    with pytest.raises(SourceRestartRequiredError, match="starts over"):
-        source.open(None, state)
-
-
-def test_a_change_is_passed_over_where_the_user_says_so(orders):
-    orders.add_keys(range(10))
-    source = source_of(orders, version_column="changed", on_change="ignore")
-    state = after_one(source)
-    orders.execute("update orders set changed = 2")
-
-    assert keys_of(increments(source.open(None, state))) == [4, 5, 6, 7, 8, 9]
-
-
-def test_a_change_that_was_passed_over_is_not_noticed_again(orders):
-    orders.add_keys(range(10))
-    state = after_one(source_of(orders, version_column="changed"))
-    orders.execute("update orders set changed = 2")
-
-    passed = source_of(orders, version_column="changed", on_change="ignore").open(None, state)
-
-    source_of(orders, version_column="changed").open(None, stored(passed))
-    source_of(orders).open(None, stored(passed))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.sources import stage_output_source
-from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES
+from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.attempts import Attempt
@@ -111,15 +111,6 @@ def test_an_automatic_increment_keeps_its_size_within_a_run(path, source):
     )
 
 
-def test_progress_is_told_in_bytes(path, source):
-    Attempt(path, 1).open().add(1, 1)
-    enumerator = source().open(None)
-
-    read(enumerator)
-
-    assert enumerator.finished_bytes == enumerator.total_bytes > 0
-
-
 def test_output_that_waits_for_its_commit_is_not_read(path, source):
     attempt = Attempt(path, 1).open()
     attempt.add(1, 1)
@@ -149,19 +140,6 @@ def test_several_sinks_of_one_directory_are_one_source(path, source):
     assert sorted(read(source().open(None))) == [[1], [2]]
 
 
-def test_a_restore_goes_on_after_the_finished_checkpoints_and_leaves_new_ones_to_the_next_run(path, source):
-    attempt = Attempt(path, 1).open()
-    attempt.add(1, 1)
-    attempt.add(2, 2)
-    state = after(source(), 1)
-    attempt.add(3, 3)
-
-    again = source().open(None, state)
-
-    assert read(again) == [[2]]
-    assert read(source().open(None, stored(again), new_run=True)) == [[3]]
-
-
 def test_a_new_run_reads_first_what_the_one_before_left(path, source):
     attempt = Attempt(path, 1).open()
     attempt.add(1, 1)
@@ -173,12 +151,6 @@ def test_a_new_run_reads_first_what_the_one_before_left(path, source):
 
     assert read(enumerator) == [[2], [3]]
     assert enumerator.snapshot()["increments"] == 3
-
-
-def test_a_new_run_without_new_commits_has_no_increment(path, source):
-    Attempt(path, 1).open().add(1, 1)
-
-    assert read(source().open(None, after(source(), 1), new_run=True)) == []
 
 
 def upstream_of_three(path):
@@ -206,27 +178,6 @@ def test_a_new_beginning_upstream_fails(path, source, new_run):
 
     with pytest.raises(SourceChangedError, match="retracted checkpoint 1"):
         source().open(None, state, new_run=new_run)
-
-
-def test_a_retraction_begins_again_where_the_user_says_so(path, source):
-    upstream_of_three(path)
-    state = after(source(), 1)
-    begun_again(path)
-
-    with pytest.raises(SourceRestartRequiredError, match="starts over"):
-        source(on_change="restart").open(None, state)
-    assert read(source(on_change="restart").open(None)) == [[90]]
-
-
-def test_a_retraction_is_passed_over_where_the_user_says_so(path, source):
-    upstream_of_three(path)
-    state = after(source(), 1)
-    begun_again(path)
-
-    within = source(on_change="ignore").open(None, state)
-
-    assert read(within) == []
-    assert read(source(on_change="ignore").open(None, stored(within), new_run=True)) == [[90]]
 
 
 def test_a_new_run_reads_what_replaced_output_that_nobody_had_read(path, source):
@@ -278,20 +229,6 @@ def test_a_commit_that_is_made_again_is_the_same(path, source):
     Attempt(path, 2, restored=1).open().commit(1, written)
 
     assert read(source().open(None, state, new_run=True)) == []
-
-
-@pytest.mark.parametrize("retries", [0, 1, 2, 3])
-def test_wherever_attempts_end_each_checkpoint_is_read_once(path, source, retries):
-    attempt, state, found = Attempt(path, 1).open(), None, []
-    for checkpoint_id in range(1, 4):
-        attempt.add(checkpoint_id, checkpoint_id)
-    for _ in range(retries):
-        enumerator = source().open(None, state)
-        found += read(enumerator, 1)
-        enumerator.next_increment()  # planned, and lost with the attempt
-        state = stored(enumerator)
-
-    assert found + read(source().open(None, state)) == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -350,4 +287,4 @@ def test_a_relative_path_stays_that_of_the_directory_in_which_the_source_was_ope
     monkeypatch.chdir(tmp_path / "elsewhere")
 
     assert read(enumerator) == [[1]]
-    assert "key" in enumerator._reader._schema()
+    assert "key" in enumerator._reader.schema.names

@@ -1,68 +1,42 @@
-"""Attempts of a stage as a Delta sink sees them, and what readers of its table see."""
+"""Attempts with a Delta sink, and the output that readers of its table see."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from deltalake import DeltaTable
-from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaFiles, DeltaTableAccess
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
 from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
-from airflow_provider_statecheck.spark.sinks.target_files import lineage_of
-from airflow_provider_statecheck.testing.faults import FaultPlan
-from tests.unit.spark.sinks.attempts import SCHEMA, Attempt
-from tests.unit.spark.sinks.history import Job, planned as planned_files
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 
-_CALLS = ("snapshot", "create", "commit", "add_columns")
+_SETTINGS = (
+    "partition_by",
+    "merge_schema",
+    "upsert_by",
+    "compression",
+    "max_file_bytes",
+    "delta_options",
+    "on_earlier_output",
+)
 
 
-class DeltaAttempt(Attempt):
-    """One attempt that owns a Delta sink, until it is thrown away like a process that dies."""
+class DeltaAttempt(SinkAttempt):
+    """An attempt with a Delta sink."""
 
-    def __init__(
-        self,
-        path: str,
-        epoch: int,
-        *,
-        restored: int | None = None,
-        generation: int = 1,
-        job: str = "balances",
-        schema: pa.Schema | None = SCHEMA,
-        storage_options: Mapping[str, Any] | None = None,
-        restored_epoch: int | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            path,
-            epoch,
-            restored=restored,
-            generation=generation,
-            job=job,
-            schema=schema,
-            storage_options=storage_options,
-        )
-        self.sink = DeltaSink(path, **settings)
-        self.context = replace(self.context, restored_epoch=restored_epoch)
+    sink: DeltaSink
+
+    def __init__(self, path: str, epoch: int, **arguments: Any) -> None:
+        settings = {name: arguments.pop(name) for name in _SETTINGS if name in arguments}
+        super().__init__(DeltaSink(path, **settings), epoch, **arguments)
+        self.path = path
 
     @property
-    @override
     def files(self) -> DeltaFiles:
-        lineage = lineage_of(self.context.job_id, self.context.uid)
-        return DeltaFiles.open(self.sink.table, lineage, self.context.storage_options)
-
-
-def delta_job(path: str) -> Job:
-    """Return a job whose attempts write to a Delta table."""
-    return Job(path, new_attempt=DeltaAttempt)
+        return DeltaFiles.open(self.path, self.context.lineage, self.context.storage_options)
 
 
 def table_at(path: str, version: int | None = None) -> DeltaTable:
@@ -88,23 +62,23 @@ def versions_of(path: str) -> list[list[int]]:
     return [keys_of(path, version) for version in range(table_at(path).version() + 1)]
 
 
-def log_of(path: str, version: int) -> list[dict[str, Any]]:
-    """Return the actions of one version."""
-    file = Path(path.removeprefix("file://")) / "_delta_log" / f"{version:020d}.json"
+def log_of(path: str, version: int | None = None) -> list[dict[str, Any]]:
+    """Return the actions of one version, by default of the newest one."""
+    number = table_at(path).version() if version is None else version
+    file = Path(path.removeprefix("file://")) / "_delta_log" / f"{number:020d}.json"
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@contextmanager
-def planned(plan: FaultPlan) -> Iterator[None]:
-    """Count the calls of sinks on their storage and on their table, and let one fail."""
-    with planned_files(plan), pytest.MonkeyPatch.context() as patch:
-        for name in _CALLS:
-            patch.setattr(DeltaTableAccess, name, _counted(getattr(DeltaTableAccess, name), name, plan))
-        yield
+def added_in(path: str, version: int | None = None) -> list[dict[str, Any]]:
+    """Return the files that one version adds, by default the newest one."""
+    return [action["add"] for action in log_of(path, version) if "add" in action]
 
 
-def _counted(method: Callable[..., Any], name: str, plan: FaultPlan) -> Callable[..., Any]:
-    def counted(access: DeltaTableAccess, *args: Any) -> Any:
-        return plan.carry_out(name, lambda: method(access, *args), StorageError)
-
-    return counted
+def orphans_in(path: str) -> list[str]:
+    """Return the files of sinks that no version of a table has shown, and the logs of sinks that are not in force."""
+    root = Path(path.removeprefix("file://"))
+    shown = {add["path"] for version in range(table_at(path).version() + 1) for add in added_in(path, version)}
+    data = {str(file.relative_to(root)) for file in root.glob("statecheck-*/**/*.parquet")}
+    logs = {file.name for lineage in root.glob("_statecheck/*") for file in sorted(lineage.glob("logs/*"))[:-1]}
+    staged = {file.name for file in root.glob("_statecheck/*/staging/*")}
+    return sorted((data - shown) | logs | staged)

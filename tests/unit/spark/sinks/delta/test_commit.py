@@ -1,127 +1,128 @@
-"""One commit to a Delta table: what it holds, how often it may be tried, and what it refuses."""
+"""Versions of a Delta table: what a commit writes, other writers, zombies, and lost logs."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck.exceptions import (
-    CoordinatorError,
     CorruptStateError,
     EnvironmentNotReadyError,
-    IncompatibleCheckpointError,
+    StaleAttemptError,
+    StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks import delta_sink
-from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaTableAccess
-from tests.unit.spark.sinks.attempts import SCHEMA, table_of
-from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, log_of, rows_of, table_at
+from airflow_provider_statecheck.spark.sinks.commits import committer
+from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogFiles, epoch_of_log
+from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
+from tests.unit.spark.sinks.delta.attempts import (
+    DeltaAttempt,
+    added_in,
+    keys_of,
+    log_of,
+    orphans_in,
+    rows_of,
+    table_at,
+    versions_of,
+)
 
 
-def test_nothing_is_seen_before_the_commit(path):
-    attempt = DeltaAttempt(path, 1).open()
-    attempt.write(1)
-    assert keys_of(path) == []
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch):
+    monkeypatch.setattr(committer, "pause", lambda _: None)
 
 
-def test_the_table_is_made_before_any_work_where_its_columns_are_known(path):
+@pytest.fixture
+def before_commit(monkeypatch):
+    """Let something happen between the last look at the table and the next version."""
+
+    def prepare(step):
+        commit = DeltaTableAccess.commit
+
+        def meanwhile(*args):
+            monkeypatch.setattr(DeltaTableAccess, "commit", commit)
+            step()
+            return commit(*args)
+
+        monkeypatch.setattr(DeltaTableAccess, "commit", meanwhile)
+
+    return prepare
+
+
+# Versions
+
+
+def test_table_is_created_before_any_work_if_its_columns_are_known(path):
     DeltaAttempt(path, 1).open()
-    assert DeltaTable.is_deltatable(path)
     assert rows_of(path).schema.names == SCHEMA.names
 
 
-def test_a_table_whose_columns_are_not_known_before_is_made_by_the_first_commit(path):
+def test_table_is_created_by_the_first_commit_if_its_columns_are_unknown(path):
     attempt = DeltaAttempt(path, 1, schema=None).open()
     assert not DeltaTable.is_deltatable(path)
     attempt.add(1, 1)
-    assert keys_of(path) == [1]
-    assert table_at(path).version() == 0
+    assert versions_of(path) == [[], [1]]
 
 
-def test_all_tasks_of_a_checkpoint_are_in_one_version(path):
+def test_checkpoint_is_one_version_with_the_files_of_all_its_tasks(path):
     attempt = DeltaAttempt(path, 1).open()
-    attempt.commit(1, [*attempt.write(1, subtask=0), *attempt.write(2, subtask=1)])
-    assert table_at(path).version() == 1
-    assert keys_of(path) == [1, 2]
+    tasks = [*attempt.write(1, subtask=0), *attempt.write(2, subtask=1)]
+    attempt.commit(1, tasks)
+    assert versions_of(path) == [[], [], [1, 2]]
+    names = [file["name"] for task in tasks for file in task["files"]]
+    assert sorted(add["path"] for add in added_in(path)) == sorted(names)
 
 
-def test_files_become_part_of_the_table_where_they_were_written(path):
-    attempt = DeltaAttempt(path, 1).open()
-    (task,) = attempt.add(1, 1)
-    added = [action["add"] for action in log_of(path, 1) if "add" in action]
-    assert [add["path"] for add in added] == [file["name"] for file in task["files"]]
-    assert added[0]["dataChange"]
-
-
-def test_a_commit_may_be_repeated(path):
-    attempt = DeltaAttempt(path, 1).open()
-    written = attempt.add(1, 1)
-    attempt.commit(1, written)
-    assert keys_of(path) == [1]
-    assert table_at(path).version() == 1
-
-
-def test_a_later_attempt_may_repeat_the_commit_of_what_it_restored(path):
-    written = DeltaAttempt(path, 1).open().add(1, 1)
-    second = DeltaAttempt(path, 2, restored=1, restored_epoch=1).open()
-    second.commit(1, written)
-    second.add(2, 2)
-    assert keys_of(path) == [1, 2]
-
-
-def test_what_is_carried_into_a_later_checkpoint_is_added_once(path):
-    attempt = DeltaAttempt(path, 1).open()
-    written = attempt.add(1, 1)
-    attempt.commit(2, [*written, *attempt.write(2)])
-    assert keys_of(path) == [1, 2]
-    assert len([action for action in log_of(path, 2) if "add" in action]) == 1
-
-
-def test_what_was_never_committed_is_added_with_the_checkpoint_that_carries_it(path):
-    attempt = DeltaAttempt(path, 1).open()
-    written = attempt.write(1)
-    attempt.commit(2, [*written, *attempt.write(2)])
-    assert keys_of(path) == [1, 2]
-
-
-def test_a_checkpoint_without_output_makes_no_version(path):
+def test_checkpoint_without_rows_writes_no_version(path):
     attempt = DeltaAttempt(path, 1).open()
     attempt.add(1)
     attempt.add(2, 2)
     attempt.add(3)
-    assert table_at(path).version() == 1
-    assert keys_of(path) == [2]
+    attempt.finish()
+    assert versions_of(path) == [[], [], [2]]
 
 
-def test_other_output_under_a_committed_checkpoint_is_refused(path):
-    attempt = DeltaAttempt(path, 1).open()
-    attempt.add(1, 1)
-    with pytest.raises(CorruptStateError, match="the same output with each commit of checkpoint 1"):
-        attempt.commit(1, attempt.write(2))
-    assert keys_of(path) == [1]
+@pytest.mark.parametrize("start", [{"restored": 1}, {"generation": 2}])
+def test_replaced_rows_leave_in_the_version_of_the_new_ones_and_remain_in_older_versions(path, tmp_path, start):
+    first = DeltaAttempt(path, 1).open()
+    for checkpoint in (1, 2, 3):
+        first.add(checkpoint, checkpoint)
+    second = DeltaAttempt(path, 2, **start).open()
+    second.add(4, 40)
+    second.finish()
+    kept = [1] if "restored" in start else []
+    assert versions_of(path) == [[], [], [1], [1, 2], [1, 2, 3], [1, 2, 3], [*kept, 40]]
+    third = DeltaAttempt(path, 3, **{"generation": 1, **start, "restored": 4}).open()
+    third.add(5, 50)
+    third.finish()
+    assert versions_of(path)[4] == [1, 2, 3]
+    records = {file.stem for file in tmp_path.glob("table/_statecheck/*/commits/*")}
+    assert records == ({"1-1", "1-2", "1-3", "1-4", "1-5"} if kept else {"2-4", "2-5"})
 
 
-def test_a_file_that_vacuum_deleted_before_its_commit_is_told(path):
-    attempt = DeltaAttempt(path, 1).open()
-    written = attempt.write(1)
-    table_at(path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
-    with pytest.raises(
-        CorruptStateError, match=r"of checkpoint 1 in .*found no file; it was deleted, or .* another disk .* VACUUM"
-    ):
-        attempt.commit(1, written)
-    assert keys_of(path) == []
+def test_version_tells_who_wrote_it_and_names_the_log_in_force(path):
+    attempt = DeltaAttempt(path, 3).open()
+    attempt.add(7, 1)
+    actions = {kind: action for entry in log_of(path) for kind, action in entry.items()}
+    assert actions["commitInfo"]["statecheck"] == {
+        "attempt": "commits",
+        "job": "balances",
+        "uid": "stage/sink",
+        "epoch": 3,
+        "checkpoint": 7,
+        "generation": 1,
+        "retracted": 0,
+    }
+    version = actions["txn"]["version"]
+    assert actions["txn"]["appId"] == f"statecheck-{attempt.context.lineage}"
+    assert epoch_of_log(version) == 3
+    assert LogFiles(attempt.files).versions() == [version]
 
 
-def test_vacuum_leaves_the_ledger(path):
-    attempt = DeltaAttempt(path, 1).open()
-    attempt.add(1, 1)
-    table_at(path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
-    second = DeltaAttempt(path, 2, restored=1, restored_epoch=1).open()
-    second.add(2, 2)
-    assert keys_of(path) == [1, 2]
-
-
-def test_a_commit_that_replaces_nothing_does_not_list_the_files_of_the_table(path, monkeypatch):
+def test_commit_that_replaces_nothing_does_not_list_the_files_of_the_table(path, monkeypatch):
     attempt = DeltaAttempt(path, 1).open()
     attempt.add(1, 1)
     monkeypatch.setattr("deltalake.DeltaTable.file_uris", None)
@@ -130,40 +131,33 @@ def test_a_commit_that_replaces_nothing_does_not_list_the_files_of_the_table(pat
     assert keys_of(path) == [1, 2]
 
 
+def test_two_drivers_of_one_attempt_never_share_a_log(path):
+    first = DeltaAttempt(path, 1).open()
+    second = DeltaAttempt(path, 1).open()
+    first.add(1, 1)
+    late = second.write(2)
+    second.commit(2, late)
+    first.add(3, 3)
+    assert keys_of(path) == [1, 2, 3]
+
+
 # Other writers
 
 
-def test_versions_of_others_between_look_and_commit_are_looked_at_and_kept(path, monkeypatch):
+def test_versions_of_other_writers_before_the_commit_are_kept(path, before_commit):
     attempt = DeltaAttempt(path, 1).open()
-    written = attempt.write(1)
-    others = iter([100, 101, 102])
-    commit = DeltaTableAccess.commit
-
-    def behind_others(*args):
-        for key in others:
-            write_deltalake(path, table_of([key]), mode="append")
-            break
-        return commit(*args)
-
-    monkeypatch.setattr(DeltaTableAccess, "commit", behind_others)
-    attempt.commit(1, written)
-    assert keys_of(path) == [1, 100, 101, 102]
+    before_commit(lambda: write_deltalake(path, table_of([100]), mode="append"))
+    attempt.add(1, 1)
+    write_deltalake(path, table_of([101]), mode="append")
+    DeltaAttempt(path, 2, generation=2).open().add(1, 2)
+    assert keys_of(path) == [2, 100, 101]
 
 
-def test_an_attempt_gives_up_when_others_always_come_first(path, monkeypatch):
-    attempt = DeltaAttempt(path, 1).open()
-    monkeypatch.setattr(delta_sink, "_TRIES", 3)
-    monkeypatch.setattr(DeltaTableAccess, "commit", lambda *_: False)
-    with pytest.raises(StorageError, match="a concurrent commit at each of 3 tries"):
-        attempt.add(1, 1)
-    assert keys_of(path) == []
-
-
-def test_two_attempts_that_make_the_table_at_once_make_it_once(path, monkeypatch):
+def test_table_that_two_sinks_create_at_once_is_created_once(path, monkeypatch):
     create = DeltaTableAccess.create
 
     def behind_another(*args):
-        monkeypatch.undo()
+        monkeypatch.setattr(DeltaTableAccess, "create", create)
         DeltaAttempt(path, 1, job="other").open().add(1, 100)
         return create(*args)
 
@@ -172,7 +166,7 @@ def test_two_attempts_that_make_the_table_at_once_make_it_once(path, monkeypatch
     assert keys_of(path) == [1, 100]
 
 
-def test_a_commit_that_fails_for_good_is_told_and_changes_nothing(path, monkeypatch):
+def test_commit_that_fails_for_good_changes_nothing_and_says_why(path, monkeypatch):
     attempt = DeltaAttempt(path, 1).open()
     written = attempt.write(1)
 
@@ -187,68 +181,192 @@ def test_a_commit_that_fails_for_good_is_told_and_changes_nothing(path, monkeypa
     assert keys_of(path) == [1]
 
 
-def test_a_table_that_was_made_anew_meanwhile_is_not_written_to(path, tmp_path):
+def test_recreated_table_is_not_written_by_the_running_attempt_and_reported_by_the_next_one(path, tmp_path, caplog):
     attempt = DeltaAttempt(path, 1).open()
-    written = attempt.write(1)
-    write_deltalake(path, table_of([100]), mode="overwrite", commit_properties=CommitProperties())
-    attempt.commit(1, written)
-    (tmp_path / "table" / "_delta_log").rename(tmp_path / "away")
+    attempt.add(1, 1)
+    (tmp_path / "table").rename(tmp_path / "away")
     write_deltalake(path, table_of([7]))
     with pytest.raises(CorruptStateError, match="a table that was recreated"):
         attempt.add(2, 2)
-    assert keys_of(path) == [7]
+    assert "does not know" not in caplog.text
+    DeltaAttempt(path, 2, restored=1, restored_epoch=1).open().add(2, 2)
+    assert "does not know attempt 1, which took the restored checkpoint 1" in caplog.text
+    assert keys_of(path) == [2, 7]
 
 
-# Savepoints of other jobs
+def test_rows_that_another_writer_has_rewritten_cannot_be_replaced(path):
+    first = DeltaAttempt(path, 1).open()
+    first.add(1, 1)
+    first.add(2, 2)
+    table_at(path).optimize.compact()
+    for start in ({"generation": 2}, {"restored": 1}):
+        with pytest.raises(CorruptStateError, match=r"has rewritten \d of them.*OPTIMIZE.*Delete the rows of this job"):
+            DeltaAttempt(path, 2, **start).open()
+    second = DeltaAttempt(path, 3, restored=2).open()
+    second.add(3, 3)
+    second.finish()
+    assert keys_of(path) == [1, 2, 3]
+    assert keys_of(path, 3) == [1, 2]
 
 
-def test_a_savepoint_of_another_job_that_has_not_committed_its_output_is_refused(path):
-    theirs = DeltaAttempt(path, 1, job="other").open()
-    written = theirs.write(1)
-    with pytest.raises(IncompatibleCheckpointError, match=r"1 file\(s\) of lineage .* that never were"):
-        DeltaAttempt(path, 1).open().commit(1, written)
-    assert keys_of(path) == []
+def test_rows_that_another_writer_has_deleted_as_whole_files_can_be_replaced(path):
+    DeltaAttempt(path, 1).open().add(1, 1)
+    table_at(path).delete()
+    DeltaAttempt(path, 2, generation=2).open().add(1, 2)
+    assert keys_of(path) == [2]
 
 
-def test_what_a_savepoint_has_of_another_job_is_that_jobs_to_commit(path):
-    written = DeltaAttempt(path, 1, job="other").open().add(1, 1)
-    attempt = DeltaAttempt(path, 1).open()
-    attempt.commit(1, written)
-    attempt.add(2, 2)
+def test_append_only_table_refuses_a_start_that_would_replace_rows(path):
+    DeltaTable.create(path, SCHEMA, configuration={"delta.appendOnly": "true"})
+    DeltaAttempt(path, 1).open().add(1, 1)
+    DeltaAttempt(path, 2, restored=1).open().add(2, 2)
+    with pytest.raises(EnvironmentNotReadyError, match="append-only"):
+        DeltaAttempt(path, 3, generation=2).open()
     assert keys_of(path) == [1, 2]
 
 
-def test_what_a_savepoint_has_of_another_table_is_left_alone(path, tmp_path, caplog):
-    written = DeltaAttempt(f"file://{tmp_path}/elsewhere", 1, job="other").open().write(1)
+def test_vacuum_deletes_files_that_wait_for_their_commit_and_leaves_the_records(path):
     attempt = DeltaAttempt(path, 1).open()
-    attempt.commit(1, written)
-    assert keys_of(path) == []
-    assert "left to that job" in caplog.text
+    attempt.add(1, 1)
+    written = attempt.write(2)
+    table_at(path).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    with pytest.raises(CorruptStateError, match=r"of checkpoint 2 in .*found no file; it was deleted, or .* VACUUM"):
+        attempt.commit(2, written)
+    DeltaAttempt(path, 2, restored=1).open().add(3, 3)
+    assert keys_of(path) == [1, 3]
 
 
-@pytest.mark.parametrize("damaged", [{}, {"format_version": 2}, {"format_version": 1, "lineage": "x", "files": 3}])
-def test_what_is_no_committable_is_refused(path, damaged):
-    with pytest.raises(CorruptStateError, match="Expected a committable of a Delta sink of format 1"):
-        DeltaAttempt(path, 1).open().commit(1, [damaged])
+# Zombies
 
 
-def test_a_sink_that_is_not_open_commits_and_writes_nothing(path):
-    attempt = DeltaAttempt(path, 1)
-    with pytest.raises(CoordinatorError, match="open it before commits"):
-        attempt.commit(1, [])
-    with pytest.raises(CoordinatorError, match="opened before it is used"):
-        attempt.write(1)
+@pytest.mark.parametrize("is_created", [False, True])
+def test_zombie_cannot_commit_to_a_table_that_the_newer_attempt_has_not_written_yet(path, is_created):
+    zombie = DeltaAttempt(path, 1, schema=None).open()
+    written = zombie.write(1)
+    DeltaAttempt(path, 2, schema=None).open()
+    if is_created:
+        DeltaTable.create(path, SCHEMA)
+    with pytest.raises(StaleAttemptError, match="attempt 2 took it over"):
+        zombie.commit(1, written)
+    assert not is_created or keys_of(path) == []
 
 
-def test_without_the_package_the_extra_is_named(path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
-    with pytest.raises(EnvironmentNotReadyError, match=r"airflow-provider-statecheck\[delta\]"):
-        DeltaAttempt(path, 1).open()
+@pytest.mark.parametrize("restored", [None, 1])
+def test_commit_of_an_older_attempt_before_the_newer_one_has_written_is_known_to_it(path, before_commit, restored):
+    first = DeltaAttempt(path, 1).open()
+    written = first.write(1)
+    before_commit(lambda: first.commit(1, written))
+    second = DeltaAttempt(path, 2, restored=restored).open()
+    assert keys_of(path) == [1]
+    if restored:
+        second.commit(1, written)
+    second.add(2, 2)
+    second.finish()
+    assert keys_of(path) == ([1, 2] if restored else [2])
 
 
-def test_each_commit_tells_the_checkpoint_in_the_log_of_the_table(path):
-    attempt = DeltaAttempt(path, 3).open()
-    attempt.add(9, 1)
-    told = {action["txn"]["appId"]: action["txn"]["version"] for action in log_of(path, 1) if "txn" in action}
-    lineage = attempt.files.lineage
-    assert told == {f"statecheck-{lineage}": 3, f"statecheck-{lineage}-g1": 9}
+# Orphans and logs
+
+
+def test_end_deletes_orphans_but_no_file_of_a_newer_attempt(path):
+    DeltaAttempt(path, 1).open().write(1)
+    second = DeltaAttempt(path, 2).open()
+    second.write(2)
+    newer = DeltaAttempt(path, 3)
+    newer.sink._destination(newer.context)
+    (task,) = newer.write(3)
+    second.add(1, 4)
+    second.finish()
+    assert orphans_in(path) == [file["name"] for file in task["files"]]
+
+
+@pytest.fixture
+def with_lost_log(path, tmp_path):
+    """Make a table with a row of each of two attempts, and delete the log."""
+    DeltaAttempt(path, 1).open().add(1, 1)
+    attempt = DeltaAttempt(path, 2, restored=1).open()
+    attempt.add(2, 2)
+    (tmp_path / "table" / "_statecheck").rename(tmp_path / "away")
+    return attempt
+
+
+@pytest.mark.usefixtures("with_lost_log")
+def test_fresh_start_replaces_all_rows_of_a_lost_log(path):
+    with pytest.raises(StaleAttemptError, match="attempt 2 took it over"):
+        DeltaAttempt(path, 1, generation=2).open()
+    third = DeltaAttempt(path, 3, generation=2).open()
+    assert keys_of(path) == [1, 2]
+    third.add(3, 3)
+    third.finish()
+    assert keys_of(path) == [3]
+    assert keys_of(path, 4) == [1, 2]
+
+
+def test_attempt_without_its_log_is_refused(path, with_lost_log):
+    for call in (lambda: with_lost_log.add(3, 3), DeltaAttempt(path, 3, restored=2).open):
+        with pytest.raises(CorruptStateError, match="found none of the version that the table names; it was deleted"):
+            call()
+    DeltaAttempt(path, 4, generation=2).open()
+    with pytest.raises(CorruptStateError, match="the log of the sink, which tells its checkpoints apart, was lost"):
+        DeltaAttempt(path, 5, restored=1, restored_epoch=1).open()
+    assert keys_of(path) == [1, 2]
+
+
+# Maintenance by other writers
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [lambda table: table.delete("key = 1"), lambda table: table.update({"name": "'u'"}, predicate="key = 1")],
+    ids=["delete", "update"],
+)
+def test_stage_continues_after_rows_were_rewritten_but_cannot_replace_them(path, rewrite):
+    written = DeltaAttempt(path, 1).open().add(1, 1, 2)
+    rewrite(table_at(path))
+    with pytest.raises(CorruptStateError, match="rewritten"):
+        DeltaAttempt(path, 2, generation=2).open()
+    third = DeltaAttempt(path, 3, restored=1).open()
+    third.commit(1, written)
+    third.add(2, 3)
+    assert 3 in keys_of(path)
+    assert keys_of(path).count(2) == 1
+
+
+def test_upsert_of_another_sink_counts_as_a_rewrite(path):
+    DeltaAttempt(path, 1, merge_schema=True).open().add(1, 1, 2)
+    DeltaAttempt(path, 1, job="other", merge_schema=True, upsert_by=["key"]).open().add(1, 2, name="theirs")
+    with pytest.raises(CorruptStateError, match="rewritten"):
+        DeltaAttempt(path, 2, generation=2).open()
+
+
+def test_vacuum_after_a_replacement_deletes_the_replaced_files_only(path):
+    DeltaAttempt(path, 1).open().add(1, 1)
+    second = DeltaAttempt(path, 2, generation=2).open()
+    second.add(2, 2)
+    table_at(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    second.finish()
+    DeltaAttempt(path, 3, restored=2, generation=2).open().add(3, 3)
+    assert keys_of(path) == [2, 3]
+
+
+@pytest.mark.parametrize("restored", [None, 1])
+@pytest.mark.parametrize("step", ["create", "commit"])
+def test_superseded_attempt_that_creates_the_table_late_is_replaced_or_continued(path, monkeypatch, step, restored):
+    zombie = DeltaAttempt(path, 1, schema=None).open()
+    written = zombie.write(1)
+    write, newer = getattr(DeltaTableAccess, step), []
+
+    def overtaken(*args):
+        monkeypatch.setattr(DeltaTableAccess, step, write)
+        newer.append(DeltaAttempt(path, 2, schema=None, restored=restored).open())
+        return write(*args)
+
+    monkeypatch.setattr(DeltaTableAccess, step, overtaken)
+    with suppress(StateCheckError):
+        zombie.commit(1, written)
+    (second,) = newer
+    if restored:
+        second.commit(1, written)
+    second.add(2, 2)
+    second.finish()
+    assert keys_of(path) == ([1, 2] if restored else [2])

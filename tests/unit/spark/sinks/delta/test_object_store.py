@@ -6,7 +6,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
-from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaTableAccess, library_options
+from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, library_options
 from tests.object_store import Fault
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
 
@@ -56,7 +56,7 @@ def test_of_two_writers_of_one_version_one_wins(table, options, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.DROPPED])
-@pytest.mark.parametrize("key", [r"\.parquet", "_delta_log/", "intents/"])
+@pytest.mark.parametrize("key", [r"\.parquet", "_delta_log/", "commits/", "logs/"])
 def test_what_fails_for_a_moment_on_an_object_store_is_done_again(object_store, table, options, fault, key):
     attempt = DeltaAttempt(table, 1, storage_options=options).open()
     object_store.faults.inject(fault, method="PUT", key=key)

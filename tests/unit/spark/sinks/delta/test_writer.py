@@ -1,4 +1,4 @@
-"""The files that a Delta sink writes, and what the log of the table says of them."""
+"""Data files of a Delta sink, and their entries in the log of the table."""
 
 from __future__ import annotations
 
@@ -11,29 +11,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.spark.sinks.delta.delta_writer import statistics_of
-from tests.unit.spark.sinks.attempts import SCHEMA, table_of
-from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, log_of, rows_of, table_at
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
+from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, added_in, keys_of, log_of, rows_of, table_at
 
 DAYS = pa.schema([*SCHEMA, ("day", pa.date32())])
 
 
 def committed(path, table, **settings):
     attempt = DeltaAttempt(path, 1, schema=table.schema, **settings).open()
-    writer = attempt.task(schema=table.schema)
-    writer.write(table)
-    attempt.commit(1, writer.prepare_commit())
+    attempt.commit(1, attempt.write_table(table))
     return attempt
 
 
-def adds_of(path, version=1):
-    return [action["add"] for action in log_of(path, version) if "add" in action]
-
-
-def test_any_type_comes_back_equal(path):
+@pytest.mark.parametrize("settings", [{}, {"upsert_by": ["a"]}])
+def test_values_of_any_type_are_read_back_equal(path, settings):
     moment = datetime.datetime(2024, 1, 1, 12, 30, 15, 123456, tzinfo=datetime.UTC)
     table = pa.table(
         {
-            "a": pa.array([1, None], pa.int8()),
+            "a": pa.array([1, 2], pa.int8()),
             "b": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(10, 2)),
             "c": pa.array([moment, None], pa.timestamp("us", tz="UTC")),
             "d": pa.array([moment.replace(tzinfo=None), None], pa.timestamp("us")),
@@ -45,12 +40,14 @@ def test_any_type_comes_back_equal(path):
             "j": pa.array([float("nan"), None]),
         }
     )
-    committed(path, table)
-    found = rows_of(path)
+    attempt = committed(path, table, **settings)
+    if settings:
+        attempt.commit(2, attempt.write_table(table))
+    found = rows_of(path).select(table.column_names).sort_by("a")
     assert str(found.to_pylist()) == str(table.to_pylist())
 
 
-def test_types_that_arrow_alone_has_become_those_of_delta(path):
+def test_types_that_only_arrow_has_become_those_of_delta(path):
     table = pa.table(
         {
             "key": pa.array([1]),
@@ -65,58 +62,66 @@ def test_types_that_arrow_alone_has_become_those_of_delta(path):
     assert keys_of(path) == [1]
 
 
-def test_columns_may_come_in_any_order(path):
-    attempt = DeltaAttempt(path, 1).open()
+def test_columns_may_have_any_order_and_files_any_number(path):
+    attempt = DeltaAttempt(path, 1, max_file_bytes=1).open()
     writer = attempt.task()
     writer.write(table_of([1]).select(["name", "key"]))
+    writer.write(table_of([2]))
     attempt.commit(1, writer.prepare_commit())
-    assert rows_of(path).to_pylist() == [{"key": 1, "name": "name 1"}]
+    assert rows_of(path).sort_by("key").to_pylist() == [{"key": n, "name": f"name {n}"} for n in (1, 2)]
+    prefix = f"statecheck-{attempt.context.lineage}/g1-e1-0-"
+    assert [add["path"].startswith(prefix) for add in added_in(path)] == [True, True]
+    found = table_at(path).to_pyarrow_table(filters=[("key", "=", 2)])
+    assert found.to_pylist() == [{"key": 2, "name": "name 2"}]
 
 
-def test_the_names_of_files_tell_whose_they_are(path):
-    attempt = committed(
-        path,
-        table_of([1]),
-    )
-    (add,) = adds_of(path)
-    assert add["path"].startswith(f"statecheck-{attempt.files.lineage}/g1-e1-0-")
-
-
-def test_a_full_file_is_followed_by_another(path):
+def test_task_that_fails_deletes_its_files(path):
     attempt = DeltaAttempt(path, 1, max_file_bytes=1).open()
     writer = attempt.task()
     writer.write(table_of([1]))
-    writer.write(table_of([2]))
-    attempt.commit(1, writer.prepare_commit())
-    assert len(adds_of(path)) == 2
-    assert keys_of(path) == [1, 2]
+    directory = f"statecheck-{attempt.context.lineage}"
+    assert len(attempt.files.list_files(directory)) == 1
+    writer.abort()
+    assert attempt.files.list_files(directory) == {}
+
+
+@pytest.mark.parametrize("settings", [{}, {"upsert_by": ["key"]}])
+def test_tasks_need_no_deltalake(path, monkeypatch, settings):
+    attempt = DeltaAttempt(path, 1, **settings).open()
+    monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
+    written = attempt.write(1)
+    monkeypatch.undo()
+    attempt.commit(1, written)
+    assert keys_of(path) == [1]
 
 
 # Partitions
 
 
-def test_rows_lie_in_partitions_by_the_values_of_their_columns(path):
+def test_files_are_in_partitions_and_leave_them_with_their_values(path):
     days = [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2), None]
     table = pa.table({"key": [1, 2, 3], "name": ["a", "b", "c"], "day": days}, DAYS)
     committed(path, table, partition_by=["day"])
-    values = sorted((add["partitionValues"]["day"] for add in adds_of(path)), key=str)
-    assert values == ["2024-01-01", "2024-01-02", None]
     assert table_at(path).metadata().partition_columns == ["day"]
     assert rows_of(path).sort_by("key").equals(table)
-    (file,) = [a["path"] for a in adds_of(path) if a["partitionValues"]["day"] == "2024-01-01"]
-    assert "day" not in pq.read_schema(f"{path.removeprefix('file://')}/{file}").names
+    files = {add["partitionValues"]["day"]: add["path"] for add in added_in(path)}
+    assert set(files) == {"2024-01-01", "2024-01-02", None}
+    assert "day" not in pq.read_schema(f"{path.removeprefix('file://')}/{files['2024-01-01']}").names
+
+    second = DeltaAttempt(path, 2, generation=2, schema=DAYS, partition_by=["day"]).open()
+    second.commit(2, second.write_table(table.slice(2)))
+    removed = [action["remove"] for action in log_of(path) if "remove" in action]
+    assert {each["path"]: each["partitionValues"]["day"] for each in removed} == {
+        name: day for day, name in files.items()
+    }
+    assert all(each["size"] > 0 for each in removed)
+    assert keys_of(path) == [3]
 
 
-@pytest.mark.parametrize("value", ["a/b", "..", "a=b", "50%", "*?[]{}", "ü\n", "x y", "%2F", "001", None])
-def test_any_text_is_a_partition_and_read_back(path, value):
-    table = pa.table({"key": [1], "name": [value]}, SCHEMA)
-    committed(path, table, partition_by=["name"])
-    assert rows_of(path).to_pylist() == [{"key": 1, "name": value}]
-
-
-def test_the_empty_text_is_null_in_a_partition(path):
-    committed(path, pa.table({"key": [1], "name": [""]}, SCHEMA), partition_by=["name"])
-    assert rows_of(path).to_pylist() == [{"key": 1, "name": None}]
+@pytest.mark.parametrize("value", ["a/b", "..", "a=b", "50%", "*?[]{}", "ü\n", "x y", "%2F", "001", "", None])
+def test_any_text_is_a_partition_and_the_empty_one_is_null(path, value):
+    committed(path, pa.table({"key": [1], "name": [value]}, SCHEMA), partition_by=["name"])
+    assert rows_of(path).to_pylist() == [{"key": 1, "name": value or None}]
 
 
 def test_partitions_of_whole_numbers_and_booleans_are_read_back(path):
@@ -125,29 +130,18 @@ def test_partitions_of_whole_numbers_and_booleans_are_read_back(path):
     assert rows_of(path).sort_by("key").equals(table)
 
 
-def test_replaced_files_of_partitions_go_with_their_values(path):
-    table = pa.table({"key": [1], "name": ["a"]}, SCHEMA)
-    committed(path, table, partition_by=["name"])
-    DeltaAttempt(path, 2, generation=2, partition_by=["name"]).open().add(1, 2)
-    (removed,) = [action["remove"] for action in log_of(path, 3) if "remove" in action]
-    assert removed["partitionValues"] == {"name": "a"}
-    assert removed["size"] > 0
-    assert keys_of(path) == [2]
-
-
 # Statistics
 
 
-def test_the_log_says_which_values_a_file_has(path):
-    table = pa.table(
-        {
-            "key": pa.array([3, None, -1], pa.int64()),
-            "name": ["b", "a", None],
-            "day": [datetime.date(2024, 1, 2), datetime.date(2024, 1, 1), None],
-        }
-    )
-    committed(path, table)
-    (add,) = adds_of(path)
+def stats(table, tmp_path, **options):
+    pq.write_table(table, tmp_path / "f.parquet", **options)
+    return json.loads(statistics_of(pq.read_metadata(tmp_path / "f.parquet")))
+
+
+def test_log_has_the_bounds_and_the_nulls_of_a_file(path):
+    days = [datetime.date(2024, 1, 2), datetime.date(2024, 1, 1), None]
+    committed(path, pa.table({"key": pa.array([3, None, -1], pa.int64()), "name": ["b", "a", None], "day": days}))
+    (add,) = added_in(path)
     assert json.loads(add["stats"]) == {
         "numRecords": 3,
         "minValues": {"key": -1, "name": "a", "day": "2024-01-01"},
@@ -156,18 +150,12 @@ def test_the_log_says_which_values_a_file_has(path):
     }
 
 
-def stats(table, tmp_path, **options):
-    pq.write_table(table, tmp_path / "f.parquet", **options)
-    return json.loads(statistics_of(pq.read_metadata(tmp_path / "f.parquet")))
-
-
-def test_the_bound_of_a_long_text_is_no_less_than_the_text(tmp_path):
+def test_bounds_of_long_texts_exclude_no_value(tmp_path):
     found = stats(pa.table({"a": ["x" * 40, "y" * 40]}), tmp_path)
-    assert found["minValues"] == {"a": "x" * 32}
-    assert found["maxValues"] == {}
+    assert (found["minValues"], found["maxValues"]) == ({"a": "x" * 32}, {})
 
 
-def test_no_bound_is_given_where_readers_compare_in_different_ways(tmp_path):
+def test_types_that_readers_compare_in_different_ways_have_no_bounds(tmp_path):
     now = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
     table = pa.table({"a": [1.5], "b": [True], "c": [now], "d": [b"x"], "e": [decimal.Decimal("1.5")], "f": [[1]]})
     found = stats(table, tmp_path)
@@ -175,45 +163,8 @@ def test_no_bound_is_given_where_readers_compare_in_different_ways(tmp_path):
     assert found["nullCount"] == dict.fromkeys("abcde", 0)
 
 
-def test_bounds_are_of_all_row_groups(tmp_path):
+def test_bounds_are_those_of_all_row_groups(tmp_path):
     found = stats(pa.table({"a": [5, None, 1, 9]}), tmp_path, row_group_size=1)
     assert (found["minValues"], found["maxValues"], found["nullCount"]) == ({"a": 1}, {"a": 9}, {"a": 1})
-
-
-def test_a_file_without_statistics_has_its_rows_counted(tmp_path):
-    assert stats(pa.table({"a": [5]}), tmp_path, write_statistics=False) == {
-        "numRecords": 1,
-        "minValues": {},
-        "maxValues": {},
-        "nullCount": {},
-    }
-
-
-def test_a_reader_that_looks_for_a_value_finds_it(path):
-    attempt = DeltaAttempt(path, 1).open()
-    for checkpoint in range(1, 4):
-        attempt.add(checkpoint, checkpoint)
-    found = table_at(path).to_pyarrow_table(filters=[("key", "=", 2)])
-    assert found.to_pylist() == [{"key": 2, "name": "name 2"}]
-
-
-# Failing
-
-
-def test_a_task_that_gives_up_deletes_what_it_wrote(path):
-    attempt = DeltaAttempt(path, 1, max_file_bytes=1).open()
-    writer = attempt.task()
-    writer.write(table_of([1]))
-    directory = f"statecheck-{attempt.files.lineage}"
-    assert len(attempt.files.list_files(directory)) == 1
-    writer.abort()
-    assert attempt.files.list_files(directory) == {}
-
-
-def test_tasks_need_no_deltalake(path, monkeypatch):
-    attempt = DeltaAttempt(path, 1).open()
-    monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
-    written = attempt.write(1)
-    monkeypatch.undo()
-    attempt.commit(1, written)
-    assert keys_of(path) == [1]
+    found = stats(pa.table({"a": [5]}), tmp_path, write_statistics=False)
+    assert found == {"numRecords": 1, "minValues": {}, "maxValues": {}, "nullCount": {}}

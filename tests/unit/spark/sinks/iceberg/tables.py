@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,16 +10,15 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_ledger import TableLedger, read_ledger
 from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.target_files import lineage_of
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt, table_of
 
 TABLE = "sales.orders"
-SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.string())])
-
-Committables = list[dict[str, Any]]
+MARKED = SCHEMA.append(pa.field("_statecheck_lineage", pa.string())).append(
+    pa.field("_statecheck_checkpoint", pa.int64())
+)
+_SETTINGS = ("buffer_bytes", "upsert_by")
 
 
 def properties_in(folder: Path) -> dict[str, str]:
@@ -58,8 +55,14 @@ def create_table(
                 update.add_field(column, transform, name)
 
 
+def create_table_anew(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.drop_table(TABLE)
+    create_table(folder)
+
+
 def rows_of(*keys: int, schema: pa.Schema = SCHEMA) -> pa.Table:
-    return pa.Table.from_pylist([{"key": key, "name": f"name {key}"} for key in keys], schema)
+    return table_of(keys, schema)
 
 
 def append_as_somebody_else(folder: Path, *keys: int) -> None:
@@ -67,80 +70,27 @@ def append_as_somebody_else(folder: Path, *keys: int) -> None:
         table.append(rows_of(*keys))
 
 
+def rows_in(folder: Path, row_filter: str | None = None) -> list[dict[str, Any]]:
+    with table_in(folder) as table:
+        scan = table.scan() if row_filter is None else table.scan(row_filter)
+        return list(scan.to_arrow().sort_by("key").to_pylist())
+
+
 def seen_in(folder: Path) -> list[int]:
+    return [row["key"] for row in rows_in(folder)]
+
+
+def ledger_in(folder: Path, lineage: str) -> TableLedger:
     with table_in(folder) as table:
-        return sorted(table.scan(selected_fields=("key",)).to_arrow().column("key").to_pylist())
+        found = read_ledger(table, lineage)
+    assert found is not None
+    return found
 
 
-def ledger_in(folder: Path, job: str = "balances") -> TableLedger | None:
-    with table_in(folder) as table:
-        return read_ledger(table, lineage_of(job_id_of(job), "stage/sink"))
+class Attempt(SinkAttempt):
+    """An attempt with an Iceberg sink."""
 
-
-class Attempt:
-    """One attempt that owns a sink, until it is thrown away like a process that dies."""
-
-    def __init__(
-        self,
-        folder: Path,
-        epoch: int,
-        *,
-        restored: int | None = None,
-        restored_epoch: int | None = None,
-        generation: int = 1,
-        job: str = "balances",
-        schema: pa.Schema | None = SCHEMA,
-        **settings: Any,
-    ) -> None:
-        self.sink = IcebergSink(TABLE, properties=properties_in(folder), **settings)
-        self.epoch = epoch
-        self.context = SinkContext(
-            job_id=job_id_of(job),
-            job_name=job,
-            uid="stage/sink",
-            operator_id=operator_id_of("stage"),
-            epoch=epoch,
-            generation=generation,
-            restored_checkpoint_id=restored,
-            restored_epoch=restored_epoch,
-            is_fresh=restored is None,
-            schema=schema,
-        )
-
-    def open(self) -> Attempt:
-        self.sink.open(self.context)
-        return self
-
-    def task(self, subtask: int = 0, schema: pa.Schema = SCHEMA) -> Any:
-        context = SinkTaskContext(subtask=subtask, epoch=self.epoch, task_id="task", schema=schema)
-        # As it reaches a Spark task.
-        return pickle.loads(pickle.dumps(self.sink)).writer(context)
-
-    def write(self, *keys: int, subtask: int = 0) -> Committables:
-        return self.write_table(rows_of(*keys), subtask)
-
-    def write_table(self, table: pa.Table, subtask: int = 0) -> Committables:
-        writer = self.task(subtask, table.schema)
-        try:
-            writer.write(table)
-            # As it comes back from a checkpoint's metadata.
-            found: Committables = json.loads(json.dumps(writer.prepare_commit()))
-        except Exception:
-            writer.abort()
-            raise
-        return found
-
-    def commit(self, checkpoint_id: int, committables: Sequence[dict[str, Any]]) -> None:
-        self.sink.commit(checkpoint_id, committables)
-
-    def add(self, checkpoint_id: int, *keys: int) -> Committables:
-        committables = self.write(*keys)
-        self.commit(checkpoint_id, committables)
-        return committables
-
-    def finish(self) -> None:
-        self.sink.close(succeeded=True)
-
-    def die(self) -> None:
-        """End as a process ends whose connections the system closes."""
-        self.sink.close(succeeded=False)
+    def __init__(self, folder: Path, epoch: int, **arguments: Any) -> None:
+        settings = {name: arguments.pop(name) for name in _SETTINGS if name in arguments}
+        properties = {**properties_in(folder), **arguments.pop("properties", {})}
+        super().__init__(IcebergSink(TABLE, properties=properties, **settings), epoch, **arguments)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 import sys
-from contextlib import closing
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog import load_catalog
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 
 from airflow_provider_statecheck.exceptions import (
@@ -23,21 +22,17 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg import catalogs
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import (
-    IcebergCommittable,
-    decode_data_file,
-    encode_data_file,
-)
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
-from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
+from airflow_provider_statecheck.spark.tables import iceberg as iceberg_tables
+from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file, encode_data_file
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.iceberg.tables import (
-    SCHEMA,
     TABLE,
     Attempt,
-    append_as_somebody_else,
     create_table,
-    properties_in,
+    opened,
+    rows_in,
     rows_of,
     seen_in,
     table_in,
@@ -83,34 +78,21 @@ def wide(*keys: int) -> pa.Table:
     return pa.Table.from_pylist(rows, WIDE)
 
 
-def rows_in(folder, row_filter=None):
-    with table_in(folder) as table:
-        scan = table.scan() if row_filter is None else table.scan(row_filter)
-        return scan.to_arrow().sort_by("key").to_pylist()
-
-
 @pytest.mark.parametrize("partitions", [BY_VALUE, pytest.param(BY_ALL, marks=needs_core)])
-def test_rows_are_written_by_the_partitions_of_the_table_and_found_by_them(tmp_path, partitions):
+def test_rows_are_written_by_the_partitions_of_the_table_found_by_them_and_removed(tmp_path, partitions):
     create_table(tmp_path, WIDE, partitions)
-    attempt = Attempt(tmp_path, 1, schema=WIDE).open()
-    attempt.commit(1, [*attempt.write_table(wide(0, 1, 2)), *attempt.write_table(wide(3, 4, 5), subtask=1)])
+    first = Attempt(tmp_path, 1, schema=WIDE).open()
+    first.commit(1, [*first.write_table(wide(0, 1, 2)), *first.write_table(wide(3, 4, 5), subtask=1)])
     assert rows_in(tmp_path) == wide(0, 1, 2, 3, 4, 5).to_pylist()
     assert [row["key"] for row in rows_in(tmp_path, "day = '2026-01-02'")] == [1, 3, 5]
     assert [row["key"] for row in rows_in(tmp_path, "price = 0.25")] == [1, 3, 5]
     with table_in(tmp_path) as table:
         everything = list(table.scan().plan_files())
         assert len(list(table.scan("at = '2026-01-01T18:00:00+00:00'").plan_files())) < len(everything)
-
-
-@pytest.mark.parametrize("partitions", [BY_VALUE, pytest.param(BY_ALL, marks=needs_core)])
-def test_output_in_partitions_can_be_taken_out_again(tmp_path, partitions):
-    create_table(tmp_path, WIDE, partitions)
-    first = Attempt(tmp_path, 1, schema=WIDE).open()
-    first.commit(1, first.write_table(wide(0, 1)))
-    first.commit(2, first.write_table(wide(2, 3)))
-    second = Attempt(tmp_path, 2, restored=1, restored_epoch=1, schema=WIDE).open()
-    second.commit(3, second.write_table(wide(2, 5)))
-    assert rows_in(tmp_path) == wide(0, 1, 2, 5).to_pylist()
+    first.commit(2, first.write_table(wide(6, 7)))
+    second = Attempt(tmp_path, 2, restored=1, schema=WIDE).open()
+    second.commit(3, second.write_table(wide(6, 9)))
+    assert rows_in(tmp_path) == wide(0, 1, 2, 3, 4, 5, 6, 9).to_pylist()
 
 
 def test_partitions_that_nobody_here_can_compute_are_refused(tmp_path, monkeypatch):
@@ -124,7 +106,7 @@ def test_partitions_that_nobody_here_can_compute_are_refused(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("partitions", [BY_VALUE, pytest.param(BY_ALL, marks=needs_core)])
-def test_a_data_file_is_the_same_after_it_was_told(tmp_path, partitions):
+def test_data_file_is_the_same_after_it_was_told(tmp_path, partitions):
     create_table(tmp_path, WIDE, partitions)
     attempt = Attempt(tmp_path, 1, schema=WIDE).open()
     (task,) = attempt.write_table(wide(0, 1, 2))
@@ -139,23 +121,6 @@ def test_a_data_file_is_the_same_after_it_was_told(tmp_path, partitions):
         assert encode_data_file(known[document["path"]]) == document
 
 
-def test_a_task_without_rows_tells_which_attempt_it_is_of(folder):
-    attempt = Attempt(folder, 3).open()
-    (task,) = attempt.write()
-    assert (task["epoch"], task["files"]) == (3, [])
-
-
-def test_rows_become_files_when_there_are_enough_of_them(folder):
-    attempt = Attempt(folder, 1, buffer_bytes=1).open()
-    writer = attempt.task()
-    writer.write(rows_of(1))
-    writer.write(rows_of(2))
-    (task,) = writer.prepare_commit()
-    assert len(task["files"]) == 2
-    attempt.commit(1, [task])
-    assert seen_in(folder) == [1, 2]
-
-
 def test_columns_may_come_in_any_order_and_optional_ones_may_be_missing(folder):
     schema = pa.schema([("name", pa.string()), ("key", pa.int64())])
     attempt = Attempt(folder, 1, schema=schema).open()
@@ -164,18 +129,20 @@ def test_columns_may_come_in_any_order_and_optional_ones_may_be_missing(folder):
     assert rows_in(folder) == [{"key": 1, "name": "name 1"}, {"key": 2, "name": None}]
 
 
-def test_a_task_that_fails_deletes_what_it_has_written(folder):
+def test_full_buffer_becomes_a_file_that_a_failing_task_deletes(folder):
     attempt = Attempt(folder, 1, buffer_bytes=1).open()
-    writer = attempt.task()
-    writer.write(rows_of(1))
-    assert list(folder.rglob("*.parquet"))
-    writer.abort()
-    assert not list(folder.rglob("*.parquet"))
+    writer, failing = attempt.task(), attempt.task(1)
+    for key in (1, 2):
+        writer.write(rows_of(key))
+        failing.write(rows_of(key))
+    assert len(list(folder.rglob("*.parquet"))) == 4
+    failing.abort()
+    attempt.commit(1, writer.prepare_commit())
+    assert seen_in(folder) == [1, 2]
+    assert len(list(folder.rglob("*.parquet"))) == 2
 
 
 def test_the_compression_is_that_of_the_table(tmp_path):
-    import pyarrow.parquet as pq
-
     create_table(tmp_path, properties={"write.parquet.compression-codec": "gzip"})
     Attempt(tmp_path, 1).open().write(1)
     (path,) = tmp_path.rglob("*.parquet")
@@ -185,75 +152,61 @@ def test_the_compression_is_that_of_the_table(tmp_path):
 # What is refused before any work
 
 
-def test_columns_that_the_table_does_not_have_are_refused(folder):
-    schema = SCHEMA.append(pa.field("more", pa.int64()))
-    with pytest.raises(UnsupportedStateError, match="more"):
-        Attempt(folder, 1, schema=schema).open()
-
-
-def test_columns_of_other_types_are_refused(folder):
-    schema = pa.schema([("key", pa.string()), ("name", pa.string())])
-    with pytest.raises(UnsupportedStateError, match="key"):
-        Attempt(folder, 1, schema=schema).open()
-
-
-def test_required_columns_must_be_written(tmp_path):
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ([("key", pa.int64()), ("more", pa.int64())], "more"),
+        ([("key", pa.string()), ("name", pa.string())], "key"),
+        ([("name", pa.string())], "required"),
+    ],
+)
+def test_output_that_does_not_fit_the_columns_is_refused(tmp_path, columns, problem):
     create_table(tmp_path, pa.schema([pa.field("key", pa.int64(), nullable=False), ("name", pa.string())]))
-    with pytest.raises(UnsupportedStateError, match="required"):
+    with pytest.raises(UnsupportedStateError, match=problem):
+        Attempt(tmp_path, 1, schema=pa.schema(columns)).open()
+
+
+@pytest.mark.parametrize(
+    ("properties", "found"),
+    [({"format-version": "1"}, "in format 2, found 1"), ({"write.format.default": "orc"}, "found 'orc'")],
+)
+def test_table_of_another_format_is_refused(tmp_path, properties, found):
+    create_table(tmp_path, properties=properties)
+    with pytest.raises(UnsupportedStateError, match=found):
         Attempt(tmp_path, 1).open()
 
 
-def test_a_missing_table_is_refused(folder):
-    sink = IcebergSink("sales.missing", properties=properties_in(folder))
-    with pytest.raises(EnvironmentNotReadyError, match=r"sales\.missing in its catalog, found none"):
-        sink.open(Attempt(folder, 1).context)
+def test_missing_table_is_refused(folder):
+    with opened(folder) as catalog:
+        catalog.drop_table(TABLE)
+    with pytest.raises(EnvironmentNotReadyError, match=r"sales\.orders in its catalog, found none"):
+        Attempt(folder, 1).open()
 
 
-def test_a_table_of_another_format_version_is_refused(tmp_path):
-    create_table(tmp_path, properties={"format-version": "1"})
-    with pytest.raises(UnsupportedStateError, match="in format 2, found 1"):
-        Attempt(tmp_path, 1).open()
-
-
-def test_a_table_of_other_files_is_refused(tmp_path):
-    create_table(tmp_path, properties={"write.format.default": "orc"})
-    with pytest.raises(UnsupportedStateError, match="found 'orc'"):
-        Attempt(tmp_path, 1).open()
-
-
-def test_a_catalog_that_does_not_answer_is_told_without_credentials(folder):
+def test_catalog_that_does_not_answer_is_told_without_credentials(folder):
     uri = "postgresql+psycopg2://me:hush-hush@localhost:1/none"
-    properties = {"type": "sql", "uri": uri, "warehouse": "file:///nowhere", "s3.secret-access-key": "hush-hush"}
-    sink = IcebergSink(TABLE, properties=properties)
     with pytest.raises((StorageError, EnvironmentNotReadyError)) as failure:
-        sink.open(Attempt(folder, 1).context)
+        Attempt(folder, 1, properties={"uri": uri, "s3.secret-access-key": "hush-hush"}).open()
     assert "hush" not in repr(failure.value)
 
 
-def test_what_changed_in_the_partitions_is_refused_at_the_commit(folder):
+def test_changed_partitions_apply_to_tasks_after_the_next_commit_and_earlier_files_are_refused(folder):
     attempt = Attempt(folder, 1).open()
     written = attempt.write(1)
     with table_in(folder) as table, table.update_spec() as update:
         update.add_field("key", IdentityTransform(), "key")
     with pytest.raises(UnsupportedStateError, match=r"partitions of the Iceberg table sales\.orders unchanged"):
         attempt.commit(1, written)
-    assert seen_in(folder) == []
-
-
-def test_new_partitions_are_those_of_later_tasks(folder):
-    attempt = Attempt(folder, 1).open()
-    with table_in(folder) as table, table.update_spec() as update:
-        update.add_field("key", IdentityTransform(), "key")
-    attempt.commit(1, attempt.write())
-    attempt.add(2, 1, 2)
-    assert seen_in(folder) == [1, 2]
+    attempt.commit(2, attempt.write())
+    attempt.add(3, 2, 3)
+    assert seen_in(folder) == [2, 3]
 
 
 def test_pyiceberg_that_is_not_installed_is_told_with_the_extra(folder, monkeypatch):
     def load(address):
         raise ModuleNotFoundError("No module named 'pyiceberg'")
 
-    monkeypatch.setattr(catalogs, "_load_catalog", load)
+    monkeypatch.setattr(iceberg_tables, "_load_catalog", load)
     with pytest.raises(EnvironmentNotReadyError, match=r"airflow-provider-statecheck\[iceberg\]"):
         Attempt(folder, 1).open()
 
@@ -264,53 +217,35 @@ def test_arguments_out_of_their_range_are_refused(arguments):
         IcebergSink(**{"table": TABLE, **arguments})
 
 
-def test_a_sink_that_is_not_open_is_refused(folder):
-    sink = IcebergSink(TABLE, properties=properties_in(folder))
-    with pytest.raises(CoordinatorError, match="found it closed"):
-        sink.commit(1, [])
-    with pytest.raises(CoordinatorError, match="opened before it is used"):
-        sink.writer(SinkTaskContext(subtask=0, epoch=1, task_id="task", schema=SCHEMA))
-
-
-def test_nothing_that_goes_to_tasks_knows_the_catalog(folder):
-    import pickle
-
-    attempt = Attempt(folder, 1)
-    assert b"sqlite" in pickle.dumps(attempt.sink)
-    attempt.open()
-    copy = pickle.loads(pickle.dumps(attempt.sink))
-    assert copy._address is None
-    with pytest.raises(CoordinatorError, match="copy of a task"):
-        copy.open(attempt.context)
-
-
-def test_tasks_know_how_to_reach_the_storage_and_nothing_of_the_catalog(folder):
-    import pickle
-
+def test_tasks_know_the_storage_and_nothing_of_the_catalog(folder):
     more = {"token": "planted-token", "credential": "planted:credential", "s3.region": "planted-region"}
-    properties = {**properties_in(folder), **more, "s3.signer.uri": "http://planted:1", "auth.manager": lambda: None}
-    attempt = Attempt(folder, 1)
-    attempt.sink = IcebergSink(TABLE, properties=properties)
-    attempt.open()
-    sent = pickle.dumps(attempt.sink)
-    assert b"planted-region" in sent
-    assert not [word for word in (b"planted-token", b"planted:", b"sqlite") if word in sent]
-    attempt.add(1, 1)
-    assert seen_in(folder) == [1]
-
-
-def test_a_catalog_that_signs_each_request_is_refused(folder):
-    signed = {"s3.signer": "S3V4RestSigner", "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
-    sink = IcebergSink(TABLE, properties={**properties_in(folder), **signed})
-    with pytest.raises(UnsupportedStateError, match="vended-credentials"):
-        sink.open(Attempt(folder, 1).context)
-
-
-def test_nothing_shows_credentials(folder):
-    attempt = Attempt(folder, 1).open()
+    properties = {**more, "s3.signer.uri": "http://planted:1", "auth.manager": lambda: None}
+    attempt = Attempt(folder, 1, properties=properties).open()
     written = attempt.write(1)
-    shown = f"{attempt.sink!r} {attempt.sink.__dict__!r} {attempt.task()!r} {written!r}"
-    assert "sqlite" not in shown
+    sent = pickle.dumps(attempt.sink)
+    shown = f"{attempt.sink!r} {attempt.sink.__dict__!r} {attempt.task()!r} {written!r}".encode()
+    assert b"planted-region" in sent
+    for secret in (b"planted-token", b"planted:", b"sqlite"):
+        assert secret not in sent
+        assert secret not in shown
+    with pytest.raises(CoordinatorError, match="copy of a task"):
+        pickle.loads(sent).open(attempt.context)
+
+
+def test_catalog_is_released_when_the_sink_fails_to_open_and_when_it_closes(folder, monkeypatch):
+    closed: list[Any] = []
+    monkeypatch.setattr(iceberg_tables.OpenTable, "close", lambda table: closed.append(table))
+    with pytest.raises(UnsupportedStateError):
+        Attempt(folder, 1, schema=pa.schema([("more", pa.int64())])).open()
+    assert len(closed) == 1
+    Attempt(folder, 1).open().sink.close(succeeded=False)
+    assert len(closed) == 2
+
+
+def test_catalog_that_signs_each_request_is_refused(folder):
+    signed = {"s3.signer": "S3V4RestSigner", "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+    with pytest.raises(UnsupportedStateError, match="vended-credentials"):
+        Attempt(folder, 1, properties=signed).open()
 
 
 @pytest.mark.parametrize("document", [{}, {"kind": "iceberg", "format_version": 9}, {"format_version": 1}])
@@ -319,14 +254,7 @@ def test_what_another_sink_handed_over_is_refused(document):
         IcebergCommittable.from_json(document)
 
 
-def test_a_table_that_others_wrote_first_is_taken_over_too(folder):
-    append_as_somebody_else(folder, 100)
-    attempt = Attempt(folder, 1).open()
-    attempt.add(1, 1)
-    assert seen_in(folder) == [1, 100]
-
-
-def test_a_file_that_the_driver_does_not_see_becomes_no_part_of_the_table(folder):
+def test_file_that_the_driver_does_not_see_becomes_no_part_of_the_table(folder):
     attempt = Attempt(folder, 1).open()
     written = attempt.write(1)
     (file,) = (folder / "warehouse").rglob("statecheck-*.parquet")
@@ -339,26 +267,18 @@ def test_a_file_that_the_driver_does_not_see_becomes_no_part_of_the_table(folder
     assert seen_in(folder) == [1]
 
 
-def test_a_warehouse_with_a_relative_path_is_below_the_directory_of_the_driver_for_tasks_too(tmp_path, monkeypatch):
+def test_relative_warehouse_is_below_the_directory_of_the_driver_for_tasks_too(tmp_path, monkeypatch):
     driver, executor = tmp_path / "driver", tmp_path / "executor"
-    driver.mkdir()
     executor.mkdir()
+    create_table(driver)
     monkeypatch.chdir(driver)
-    properties = properties_in(driver) | {"warehouse": "warehouse"}
-    with closing(load_catalog(None, **properties)) as catalog:
-        catalog.create_namespace("sales")
-        catalog.create_table(TABLE, SCHEMA)
-    attempt = Attempt(driver, 1)
-    attempt.sink = IcebergSink(TABLE, properties=properties)
-    attempt.open()
-    pickled = pickle.dumps(attempt.sink)
+    with opened(driver) as catalog:
+        catalog.drop_table(TABLE)
+        catalog.create_table(TABLE, SCHEMA, location="warehouse/orders")
+    attempt = Attempt(driver, 1).open()
     monkeypatch.chdir(executor)
-    attempt_context = SinkTaskContext(subtask=0, epoch=1, task_id="task", schema=SCHEMA)
-    writer = pickle.loads(pickled).writer(attempt_context)
-    writer.write(rows_of(1, 2))
-    written = writer.prepare_commit()
+    written = attempt.write(1, 2)
     monkeypatch.chdir(driver)
     attempt.commit(1, written)
-    attempt.finish()
     assert seen_in(driver) == [1, 2]
     assert list(executor.iterdir()) == []

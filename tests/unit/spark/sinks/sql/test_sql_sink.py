@@ -8,42 +8,20 @@ from sqlalchemy import make_url, text
 from sqlalchemy.dialects import postgresql
 
 from airflow_provider_statecheck.exceptions import (
-    CoordinatorError,
     CorruptStateError,
     EnvironmentNotReadyError,
-    StaleAttemptError,
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkTaskContext
+from airflow_provider_statecheck.spark.sinks.sink import lineage_of
 from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader
-from airflow_provider_statecheck.spark.sinks.sql.tables import (
-    CHECKPOINT,
-    COMMITS,
-    HEADS,
-    LINEAGE,
-    TableName,
-    output_table,
-)
-from airflow_provider_statecheck.spark.sinks.sql.transactions import SinkDatabase
-from airflow_provider_statecheck.spark.sinks.target_files import lineage_of
-from tests.unit.spark.sinks.sql.databases import TABLE, Place
+from airflow_provider_statecheck.spark.sinks.sql.tables import COMMITS, HEADS, TableName, output_table
+from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE
+from airflow_provider_statecheck.spark.tables.databases import SinkDatabase
+from tests.unit.spark.sinks.sql.databases import TABLE
 from tests.unit.spark.sinks.two_phase.attempts import SCHEMA
 
 UPSERT = {"upsert_by": ["key"]}
-
-
-def test_a_sql_sink_is_a_sink(sqlite):
-    assert isinstance(sqlite.sink(), Sink)
-
-
-def test_nothing_is_seen_before_the_commit(place):
-    first = place.open(1)
-    written = [*first.write(1, 2), *first.write(3, subtask=1), *first.write(subtask=2)]
-    assert place.seen == []
-    first.commit(1, written)
-    assert place.rows() == [(1, "name 1"), (2, "name 2"), (3, "name 3")]
-    assert place.commits == [(1, 1, 3)]
 
 
 def test_rows_say_who_made_them(place):
@@ -51,14 +29,6 @@ def test_rows_say_who_made_them(place):
     first.add(1, 1)
     lineage = lineage_of(first.context.job_id, first.context.uid)
     assert place.rows(f"{LINEAGE}, {CHECKPOINT}") == [(lineage, 1)]
-
-
-def test_a_commit_may_be_repeated_also_by_a_later_attempt(place):
-    written = place.open(1).add(1, 1, 2)
-    second = place.open(2, restored=1, restored_epoch=1)
-    second.commit(1, written)
-    second.commit(1, written)
-    assert place.seen == [1, 2]
 
 
 def test_a_later_attempt_makes_the_commit_that_never_was(place):
@@ -110,125 +80,12 @@ def test_staged_rows_of_earlier_attempts_go_with_the_first_commit_of_a_newer_one
     assert place.seen == [1, 20]
 
 
-def test_rows_that_are_staged_while_the_increment_before_is_committed_stay(place):
-    first = place.open(1)
-    written, following = first.write(1), first.write(2)
-    first.commit(1, written)
-    first.commit(2, following)
-    assert place.seen == [1, 2]
-
-
-def test_at_the_end_nothing_stays_staged(place):
-    first = place.open(1)
-    first.write(1)
-    first.sink.close(succeeded=False)
-    assert len(place.staged) == 1
-    place.open(2).finish()
-    assert place.staged == []
-
-
-def test_an_attempt_of_a_lower_epoch_cannot_open(place):
-    place.open(2)
-    with pytest.raises(StaleAttemptError, match=r"Attempt 1 no longer owns table balances .* attempt 2 took it over"):
-        place.open(1)
-
-
-def test_a_zombie_cannot_commit(place):
-    zombie = place.open(1)
-    written = zombie.write(1)
-    place.open(2).add(2, 5)
-    with pytest.raises(StaleAttemptError, match="Attempt 1 no longer owns"):
-        zombie.commit(1, written)
-    with pytest.raises(StaleAttemptError):
-        zombie.finish()
-    assert place.seen == [5]
-
-
-def test_a_zombie_that_has_looked_already_is_refused_by_the_transaction_itself(place, monkeypatch):
-    from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
-
-    zombie = place.open(1)
-    written = zombie.write(1)
-    apply = SqlDestination.apply
-
-    def overtaken(destination, epoch, change):
-        monkeypatch.setattr(SqlDestination, "apply", apply)
-        place.open(2).add(2, 5)
-        return apply(destination, epoch, change)
-
-    monkeypatch.setattr(SqlDestination, "apply", overtaken)
-    with pytest.raises(StaleAttemptError):
-        zombie.commit(1, written)
-    assert place.seen == [5]
-
-
-def test_output_newer_than_the_restored_checkpoint_is_replaced_by_the_first_new_commit(place):
-    first = place.open(1)
-    for checkpoint_id in (1, 2, 3):
-        first.add(checkpoint_id, checkpoint_id)
-    second = place.open(2, restored=1, restored_epoch=1)
-    assert place.seen == [1, 2, 3]
-    second.add(4, 20)
-    assert place.seen == [1, 20]
-    assert place.commits == [(1, 1, 1), (1, 4, 1)]
-
-
-def test_output_newer_than_the_restored_checkpoint_goes_at_the_end_if_nothing_replaced_it(place):
-    first = place.open(1)
-    first.add(1, 1)
-    first.add(2, 2)
-    place.open(2, restored=1, restored_epoch=1).finish()
-    assert place.seen == [1]
-
-
-def test_a_checkpoint_whose_output_was_replaced_cannot_be_restored(place):
-    first = place.open(1)
-    first.add(1, 1)
-    first.add(2, 2)
-    place.open(2, restored=1, restored_epoch=1).add(3, 20)
-    with pytest.raises(CorruptStateError, match="output of checkpoint 2 in table balances"):
-        place.open(3, restored=2, restored_epoch=1)
-
-
-def test_a_sink_that_was_changed_in_between_and_back_loses_nothing(place):
-    place.open(1).add(1, 1)
-    place.run("DROP TABLE IF EXISTS other_balances")
-    place.open(2, restored=1, restored_epoch=1, settings={"table": "other_balances"}).add(2, 2)
-    with pytest.raises(CorruptStateError, match="attempt 2, which took the restored checkpoint 2"):
-        place.open(3, restored=2, restored_epoch=2)
-    place.open(4, restored=1, restored_epoch=1).finish()
-    assert place.seen == [1]
-    place.run("DROP TABLE other_balances")
-
-
-def test_a_fresh_start_replaces_earlier_output_with_its_first_commit(place):
-    place.open(1).add(1, 1)
-    second = place.open(2, generation=2)
-    assert place.seen == [1]
-    second.add(2, 20)
-    assert place.seen == [20]
-    assert place.commits == [(2, 2, 1)]
-
-
-def test_a_fresh_start_is_refused_beside_earlier_output_if_told_so(place):
-    place.open(1).add(1, 1)
-    with pytest.raises(EnvironmentNotReadyError, match="on_earlier_output is 'refuse'"):
-        place.open(2, generation=2, settings={"on_earlier_output": "refuse"})
-
-
 def test_rows_of_others_are_never_touched(place):
     place.open(1, job="other").add(1, 1)
     place.run(f"INSERT INTO {TABLE} (key, name) VALUES (7, 'by hand')")
     place.open(1).add(1, 2)
     place.open(2, generation=2).add(2, 20)
     assert place.seen == [1, 7, 20]
-
-
-def test_what_a_savepoint_has_of_another_job_is_not_committed(place):
-    written = place.open(1, job="other").write(1)
-    place.open(1).commit(1, written)
-    assert place.seen == []
-    assert place.staged != []
 
 
 def test_two_sinks_of_one_job_may_have_tables_of_their_own_with_one_log_table(place):
@@ -246,16 +103,6 @@ def test_unmarked_rows_are_added_to_a_table_without_our_columns(place):
     place.run(f"CREATE TABLE {TABLE} (key BIGINT, name TEXT, added_at TEXT)")
     place.open(1, settings={"mark_rows": False}).add(1, 1)
     assert place.rows("key, name, added_at") == [(1, "name 1", None)]
-
-
-@pytest.mark.parametrize("start", [{"generation": 2}, {"restored": 1, "restored_epoch": 1}])
-def test_unmarked_rows_are_not_taken_back_but_the_start_is_refused(place, start):
-    first = place.open(1, settings={"mark_rows": False})
-    first.add(1, 1)
-    first.add(2, 2)
-    with pytest.raises(EnvironmentNotReadyError, match="cannot be rolled back"):
-        place.open(2, settings={"mark_rows": False}, **start)
-    assert place.seen == [1, 2]
 
 
 @pytest.mark.parametrize("start", [{"generation": 2}, {"restored": 1, "restored_epoch": 1}])
@@ -383,11 +230,3 @@ def test_a_table_that_is_gone_is_told(place):
     with pytest.raises(StorageError, match="failed"):
         first.commit(1, written)
     assert place.run(f"SELECT * FROM {COMMITS}") == []
-
-
-def test_what_is_not_open_says_so(sqlite: Place):
-    sink = sqlite.sink()
-    with pytest.raises(CoordinatorError, match="opened before"):
-        sink.writer(SinkTaskContext(subtask=0, epoch=1, task_id="task", schema=SCHEMA))
-    with pytest.raises(CoordinatorError, match="found it closed"):
-        sink.commit(1, [])

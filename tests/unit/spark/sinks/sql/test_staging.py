@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_statecheck.spark.sinks.sink import lineage_of
 from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_of
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from tests.unit.spark.sinks.two_phase.attempts import Attempt
 
 

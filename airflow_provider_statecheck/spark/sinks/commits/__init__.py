@@ -1,0 +1,1 @@
+"""Two-phase commit of sinks: the commit log, the committer, and logs in a directory."""

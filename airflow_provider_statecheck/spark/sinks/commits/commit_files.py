@@ -1,0 +1,356 @@
+"""
+Commit logs in a directory, for output that cannot change atomically together with the log.
+
+::
+
+    <log>/<lineage>/attempts/<epoch>.json            the log as one attempt left it; only that attempt writes the file
+    <log>/<lineage>/commits/<generation>-<id>.json   the output of one checkpoint
+
+An attempt claims the log by writing its file, and then reads the files of older attempts. It writes the log with the
+effects that it is about to carry out. Before it carries them out, it checks for newer claims. Therefore either the newer
+attempt reads the effects and completes them, or the older attempt sees the claim and stops.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CoordinatorError,
+    CorruptStateError,
+    StateCheckError,
+)
+from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
+from airflow_provider_statecheck.spark.sinks.commits.committer import require_newest
+from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
+from airflow_provider_statecheck.spark.sinks.target_files import in_parallel
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.uris import redact
+
+_ATTEMPT = re.compile(r"(\d+)\.json")
+_COMMIT = re.compile(r"(\d+)-(\d+)\.json")
+
+
+class Output(ABC):
+    """Output of a sink whose commit log is in a directory; all methods are idempotent."""
+
+    @abstractmethod
+    def publish(self, publication: Publication) -> None:
+        """Show the output of a checkpoint to readers."""
+
+    @abstractmethod
+    def retract(self, publication: Publication) -> None:
+        """Delete the output of a checkpoint, published or not; a late :meth:`publish` of it has no lasting effect."""
+
+    def check(self, publication: Publication, newest: Publication | None) -> None:  # noqa: B027 - optional hook
+        """
+        Check the output of a checkpoint before anything is written; does nothing by default.
+
+        :param newest: The newest committed output.
+        :raises StateCheckError: if the output must not be published.
+        """
+
+    def sweep(self, current: CommitLog, last_epoch: int) -> None:  # noqa: B027 - optional hook
+        """Delete output of attempts up to an epoch that the log does not name; does nothing by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDestination:
+    """
+    A destination whose log is in a directory.
+
+    :param name: Name of the destination for error messages, without credentials.
+    :param storage: Directory of the log; several sinks may share it.
+    :param lineage: Identifier of the sink.
+    :param committable: Class of the committables.
+    :param output: Output of the sink.
+    """
+
+    name: str
+    storage: CheckpointStorage
+    lineage: str
+    committable: type[TaskCommittable]
+    output: Output
+
+    def log_of(self, lineage: str) -> CommitLog:
+        """Return the log of a lineage without claiming it."""
+        return self.files_of(lineage).read()[0]
+
+    def load(self, epoch: int) -> CommitLog:
+        """
+        Claim the log for an attempt, apply its pending effects, and return it.
+
+        :raises StaleAttemptError: if a newer attempt has claimed the log.
+        """
+        files = self.files_of(self.lineage)
+        claims = files.claims()
+        if epoch not in claims:
+            files.claim(epoch)
+            claims = files.claims()
+        require_newest(max(claims, default=0), epoch, self.name)
+        found, effects = files.read(claims)
+        if not effects.is_empty:
+            self._carry_out(epoch, found, effects)
+        return found
+
+    def require_retractable(self, ranges: Iterable[CommitRange]) -> None:
+        """Do nothing: the output of every range can be retracted."""
+
+    def require_same(self, committed: Publication) -> None:
+        """
+        Require that a committed checkpoint has the output of a repeated commit.
+
+        :raises CorruptStateError: if the output differs.
+        """
+        self.files_of(self.lineage).require_same(committed, self.name)
+
+    def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
+        """
+        Write the change, and carry out its effects unless a newer attempt has claimed the log.
+
+        :raises StaleAttemptError: if a newer attempt has claimed the log; no effect is carried out in this case.
+        """
+        files = self.files_of(self.lineage)
+        effects = Effects(retracted=change.retracted)
+        if change.publication is not None:
+            self.output.check(change.publication, files.latest(change.before))
+            effects = replace(effects, published=files.write_publication(change.publication))
+        files.write(epoch, change.after, effects)
+        require_newest(max(files.claims(), default=0), epoch, self.name)
+        self._carry_out(epoch, change.after, effects)
+        return None
+
+    def sweep(self, last_epoch: int) -> None:
+        """Delete the output and the records of attempts up to an epoch that the log does not name."""
+        current = self.log_of(self.lineage)
+        self.output.sweep(current, last_epoch)
+        self.files_of(self.lineage).prune(current, last_epoch)
+
+    def files_of(self, lineage: str) -> CommitFiles:
+        """Return the files of the log of a lineage."""
+        return CommitFiles(self.storage, lineage, self.committable)
+
+    def _carry_out(self, epoch: int, log: CommitLog, effects: Effects) -> None:
+        # Publish before retracting: a reader never sees less output than before.
+        files = self.files_of(self.lineage)
+        if effects.published:
+            self.output.publish(files.named_publication(effects.published))
+            effects = replace(effects, published="")
+            files.write(epoch, log, effects)
+        if effects.retracted:
+            for publication in files.publications(effects.retracted):
+                self.output.retract(publication)
+            files.write(epoch, log, Effects())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """Effects of a log change that are not carried out yet."""
+
+    published: str = ""
+    """Name of the record of the output to publish; empty for none."""
+    retracted: tuple[CommitRange, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is left to carry out."""
+        return not self.published and not self.retracted
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFiles:
+    """Files of the log of one lineage."""
+
+    storage: CheckpointStorage
+    lineage: str
+    committable: type[TaskCommittable]
+
+    def claims(self) -> list[int]:
+        """Return the epochs of the attempts that have claimed the log."""
+        found = (_ATTEMPT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/attempts"))
+        return [int(match[1]) for match in found if match]
+
+    def claim(self, epoch: int) -> None:
+        """Claim the log for an attempt."""
+        self.storage.write_bytes(self._attempt_uri(epoch), b"", overwrite=True)
+
+    def read(self, claims: Iterable[int] | None = None) -> tuple[CommitLog, Effects]:
+        """
+        Return the log that the newest attempt left, with the effects that it may not have carried out.
+
+        :raises CorruptStateError: if the file is damaged.
+        """
+        for epoch in sorted(self.claims() if claims is None else claims, reverse=True):
+            text = self.storage.read_bytes(self._attempt_uri(epoch)).decode()
+            if text:  # an empty file is the claim of an attempt that ended before it read the log
+                return self._decode(text, redact(self._attempt_uri(epoch)))
+        self._require_no_records()
+        return CommitLog(), Effects()
+
+    def write(self, epoch: int, log: CommitLog, effects: Effects) -> None:
+        """Write the log on behalf of an attempt."""
+        document = {
+            "log": log.encode(),
+            "published": effects.published,
+            "retracted": [each.to_json() for each in effects.retracted],
+        }
+        self.storage.write_bytes(self._attempt_uri(epoch), json.dumps(document).encode(), overwrite=True)
+
+    def write_publication(self, publication: Publication) -> str:
+        """Record the output of a checkpoint and return the name of the record."""
+        name = _record_name(publication.generation, publication.checkpoint_id)
+        document = {
+            "generation": publication.generation,
+            "epoch": publication.epoch,
+            "checkpoint": publication.checkpoint_id,
+            "owner": publication.owner,
+            "committables": [each.to_json() for each in _sorted(publication).committables],
+        }
+        data = json.dumps(document, sort_keys=True, indent=1).encode()
+        self.storage.write_bytes(f"{self._root}/commits/{name}", data)
+        return name
+
+    def publication(self, generation: int, checkpoint_id: int) -> Publication | None:
+        """Return the recorded output of a checkpoint, ``None`` if there is none."""
+        try:
+            return self.named_publication(_record_name(generation, checkpoint_id))
+        except CheckpointNotFoundError:
+            return None
+
+    def require_same(self, committed: Publication, name: str) -> None:
+        """
+        Require that the record of a committed checkpoint has the output of a repeated commit.
+
+        :param name: Name of the destination for error messages.
+        :raises CorruptStateError: if the output differs.
+        :raises CoordinatorError: if there is no record: the checkpoint is older than the newest one and was skipped.
+        """
+        known = self.publication(committed.generation, committed.checkpoint_id)
+        if known is None:
+            raise CoordinatorError(
+                f"Expected to commit to {name} a checkpoint after the newest one, found checkpoint {committed.checkpoint_id} of "
+                f"attempt {committed.epoch}, of which there is no record; restore from the newest checkpoint, or start over.",
+                checkpoint_id=committed.checkpoint_id,
+            )
+        if known != _sorted(committed):
+            raise CorruptStateError(
+                f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {name}, found other "
+                "output; another checkpoint with this id was committed. Start over.",
+                checkpoint_id=committed.checkpoint_id,
+            )
+
+    def named_publication(self, name: str) -> Publication:
+        """
+        Return the output of a record.
+
+        :raises CheckpointNotFoundError: if the record is missing.
+        :raises CorruptStateError: if it is damaged.
+        """
+        uri = f"{self._root}/commits/{name}"
+        try:
+            document = json.loads(self.storage.read_bytes(uri))
+            return Publication(
+                generation=int(document["generation"]),
+                epoch=int(document["epoch"]),
+                checkpoint_id=int(document["checkpoint"]),
+                committables=tuple(self.committable.from_json(each) for each in document["committables"]),
+                owner=str(document["owner"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptStateError(
+                f"Expected the output of a checkpoint in {redact(uri)}, found other content; restore the file from a backup."
+            ) from error
+
+    def publications(self, ranges: Iterable[CommitRange]) -> list[Publication]:
+        """Return the recorded output of ranges, in the order of the checkpoints."""
+        log = CommitLog(committed=tuple(ranges))
+        names = [_record_name(*key) for key in self._records() if log.names(*key)] if log.committed else []
+        return in_parallel(self.named_publication, names, is_local=self.storage.is_local)
+
+    def latest(self, log: CommitLog) -> Publication | None:
+        """Return the newest output, for its schema, even if it was retracted; ``None`` if there is none."""
+        newest = log.last_checkpoint or max(self._records(), default=None)
+        return self.publication(*newest) if newest else None
+
+    def visible(self, log: CommitLog, effects: Effects) -> list[Publication]:
+        """
+        Return the output that readers of the log see: that before a commit until all of the commit is published.
+
+        :param log: Log as :meth:`read` returned it.
+        :param effects: Effects as :meth:`read` returned them.
+        """
+        if not effects.published:
+            return self.publications(log.committed)
+        found = self.publications((*log.committed, *effects.retracted))
+        return [each for each in found if _record_name(each.generation, each.checkpoint_id) != effects.published]
+
+    def prune(self, log: CommitLog, last_epoch: int) -> None:
+        """Delete the files of attempts before an epoch, and the records of retracted output except the newest one."""
+        for epoch in self.claims():
+            if epoch < min(last_epoch, log.newest_epoch):
+                self._delete(self._attempt_uri(epoch))
+        unnamed = [key for key in self._records() if not log.names(*key)]
+        for key in unnamed if log.committed else unnamed[:-1]:
+            self._delete(f"{self._root}/commits/{_record_name(*key)}")
+
+    def prune_publications(self, kept: Iterable[CommitRange], last_epoch: int) -> None:
+        """Delete the records of checkpoints outside of ranges that attempts up to an epoch took."""
+        log = CommitLog(committed=tuple(kept))
+        for name in (_record_name(*key) for key in self._records() if not log.names(*key)):
+            if self.named_publication(name).epoch <= last_epoch:
+                self._delete(f"{self._root}/commits/{name}")
+
+    def _records(self) -> list[tuple[int, int]]:
+        found = (_COMMIT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/commits"))
+        return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+    def _delete(self, uri: str) -> None:
+        with suppress(CheckpointNotFoundError):
+            self.storage.call(uri, lambda filesystem, path: filesystem.rm_file(path))
+
+    def _require_no_records(self) -> None:
+        # Output without a log would look like orphan files and be deleted.
+        if self._records():
+            raise CorruptStateError(
+                f"Expected the log of a sink in {redact(self._root)}, found only records of its commits; an older version of "
+                "airflow-provider-statecheck wrote them, or the log was deleted. Restore the log from a backup, or move the "
+                "directory away together with the output, and start over."
+            )
+
+    def _decode(self, text: str, shown: str) -> tuple[CommitLog, Effects]:
+        try:
+            document = json.loads(text)
+            effects = Effects(
+                published=str(document["published"]),
+                retracted=tuple(CommitRange.from_json(each) for each in document["retracted"]),
+            )
+            return CommitLog.decode(document["log"], shown), effects
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptStateError(
+                f"Expected the log of a sink in {shown}, found {text[:100]!r}; restore the file from a backup."
+            ) from error
+
+    @property
+    def _root(self) -> str:
+        return f"{self.storage.base_uri}/{self.lineage}"
+
+    def _attempt_uri(self, epoch: int) -> str:
+        return f"{self._root}/attempts/{epoch}.json"
+
+
+def _record_name(generation: int, checkpoint_id: int) -> str:
+    return f"{generation}-{checkpoint_id}.json"
+
+
+def _sorted(publication: Publication) -> Publication:
+    def key(each: TaskCommittable) -> Any:
+        return json.dumps(each.to_json(), sort_keys=True)
+
+    return replace(publication, committables=tuple(sorted(publication.committables, key=key)))

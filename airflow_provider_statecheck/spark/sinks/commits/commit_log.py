@@ -1,0 +1,324 @@
+"""
+Commit log of a sink: the attempts that wrote to its destination, and the committed checkpoints.
+
+The log changes together with the output. Its size depends on the number of attempts, not on the number of checkpoints.
+An attempt starts from a checkpoint of an earlier attempt, or fresh. If it restores an older checkpoint, the newer
+checkpoints of earlier attempts form an abandoned branch, and their output is retracted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Self
+
+from airflow_provider_statecheck.exceptions import CorruptStateError
+
+FORMAT_VERSION = 2
+ALL_CHECKPOINTS = sys.maxsize
+"""Checkpoint id above all ids of an attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitLog:
+    """An immutable version of the log."""
+
+    starts: Mapping[int, Start] = field(default_factory=lambda: MappingProxyType({}))
+    """Starts of the attempts by epoch."""
+    committed: tuple[CommitRange, ...] = ()
+    """Ranges with output in the destination, in commit order."""
+    retracted: tuple[CommitRange, ...] = ()
+    """Ranges whose output was replaced; their checkpoints can no longer be restored."""
+    forgotten: int = 0
+    """Newest epoch that was removed from the log because all output of its generation was replaced."""
+
+    @property
+    def newest_epoch(self) -> int:
+        """Return the epoch of the attempt that owns the destination, 0 if there is none."""
+        return max(self.starts, default=0)
+
+    @property
+    def last_checkpoint(self) -> tuple[int, int] | None:
+        """Return the generation and the id of the newest committed checkpoint, ``None`` if there is none."""
+        return (self.committed[-1].generation, self.committed[-1].last) if self.committed else None
+
+    def holds(self, epoch: int, checkpoint_id: int) -> bool:
+        """Return whether the output of a checkpoint is committed."""
+        return any(each.holds(epoch, checkpoint_id) for each in self.committed)
+
+    def knows(self, epoch: int, checkpoint_id: int) -> bool:
+        """Return whether the output of a checkpoint was ever committed."""
+        ranges = (*self.committed, *self.retracted)
+        return epoch <= self.forgotten or any(each.holds(epoch, checkpoint_id) for each in ranges)
+
+    def names(self, generation: int, checkpoint_id: int) -> bool:
+        """Return whether a checkpoint that is known by its generation and id is within a committed range."""
+        return any(
+            each.generation == generation and each.first <= checkpoint_id <= each.last for each in self.committed
+        )
+
+    def ancestry_of(self, epoch: int, checkpoint_id: int = ALL_CHECKPOINTS) -> Ancestry:
+        """
+        Return the ancestry of a checkpoint, by default of all checkpoints that an attempt will take.
+
+        :raises CorruptStateError: if the ancestry is unknown.
+        """
+        ranges = (*self.retracted, *self.committed)
+        taken = {n: each.epoch for each in ranges for n in (each.first, each.last)}
+        restored = [start.restored for start in self.starts.values() if start.restored is not None]
+        taken |= {n: each.epoch for each in ranges for n in restored if each.first <= n <= each.last}
+        return History(self.starts, taken).ancestry_of(epoch, checkpoint_id)
+
+    def begun(self, epoch: int, start: Start) -> Self:
+        """Return the log after an attempt has taken ownership of the destination."""
+        return replace(self, starts=MappingProxyType({**self.starts, epoch: start}))
+
+    def outside(self, ancestry: Ancestry) -> tuple[CommitRange, ...]:
+        """Return the committed ranges outside an ancestry."""
+        return outside(self.committed, ancestry)
+
+    def retracting(self, ancestry: Ancestry) -> Self:
+        """Return the log after the output outside an ancestry was retracted."""
+        removed = self.outside(ancestry)
+        left = replace(self, committed=within(self.committed, ancestry), retracted=(*self.retracted, *removed))
+        return left._without_old_generations()
+
+    def adding(self, generation: int, epoch: int, checkpoint_id: int, *, is_retractable: bool = True) -> Self:
+        """Return the log after the output of one more checkpoint was committed."""
+        new = CommitRange(
+            generation=generation, epoch=epoch, first=checkpoint_id, last=checkpoint_id, is_retractable=is_retractable
+        )
+        last_range = self.committed[-1:]
+        if last_range and (last_range[0].epoch, last_range[0].is_retractable) == (epoch, is_retractable):
+            return replace(self, committed=(*self.committed[:-1], replace(last_range[0], last=checkpoint_id)))
+        return replace(self, committed=(*self.committed, new))
+
+    def encode(self) -> str:
+        """Return the log as text; equal logs encode to equal texts."""
+        starts = {
+            str(epoch): [start.generation, start.restored, start.taken_by] for epoch, start in self.starts.items()
+        }
+        document = {
+            "format_version": FORMAT_VERSION,
+            "starts": starts,
+            "committed": [each.to_json() for each in self.committed],
+            "retracted": [each.to_json() for each in self.retracted],
+            "forgotten": self.forgotten,
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str, where: str) -> Self:
+        """
+        Return the log that :meth:`encode` encoded.
+
+        :param where: Location of the log for error messages.
+        :raises CorruptStateError: if the text is damaged, or has another format.
+        """
+        try:
+            document = json.loads(text)
+            if document["format_version"] != FORMAT_VERSION:
+                raise ValueError(document["format_version"])  # noqa: TRY301 - reported below with other invalid documents
+            return cls(
+                starts=MappingProxyType({int(n): _start(each) for n, each in document["starts"].items()}),
+                committed=tuple(CommitRange.from_json(each) for each in document["committed"]),
+                retracted=tuple(CommitRange.from_json(each) for each in document["retracted"]),
+                forgotten=int(document["forgotten"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptStateError(
+                f"Expected the log of a sink of format {FORMAT_VERSION} in {where}, found {text[:100]!r}; restore the log from "
+                "a backup, or use the version of airflow-provider-statecheck that wrote it."
+            ) from error
+
+    def _without_old_generations(self) -> Self:
+        # Nothing can be restored from attempts of an older generation after all their output was replaced.
+        oldest = min([self.starts[self.newest_epoch].generation, *(each.generation for each in self.committed)])
+        kept = {epoch: start for epoch, start in self.starts.items() if start.generation >= oldest}
+        return replace(
+            self,
+            starts=MappingProxyType(kept),
+            retracted=tuple(each for each in self.retracted if each.epoch in kept),
+            forgotten=max({self.forgotten, *self.starts} - set(kept)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRange:
+    """A range of committed checkpoints that one attempt took."""
+
+    generation: int
+    epoch: int
+    first: int
+    last: int
+    is_retractable: bool = True
+    """Whether the output can be rolled back."""
+
+    def holds(self, epoch: int, checkpoint_id: int) -> bool:
+        """Return whether the range covers a checkpoint, including earlier checkpoints of the attempt without output."""
+        return self.epoch == epoch and checkpoint_id <= self.last
+
+    def to_json(self) -> dict[str, int]:
+        """Return the range as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """
+        Return the range that :meth:`to_json` encoded.
+
+        :raises KeyError: if a field is missing; a wrong value raises ``TypeError`` or ``ValueError``.
+        """
+        numbers = {name: int(document[name]) for name in ("generation", "epoch", "first", "last")}
+        return cls(**numbers, is_retractable=bool(document["is_retractable"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Output of one checkpoint."""
+
+    generation: int
+    epoch: int
+    """Attempt that took the checkpoint; a later attempt may commit it."""
+    checkpoint_id: int
+    committables: tuple[Any, ...]
+    """Committables of the tasks."""
+    owner: str = field(default="", compare=False)
+    """Job and sink, for error messages about a record of the output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChange:
+    """A change from one log to the next, with its effects on the output."""
+
+    before: CommitLog
+    after: CommitLog
+    publication: Publication | None = None
+    retracted: tuple[CommitRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start of an attempt."""
+
+    generation: int
+    restored: int | None
+    """Restored checkpoint, ``None`` for a fresh start."""
+    taken_by: int | None = None
+    """Epoch of the attempt that took the restored checkpoint, ``None`` if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestry:
+    """A checkpoint and all checkpoints that it builds on."""
+
+    segments: tuple[tuple[int, int], ...]
+    """Pairs of an epoch and the last checkpoint of that attempt in the ancestry, newest first."""
+
+    def holds(self, epoch: int, checkpoint_id: int) -> bool:
+        """Return whether the ancestry contains a checkpoint that an attempt took."""
+        return any(epoch == taker and checkpoint_id <= last for taker, last in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Starts of the attempts, and the attempt that took each checkpoint."""
+
+    starts: Mapping[int, Start]
+    """Starts by epoch."""
+    taken: Mapping[int, int]
+    """Epochs by checkpoint, for the checkpoints that the sink has seen."""
+
+    def ancestry_of(self, epoch: int, checkpoint_id: int = ALL_CHECKPOINTS) -> Ancestry:
+        """
+        Return the ancestry of a checkpoint.
+
+        :param epoch: Attempt that took the checkpoint.
+        :param checkpoint_id: Id of the checkpoint; by default all checkpoints that the attempt will take.
+        :raises CorruptStateError: if the ancestry is unknown.
+        """
+        segments = [(epoch, checkpoint_id)]
+        start = self.starts.get(epoch)
+        while start is not None and start.restored is not None:
+            self._require_known_taker(start)
+            before = start.taken_by or self._taker(start.restored, segments[-1][0])
+            if before is None or before >= segments[-1][0]:
+                break
+            segments.append((before, start.restored))
+            start = self.starts.get(before)
+        return Ancestry(tuple(segments))
+
+    def _require_known_taker(self, start: Start) -> None:
+        # Without this check, the output of older attempts would look like an abandoned branch and be retracted.
+        taker = start.taken_by
+        if taker is None or taker in self.starts:
+            return
+        older = [n for n, each in self.starts.items() if n < taker and each.generation == start.generation]
+        if older:
+            raise CorruptStateError(
+                f"Expected attempt {taker}, which took the restored checkpoint {start.restored}, to have written to this "
+                f"destination, as attempt {max(older)} did, found no record of it; the sink was changed in between and changed "
+                f"back, and output is missing. Restore a checkpoint of attempt {max(older)}, choose another destination, or "
+                "start over.",
+                checkpoint_id=start.restored,
+            )
+
+    def _taker(self, checkpoint_id: int, before: int) -> int | None:
+        known = self.taken.get(checkpoint_id)
+        if known is not None:
+            return known
+        newest = max(self._candidates(checkpoint_id, before), default=None)
+        if newest is not None:
+            self._require_unambiguous(newest, checkpoint_id)
+        return newest
+
+    def _candidates(self, checkpoint_id: int, before: int) -> list[int]:
+        generation = self.starts[before].generation
+        return [
+            epoch
+            for epoch, start in self.starts.items()
+            if epoch < before and start.generation == generation and (start.restored or 0) < checkpoint_id
+        ]
+
+    def _require_unambiguous(self, epoch: int, checkpoint_id: int) -> None:
+        began = self.starts[epoch].restored or 0
+        doubtful = sorted(n for n, taker in self.taken.items() if taker < epoch and began < n <= checkpoint_id)
+        if doubtful:
+            raise CorruptStateError(
+                f"Expected committables with checkpoint {checkpoint_id}, found none, and it is not known whether it follows "
+                f"checkpoint {doubtful[0]}, which has output; restore from checkpoint {doubtful[-1]}, or start over.",
+                checkpoint_id=checkpoint_id,
+            )
+
+
+def within(ranges: Iterable[CommitRange], ancestry: Ancestry) -> tuple[CommitRange, ...]:
+    """Return the parts of ranges inside an ancestry."""
+    last_by_epoch = _last_checkpoints(ancestry)
+    parts = (replace(each, last=min(each.last, last_by_epoch.get(each.epoch, 0))) for each in ranges)
+    return tuple(each for each in parts if each.first <= each.last)
+
+
+def outside(ranges: Iterable[CommitRange], ancestry: Ancestry) -> tuple[CommitRange, ...]:
+    """Return the parts of ranges outside an ancestry."""
+    last_by_epoch = _last_checkpoints(ancestry)
+    parts = (replace(each, first=max(each.first, last_by_epoch.get(each.epoch, 0) + 1)) for each in ranges)
+    return tuple(each for each in parts if each.first <= each.last)
+
+
+def _last_checkpoints(ancestry: Ancestry) -> dict[int, int]:
+    last_by_epoch: dict[int, int] = {}
+    for epoch, last in ancestry.segments:
+        last_by_epoch[epoch] = max(last, last_by_epoch.get(epoch, 0))
+    return last_by_epoch
+
+
+def _start(document: Any) -> Start:
+    generation, restored, taken_by = document
+    return Start(
+        int(generation),
+        None if restored is None else int(restored),
+        None if taken_by is None else int(taken_by),
+    )

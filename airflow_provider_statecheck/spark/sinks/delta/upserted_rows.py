@@ -1,0 +1,215 @@
+"""
+Output of a Delta sink that upserts rows: staged files that are merged into the table by key.
+
+Two columns of the table record the sink and the checkpoint that inserted a row, so that a retraction can delete it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    StateCheckError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+    ALL_CHECKPOINTS,
+    CommitLog,
+    CommitRange,
+    LogChange,
+    Publication,
+)
+from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaOutput
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
+    DeltaFiles,
+    lineage_of_data_file,
+    own_files,
+    require_files_exist,
+)
+from airflow_provider_statecheck.spark.sinks.target_files import in_parallel, sweep_staged
+from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW, last_rows
+from airflow_provider_statecheck.spark.tables.delta import (
+    DeltaCommit,
+    DeltaFile,
+    DeltaSnapshot,
+    DeltaTableAccess,
+    deltalake,
+    file_schema,
+)
+
+Operation = Callable[[Any, Any], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpsertedRows(DeltaOutput):
+    """
+    Rows of one lineage, identified by key.
+
+    :param table: The table.
+    :param files: Files of the lineage in the table.
+    :param records: Records of the output of each checkpoint.
+    :param keys: Key columns.
+    :param compression: Parquet compression codec.
+    """
+
+    table: DeltaTableAccess
+    files: DeltaFiles
+    records: CommitFiles
+    keys: tuple[str, ...]
+    compression: str
+
+    @override
+    def columns(self, schema: Any) -> Any:
+        import pyarrow as pa
+
+        reserved = [name for name in schema.names if name in (LINEAGE, CHECKPOINT, ROW) or "`" in name]
+        if reserved:
+            raise UnsupportedStateError(
+                f"Expected no column named {reserved[0]!r} in the output of an upsert, found one; rename it, because the sink uses "
+                "this name, or cannot quote it."
+            )
+        missing = [
+            name for name in self.keys if name not in schema.names or pa.types.is_nested(schema.field(name).type)
+        ]
+        if missing:
+            raise UnsupportedStateError(
+                f"Expected upsert_by to name plain columns of the output, found no {', '.join(missing)} among "
+                f"{', '.join(schema.names)}; add the columns, or correct upsert_by."
+            )
+        marks = [pa.field(LINEAGE, pa.string()), pa.field(CHECKPOINT, pa.int64())]
+        return file_schema(pa.schema([*schema, *marks]))
+
+    @override
+    def require_retractable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
+        recorded = self.records.publications(each for each in ranges if each.last != ALL_CHECKPOINTS)
+        appended = [
+            f.name for each in recorded for t in each.committables for f in t.files if lineage_of_data_file(f.name)
+        ]
+        if any(each.last == ALL_CHECKPOINTS for each in ranges):
+            appended += [name for name in own_files(snapshot) if lineage_of_data_file(name) == self.files.lineage]
+        if appended:
+            raise EnvironmentNotReadyError(
+                f"Expected to delete the rows of earlier output in {self.table.shown} by their marks, found {len(appended)} "
+                "file(s) that the sink appended without upsert_by; restore from the newest checkpoint, delete the rows of this "
+                f"job and the directory _statecheck/{self.files.lineage} of the table and start over, or choose another table."
+            )
+
+    @override
+    def commit(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
+        self._require_updatable(snapshot)
+        if change.publication is None and not change.retracted:
+            return self.table.commit(snapshot, commit)
+        self.require_retractable(snapshot, change.retracted)
+        version, write = snapshot.version, self._operation(change)
+        failure = self.table.commit_with(snapshot, commit, write)
+        if failure is None and snapshot.version == version:
+            # deltalake writes no version if no row has changed.
+            failure = self.table.commit(snapshot, commit)
+        if failure is None and change.publication is not None:
+            self._delete_staged(change.publication)
+        return failure
+
+    @override
+    def sweep(self, current: CommitLog, last_epoch: int) -> None:
+        sweep_staged(self.files, last_epoch)
+
+    @override
+    def writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
+        # The marks do not tell attempts apart; a fresh start, which alone asks, replaces all rows.
+        return {newest: 0}
+
+    def _operation(self, change: LogChange) -> Operation:
+        if change.publication is None:
+            condition = self._condition(change.retracted, "")
+            return lambda handle, properties: handle.delete(
+                condition, writer_properties=self._file_properties(), commit_properties=properties
+            )
+        condition, rows = self._condition(change.retracted, "target."), self._rows(change.publication)
+        return lambda handle, properties: self._merge(handle, rows, condition, properties)
+
+    def _merge(self, handle: Any, rows: Any, retracted: str, properties: Any) -> None:
+        keys = " AND ".join(f"{_in_table(name)} = {_in_rows(name)}" for name in self.keys)
+        merge = handle.merge(
+            rows,
+            predicate=keys,
+            source_alias="output",
+            target_alias="target",
+            streamed_exec=False,  # the rows are in memory, and their bounds exclude files of the table
+            writer_properties=self._file_properties(),
+            commit_properties=properties,
+        )
+        values = {name: _in_rows(name) for name in rows.column_names if name not in (*self.keys, LINEAGE, CHECKPOINT)}
+        merge.when_matched_update({_in_table(name): value for name, value in {**values, **_marks(retracted)}.items()})
+        merge.when_not_matched_insert_all()
+        if retracted:
+            merge.when_not_matched_by_source_delete(retracted)
+        merge.execute()
+
+    def _condition(self, ranges: Sequence[CommitRange], alias: str) -> str:
+        checkpoints = " OR ".join(f"{alias}`{CHECKPOINT}` BETWEEN {each.first} AND {each.last}" for each in ranges)
+        return f"{alias}`{LINEAGE}` = '{self.files.lineage}' AND ({checkpoints})" if ranges else ""
+
+    def _rows(self, publication: Publication) -> Any:
+        import pyarrow as pa
+
+        tasks = sorted(publication.committables, key=lambda task: (task.epoch, task.subtask))
+        files = [file for task in tasks for file in task.files]
+        require_files_exist(self.files, publication.checkpoint_id, files)
+        rows = pa.concat_tables(in_parallel(self._read, files, is_local=self.files.is_local))
+        rows = last_rows(rows, self.keys)
+        for name, value in ((LINEAGE, self.files.lineage), (CHECKPOINT, publication.checkpoint_id)):
+            rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        return rows
+
+    def _read(self, file: DeltaFile) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        data = self.files.read(file.name)
+        try:
+            return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
+        except (OSError, pa.ArrowException) as error:
+            raise CorruptStateError(
+                f"Expected staged rows in {self.files.target}/{file.name}, found other content: {error}; restore from an "
+                "earlier checkpoint, or start over."
+            ) from error
+
+    def _delete_staged(self, publication: Publication) -> None:
+        names = [file.name for task in publication.committables for file in task.files]
+        with suppress(StateCheckError):  # a later sweep deletes them
+            in_parallel(self.files.delete, names, is_local=self.files.is_local)
+
+    def _require_updatable(self, snapshot: DeltaSnapshot) -> None:
+        if snapshot.is_append_only:
+            raise EnvironmentNotReadyError(
+                f"Expected a table that accepts updates at {self.table.shown}, found that it is append-only; set "
+                "delta.appendOnly to false, remove upsert_by, or choose another table."
+            )
+
+    def _file_properties(self) -> Any:
+        codec = "UNCOMPRESSED" if self.compression == "none" else self.compression.upper()
+        return deltalake().WriterProperties(compression=codec)
+
+
+def _marks(retracted: str) -> dict[str, str]:
+    # The marks of a row stay while only one sink writes it; a row that another sink has written is never deleted.
+    first = f"WHEN {retracted} THEN {{0}} " if retracted else ""
+    cases = f"CASE {first}WHEN {_in_table(LINEAGE)} = {_in_rows(LINEAGE)} THEN {{1}} END"
+    return {name: cases.format(_in_rows(name), _in_table(name)) for name in (LINEAGE, CHECKPOINT)}
+
+
+def _in_table(name: str) -> str:
+    return f"target.`{name}`"
+
+
+def _in_rows(name: str) -> str:
+    return f"output.`{name}`"

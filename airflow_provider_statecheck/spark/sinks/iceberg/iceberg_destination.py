@@ -1,0 +1,337 @@
+"""
+Iceberg table as the destination of a two-phase commit.
+
+One commit of the catalog moves the main branch and the branch of the ledger, and requires the previous state of both.
+Therefore only an attempt that has read the newest ledger can commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import (
+    CommitStateUnknownError,
+    CorruptStateError,
+    StateCheckError,
+    StorageError,
+)
+from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+    CommitLog,
+    CommitRange,
+    LogChange,
+    Publication,
+    Start,
+)
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_ledger import (
+    LEDGER_PROPERTY,
+    TableCommit,
+    TableLedger,
+    branch_of,
+    files_of,
+    read_ledger,
+)
+from airflow_provider_statecheck.spark.sinks.iceberg.row_changes import RowChange, rows_of_files
+from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
+    require_files_exist,
+    require_marks,
+    require_not_rolled_back,
+    require_same_spec,
+)
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext
+from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, decode_data_file
+
+_MAIN = "main"
+_NEVER_MS = 2**63 - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class IcebergDestination:
+    """
+    Output and commit log of one sink in an Iceberg table.
+
+    :param table: Table of the sink.
+    :param context: Attempt that commits.
+    :param upsert_by: Key columns for upserts; empty for appends.
+    :param marks_rows: Whether two columns record the sink and the checkpoint of each upserted row.
+    """
+
+    table: OpenTable
+    context: SinkContext
+    upsert_by: tuple[str, ...] = ()
+    marks_rows: bool = False
+    _loaded: Any = field(default=None, init=False, repr=False)
+    """Version of the table that contains the ledger."""
+    _ledger: TableLedger = field(init=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the table for error messages."""
+        return f"the Iceberg table {self.table.name}"
+
+    def log_of(self, lineage: str) -> CommitLog:
+        """Return the current log of a lineage; empty if it never opened the table."""
+        table = self.table.load()
+        with self.table.redacted_failures():
+            ledger = read_ledger(table, lineage)
+        return ledger.log if ledger else CommitLog()
+
+    def load(self, epoch: int) -> CommitLog:
+        """
+        Load the table and return the log of this sink.
+
+        :raises CorruptStateError: if the table was rolled back to before the checkpoint that the attempt restores.
+        """
+        self._loaded = self.table.load()
+        new = TableLedger(job_name=self.context.job_name, uid=self.context.uid)
+        with self.table.redacted_failures():
+            self._ledger = read_ledger(self._loaded, self.context.lineage) or new
+            if self._ledger.log.newest_epoch < epoch:
+                self._require_restored_output(epoch)
+        return self._ledger.log
+
+    def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
+        """
+        Require that all data files and rows of committed ranges can be identified.
+
+        :raises CorruptStateError: if another writer has rewritten or deleted files.
+        :raises UnsupportedStateError: if the table has lost the columns that identify upserted rows.
+        """
+        commits = self._ledger.within(ranges)
+        with self.table.redacted_failures():
+            self._files_of(commits)
+            if _has_upserts(commits):
+                require_marks(self._loaded, self.table.name)
+
+    def require_same(self, committed: Publication) -> None:
+        """
+        Require that a committed checkpoint has as many files and rows as a repeated commit.
+
+        :raises CorruptStateError: if it has not.
+        """
+        known, again = self._ledger.find(committed.epoch, committed.checkpoint_id), TableCommit.of(committed)
+        if known is None or not known.is_same(again):
+            raise CorruptStateError(
+                f"Expected the same output with each commit of checkpoint {again.checkpoint_id} to {self.name}, found "
+                f"{again.rows} rows and {known.rows if known else 'no'} committed rows; another checkpoint with this id was "
+                "committed. Start over.",
+                checkpoint_id=again.checkpoint_id,
+            )
+
+    def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
+        """
+        Commit the log and the files to the catalog, unless another commit has changed the table.
+
+        :return: ``None`` after a commit, a :class:`StorageError` if there was none, and a
+            :class:`CommitStateUnknownError` if there may have been one; the catalog refuses it if it arrives later than
+            another commit.
+        :raises UnsupportedStateError: if files were written with other partitions, or the table has lost the columns
+            that identify upserted rows.
+        :raises CorruptStateError: if files to add or to remove are missing.
+        """
+        with self.table.redacted_failures():
+            edit = self._edit(change)
+        try:
+            staged = stage_edit(self._loaded, self.context.lineage, edit)
+        except Exception as error:
+            return self.table.storage_error(error)
+        failure = self._commit(staged)
+        if failure is None:
+            _delete(self._loaded, edit.merged)
+        return failure
+
+    def sweep(self, last_epoch: int) -> None:
+        """Do nothing: ``remove_orphan_files`` of Iceberg removes files that no snapshot references."""
+
+    def _commit(self, staged: StagedEdit) -> StateCheckError | None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            commit_edit(self._loaded, staged)
+        except CommitFailedException as error:
+            return StorageError(
+                f"Expected to commit to {self.name}, found a concurrent commit: {error}; retry the task."
+            )
+        except Exception as error:
+            return CommitStateUnknownError(
+                f"Expected a reply to a commit, found none: {self.table.storage_error(error)} The state of the commit is unknown; "
+                "retry the task, which checks the table."
+            )
+        return None
+
+    def _edit(self, change: LogChange) -> TableEdit:
+        published, replaced = change.publication, self._ledger.within(change.retracted)
+        edit = TableEdit(
+            ledger=replace(self._ledger, log=change.after),
+            commit=TableCommit.of(published) if published else None,
+            add=self._new_files(published) if published else [],
+            remove=self._files_of(replaced),
+        )
+        rows = RowChange(
+            table=self._loaded,
+            lineage=self.context.lineage,
+            retracted=change.retracted if _has_upserts(replaced) else (),
+        )
+        if edit.commit and self.upsert_by:
+            return self._upserting(edit, edit.commit, rows)
+        require_same_spec(self._loaded, edit.add, self.table.name)
+        return self._changing_rows(edit, rows) if rows.retracted else edit
+
+    def _upserting(self, edit: TableEdit, commit: TableCommit, rows: RowChange) -> TableEdit:
+        found = rows_of_files(self._loaded, edit.add, self.upsert_by)
+        merged = replace(edit, commit=commit._replace(files=0), add=[], merged=edit.add)
+        change = replace(rows, keys=self.upsert_by, rows=found, checkpoint_id=commit.checkpoint_id)
+        return self._changing_rows(merged, change)
+
+    def _changing_rows(self, edit: TableEdit, rows: RowChange) -> TableEdit:
+        if self.marks_rows or rows.retracted:
+            require_marks(self._loaded, self.table.name)
+        add, remove = rows.carry_out(ignored=edit.remove)
+        return replace(edit, add=[*edit.add, *add], remove=[*edit.remove, *remove])
+
+    def _new_files(self, published: Publication) -> list[Any]:
+        files = [decode_data_file(file) for task in published.committables for file in task.files]
+        require_files_exist(self._loaded, files, published.checkpoint_id, self.table.name)
+        return files
+
+    def _files_of(self, commits: Sequence[TableCommit]) -> list[Any]:
+        return files_of(self._loaded, self.context.lineage, commits, self.table.name) if commits else []
+
+    def _require_restored_output(self, epoch: int) -> None:
+        start = Start(self.context.generation, self.context.restored_checkpoint_id, self.context.restored_epoch)
+        ancestry = self._ledger.log.begun(epoch, start).ancestry_of(epoch)
+        restored = [each for each in self._ledger.commits if ancestry.holds(each.epoch, each.checkpoint_id)]
+        if restored:
+            require_not_rolled_back(self._loaded, restored[-1].snapshot_id, restored[-1].checkpoint_id, self.table.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableEdit:
+    """Changes of one commit of a table."""
+
+    ledger: TableLedger
+    """Ledger with the log after the commit, and with the table commits before it."""
+    commit: TableCommit | None
+    """Commit of the added files, still without its snapshot."""
+    add: Sequence[Any]
+    """Data files to add."""
+    remove: Sequence[Any]
+    """Data files to remove."""
+    merged: Sequence[Any] = ()
+    """Files of tasks whose rows were merged, which nothing needs after the commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedEdit:
+    """An edit with its metadata files written, ready for the catalog."""
+
+    updates: tuple[Any, ...]
+    requirements: tuple[Any, ...]
+    """Requirements on the state of the table."""
+    replaced: Any
+    """Previous snapshot of the ledger, ``None`` for the first one."""
+
+
+def stage_edit(table: Any, lineage: str, edit: TableEdit) -> StagedEdit:
+    """
+    Write the metadata files of an edit without committing them.
+
+    :param table: Table as it was read together with the ledger.
+    """
+    from pyiceberg.table import Transaction
+
+    # The transaction only collects updates. Its own commit would retry after a conflict without reading the new ledger.
+    transaction = Transaction(table)
+    moves_main = bool(edit.add or edit.remove or not table.metadata.snapshots)
+    ledger = _stage_files(transaction, edit) if moves_main else edit.ledger.adding(None)
+    _stage_ledger(transaction, lineage, ledger)
+    replaced = table.metadata.snapshot_by_name(branch_of(lineage))
+    return StagedEdit(
+        updates=(*(_with_retention(update, lineage) for update in transaction._updates), *_removal_of(replaced)),
+        requirements=_requirements(table, lineage),
+        replaced=replaced,
+    )
+
+
+def commit_edit(table: Any, staged: StagedEdit) -> None:
+    """
+    Commit an edit atomically.
+
+    :param table: Table as it was read together with the ledger.
+    :raises CommitFailedException: if another writer has committed since; raised by pyiceberg.
+    :raises Exception: if the outcome of the commit is unknown.
+    """
+    table._do_commit(staged.updates, staged.requirements)
+    if staged.replaced is not None:
+        with suppress(Exception):  # an orphan file of the removed snapshot
+            table.io.delete(staged.replaced.manifest_list)
+
+
+def _has_upserts(commits: Iterable[TableCommit]) -> bool:
+    return any(not each.files for each in commits)
+
+
+def _delete(table: Any, files: Iterable[Any]) -> None:
+    for file in files:
+        with suppress(Exception):  # an orphan file
+            table.io.delete(file.file_path)
+
+
+def _stage_files(transaction: Any, edit: TableEdit) -> TableLedger:
+    update = transaction.update_snapshot(snapshot_properties=_summary(edit))
+    producer = update.overwrite() if edit.remove else update.fast_append()
+    for file in edit.add:
+        producer.append_data_file(file)
+    for file in edit.remove:
+        producer.delete_data_file(file)
+    producer.commit()
+    return edit.ledger.adding(edit.commit and edit.commit._replace(snapshot_id=producer.snapshot_id))
+
+
+def _stage_ledger(transaction: Any, lineage: str, ledger: TableLedger) -> None:
+    properties = {LEDGER_PROPERTY: ledger.encode()}
+    producer = transaction.update_snapshot(snapshot_properties=properties, branch=branch_of(lineage)).fast_append()
+    producer._parent_snapshot_id = None  # the same commit removes the previous ledger snapshot
+    producer.commit()
+
+
+def _with_retention(update: Any, lineage: str) -> Any:
+    # The table may expire branches by age; the branch of the ledger must be retained.
+    is_ours = getattr(update, "ref_name", None) == branch_of(lineage)
+    return update.model_copy(update={"max_ref_age_ms": _NEVER_MS}) if is_ours else update
+
+
+def _summary(edit: TableEdit) -> dict[str, str]:
+    summary = {"statecheck.job": edit.ledger.job_name, "statecheck.uid": edit.ledger.uid}
+    if edit.commit:
+        summary["statecheck.checkpoint"] = str(edit.commit.checkpoint_id)
+        summary["statecheck.generation"] = str(edit.commit.generation)
+        summary["statecheck.epoch"] = str(edit.commit.epoch)
+    return summary
+
+
+def _requirements(table: Any, lineage: str) -> tuple[Any, ...]:
+    from pyiceberg.table.update import AssertTableUUID
+
+    # A table without snapshots only accepts a requirement for main, which every first ledger commit also moves.
+    # Main is required even if it does not move: the sequence number of the ledger snapshot must stay the highest one.
+    branches = [_MAIN, *([branch_of(lineage)] if table.metadata.snapshots else [])]
+    same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
+    return same_table, *(_ref_requirement(table, branch) for branch in branches)
+
+
+def _ref_requirement(table: Any, branch: str) -> Any:
+    from pyiceberg.table.update import AssertRefSnapshotId
+
+    snapshot = table.metadata.snapshot_by_name(branch)
+    return AssertRefSnapshotId.model_validate(
+        {"ref": branch, "snapshot-id": snapshot.snapshot_id if snapshot else None}
+    )
+
+
+def _removal_of(snapshot: Any) -> tuple[Any, ...]:
+    from pyiceberg.table.update import RemoveSnapshotsUpdate
+
+    return (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [snapshot.snapshot_id]}),) if snapshot else ()

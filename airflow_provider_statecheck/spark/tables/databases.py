@@ -1,0 +1,266 @@
+"""
+Connections to a database by its URL, and transactions of sinks.
+
+The URL may contain a password; messages, logs and ``repr`` never contain it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, quote_plus
+
+from typing_extensions import override
+
+from airflow_provider_statecheck.exceptions import (
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    SourceError,
+    StateCheckError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.storage.schemes import conceal
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.engine import URL
+
+Address = str | Callable[[], str]
+"""An SQLAlchemy URL, ``env:NAME`` for a URL in an environment variable of the driver, or a function that returns a URL."""
+
+_IN_ENVIRONMENT = "env:"
+_FILE_URI = "file:"
+_SQLITE_TIMEOUT_SECONDS = 60.0
+# The locks of an attempt that stopped during a transaction must not block the next attempt without a limit.
+_POSTGRES_TIMEOUTS = ("SET LOCAL lock_timeout = '10min'", "SET LOCAL idle_in_transaction_session_timeout = '5min'")
+# Staged files are deleted after the commit, which must therefore survive a crash of the database.
+_POSTGRES_DURABLE = (
+    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
+_PACKAGES = ("sqlalchemy", "psycopg2", "sqlite3")
+"""Packages whose exceptions are database errors."""
+_IN_MEMORY = (":///", ":memory:")
+_SUPPORTED = ("postgresql+psycopg2://", "sqlite:///", "sqlite+pysqlite:///")
+
+
+class Database:
+    """
+    A database that can be pickled, and whose password is never shown.
+
+    :param url: An SQLAlchemy URL.
+    :raises InvalidConfigurationError: if the URL is invalid.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = _parse_url(url)
+        self._url = HiddenOptions({"url": url})
+        self.shown = f"{parsed.drivername}://{parsed.host or ''}/{parsed.database or ''}"
+
+    def __repr__(self) -> str:
+        return f"Database({self.shown!r})"
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether the database is an SQLite file."""
+        return self.shown.startswith("sqlite")
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """
+        Open a connection for the duration of a ``with`` block.
+
+        :raises EnvironmentNotReadyError: if SQLAlchemy or the driver of the database is not installed.
+        :raises SourceError: if the database does not respond, or rejects a statement.
+        """
+        try:
+            with self._engine().connect() as connection:
+                yield connection
+        except StateCheckError:
+            raise
+        except Exception as error:
+            # No cause: Spark logs the whole chain, and drivers put credentials into their errors.
+            raise self._as_own_error(error) from None
+
+    def _engine(self) -> Any:
+        from sqlalchemy import NullPool, create_engine
+
+        return create_engine(str(self._url.reveal()["url"]), poolclass=NullPool, hide_parameters=True)
+
+    def _as_own_error(self, error: Exception) -> StateCheckError:
+        # Compares the name of the class, because SQLAlchemy itself may be missing.
+        if not isinstance(error, ImportError) and type(error).__name__ != "NoSuchModuleError":
+            return SourceError(f"The database {self.shown} cannot be read: {self.message_of(error)}")
+        return EnvironmentNotReadyError(
+            f"Expected Python packages to read {self.shown}, found {error}; install SQLAlchemy and the driver in the URL "
+            "(airflow-provider-statecheck[postgres] for PostgreSQL) for Spark's driver and executors."
+        )
+
+    def message_of(self, error: Exception) -> str:
+        """Return the message of the database driver, without the statement that SQLAlchemy adds and without secrets."""
+        original = getattr(error, "orig", None) or error
+        return f"{type(original).__name__} {conceal(str(original).strip(), self._secrets())}"
+
+    def _secrets(self) -> dict[str, Any]:
+        url = str(self._url.reveal()["url"])
+        parsed = _parse_url(url)
+        password = str(parsed.password or "")
+        quoted = [password, quote(password, safe=""), quote_plus(password)]
+        return {"password": quoted, "token": url, "query": dict(parsed.query)}
+
+
+class SinkDatabase(Database):
+    """
+    Database with the table of a sink.
+
+    :param url: SQLAlchemy URL.
+    :raises InvalidConfigurationError: if the URL is invalid, or of an unsupported database.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        if not self.shown.startswith(_SUPPORTED) or self.shown.endswith(_IN_MEMORY):
+            raise InvalidConfigurationError(
+                f"Expected the URL of a PostgreSQL database, postgresql+psycopg2://…, or of an SQLite file, sqlite:///…, found "
+                f"{self.shown!r}; write files and load them into the database, or implement a TwoPhaseCommitSink."
+            )
+
+    @classmethod
+    def open(cls, address: Address) -> Self:
+        """
+        Return the database of an address.
+
+        :raises InvalidConfigurationError: if the environment variable is missing, or the URL is invalid.
+        """
+        return cls(resolved_url(address))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """
+        Open a transaction that is committed at the end of the block, or rolled back after an error.
+
+        :raises EnvironmentNotReadyError: if the Python driver of the database is missing.
+        :raises UnsupportedStateError: if the database rejects the rows.
+        :raises StorageError: if the database fails otherwise.
+        """
+        try:
+            with self._engine().begin() as connection:
+                self._configure(connection)
+                yield connection
+        except StateCheckError:
+            raise
+        except ImportError as error:
+            raise self._missing_driver(error) from None
+        except Exception as error:
+            if not type(error).__module__.startswith(_PACKAGES):
+                raise
+            # Without the cause: database drivers include credentials and row values in it.
+            raise self._failure(error) from None
+
+    @override
+    def _engine(self) -> Any:
+        from sqlalchemy import NullPool, create_engine
+
+        wait = {"timeout": _SQLITE_TIMEOUT_SECONDS} if self.is_sqlite else {}
+        url = str(self._url.reveal()["url"])
+        return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=wait)
+
+    def _configure(self, connection: Connection) -> None:
+        from sqlalchemy import text
+
+        for statement in () if self.is_sqlite else (*_POSTGRES_TIMEOUTS, _POSTGRES_DURABLE):
+            connection.execute(text(statement))
+
+    def _failure(self, error: Exception) -> StateCheckError:
+        original = getattr(error, "orig", None) or error
+        kinds = {kind.__name__ for kind in type(original).__mro__}
+        # Later lines may contain row values; for a DataError the first line, too.
+        message = type(original).__name__ if "DataError" in kinds else self.message_of(error)
+        reason = (message.splitlines() or [""])[0].rstrip(".")
+        if kinds & {"IntegrityError", "DataError"}:
+            return UnsupportedStateError(
+                f"The database {self.shown} rejected the output: {reason}. No row of the checkpoint was written. Correct the "
+                "table or its constraints and run the task again, or convert the output in the stage and start over."
+            )
+        return StorageError(f"The database {self.shown} failed: {reason}.")
+
+    def _missing_driver(self, error: ImportError) -> EnvironmentNotReadyError:
+        return EnvironmentNotReadyError(
+            f"Expected the Python driver for {self.shown}, found {error}; "
+            "pip install 'airflow-provider-statecheck[postgres]' where the Spark driver runs."
+        )
+
+
+def open_database(address: Address) -> Database:
+    """
+    Return the database at an address.
+
+    :raises InvalidConfigurationError: if the environment variable is not set, or the URL is invalid.
+    """
+    return Database(resolved_url(address))
+
+
+def shown_address(address: Address) -> str:
+    """Return an address for messages, without resolving it."""
+    if callable(address):
+        return "a function"
+    return address if str(address).startswith(_IN_ENVIRONMENT) else Database(address).shown
+
+
+def resolved_url(address: Address) -> str:
+    """
+    Resolve the URL of an address; the path of an SQLite file becomes absolute.
+
+    :raises InvalidConfigurationError: if the environment variable is not set, or the URL is invalid.
+    """
+    return _with_absolute_file(_resolve(address))
+
+
+def _resolve(address: Address) -> str:
+    if callable(address):
+        return address()
+    if not str(address).startswith(_IN_ENVIRONMENT):
+        return address
+    name = address.removeprefix(_IN_ENVIRONMENT)
+    found = os.environ.get(name)
+    if not found:
+        raise InvalidConfigurationError(
+            f"Expected the URL of a database in the environment variable {name} of the driver, found none; set the variable."
+        )
+    return found
+
+
+def _with_absolute_file(url: str) -> str:
+    # Spark tasks run in other directories, where a relative path would refer to another file.
+    parsed = _parse_url(url)
+    file = parsed.database or ""
+    scheme = _FILE_URI if file.startswith(_FILE_URI) and "uri" in parsed.query else ""
+    path = file.removeprefix(scheme)
+    is_file = parsed.drivername.startswith("sqlite") and path and not path.startswith(("/", ":memory:"))
+    if not is_file or parsed.query.get("mode") == "memory":
+        return url
+    return parsed.set(database=f"{scheme}{Path(path).absolute()}").render_as_string(hide_password=False)
+
+
+def _parse_url(url: object) -> URL:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        # SQLAlchemy's URL objects are rejected too: their string form masks the password.
+        return make_url(_require_text(url))
+    except (ArgumentError, TypeError, ValueError):
+        raise InvalidConfigurationError(
+            "Expected the URL of a database such as postgresql+psycopg2://user:password@host/name, found another value; it is "
+            "not shown, because it may contain a password."
+        ) from None
+
+
+def _require_text(url: object) -> str:
+    if not isinstance(url, str):
+        raise TypeError(type(url))
+    return url

@@ -1,0 +1,250 @@
+"""Iceberg tables in catalogs, with errors that contain no credentials, and data files as JSON."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from airflow_provider_statecheck.exceptions import (
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    StateCheckError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.storage.schemes import conceal, harmless
+
+_ABSOLUTE_LOCATION = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
+_DATA_PATH = "write.data.path"
+_STORAGE_PREFIXES = ("s3.", "adls.", "gcs.", "hdfs.", "hf.", "client.")
+_STORAGE_PROPERTIES = frozenset({"py-io-impl", "buffer-size", "DEFAULT_SCHEME", "DEFAULT_NETLOC"})
+_SIGNER = "s3.signer"
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_DECODERS: Mapping[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "decimal": Decimal, "uuid": UUID}
+
+
+class OpenTable:
+    """
+    A table that is loaded repeatedly through one catalog client.
+
+    :param address: Address of the table.
+    """
+
+    def __init__(self, address: TableAddress) -> None:
+        self._address = address
+        self._catalog: Any = None
+        self.latest: Any = None
+        """Most recently loaded table."""
+
+    @property
+    def name(self) -> str:
+        """Identifier of the table for error messages."""
+        return self._address.table
+
+    def load(self) -> Any:
+        """
+        Return the current version of the table.
+
+        :raises EnvironmentNotReadyError: if the table or pyiceberg is missing.
+        :raises StorageError: if the catalog fails.
+        """
+        with self.redacted_failures():
+            if self._catalog is None:
+                self._catalog = _load_catalog(self._address)
+            self.latest = self._catalog.load_table(self._address.table)
+        return self.latest
+
+    def close(self) -> None:
+        """Close the connections of the catalog."""
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            catalog.close()
+
+    def storage_error(self, error: Exception) -> StorageError:
+        """Return an error as a :class:`StorageError` without credentials."""
+        reason = conceal(str(error), self._address.properties.reveal()).rstrip(".")
+        return StorageError(f"The Iceberg table {self.name} failed: {type(error).__name__}: {reason}.")
+
+    @contextmanager
+    def redacted_failures(self) -> Iterator[None]:
+        """
+        Translate errors of the catalog and its storage to errors of this package.
+
+        :raises EnvironmentNotReadyError: if the table or a package is missing.
+        :raises StorageError: for any other error.
+        """
+        try:
+            yield
+        except StateCheckError:
+            raise
+        except ImportError as error:
+            raise _package_missing(self.name, error) from error
+        except Exception as error:
+            if type(error).__name__ in ("NoSuchTableError", "NoSuchNamespaceError"):
+                raise _table_missing(self.name) from error
+            raise self.storage_error(error) from harmless(error, self._address.properties.reveal())
+
+
+class TableAddress:
+    """
+    Address of a table in a catalog.
+
+    :param table: Identifier of the table, such as ``sales.orders``.
+    :param catalog: Name of the catalog, ``None`` for the default catalog of pyiceberg.
+    :param properties: Properties in addition to the pyiceberg configuration of this machine; may contain credentials.
+    :raises InvalidConfigurationError: if the identifier has no namespace.
+    """
+
+    def __init__(self, table: str, catalog: str | None, properties: Mapping[str, Any] | None) -> None:
+        if "." not in table.strip("."):
+            raise InvalidConfigurationError(
+                f"Expected an Iceberg table with its namespace, such as 'sales.orders', found {table!r}; add the namespace."
+            )
+        self.table = table
+        self.catalog = catalog
+        self.properties = HiddenOptions(properties or {})
+
+    def __repr__(self) -> str:
+        return f"TableAddress({self.table!r})"
+
+
+def portable_metadata(table: Any) -> str:
+    """Return the table metadata that tasks need as JSON, with absolute locations and without history."""
+    history: dict[str, Any] = {"snapshots": [], "refs": {}, "snapshot_log": [], "metadata_log": []}
+    properties = dict(table.metadata.properties)
+    if _DATA_PATH in properties:
+        properties[_DATA_PATH] = _absolute_location(properties[_DATA_PATH])
+    locations = {"location": _absolute_location(table.metadata.location), "properties": properties}
+    return str(
+        table.metadata.model_copy(update={**history, **locations, "current_snapshot_id": None}).model_dump_json()
+    )
+
+
+def storage_properties_of(table: Any, shown: str) -> HiddenOptions:
+    """
+    Return the storage properties of a loaded table for tasks.
+
+    :raises UnsupportedStateError: if the catalog must sign each request, which tasks cannot do.
+    """
+    found = table.io.properties
+    # PyArrow's filesystems ignore a signer.
+    if found.get(_SIGNER) and type(table.io).__name__ != "PyArrowFileIO":
+        raise UnsupportedStateError(
+            f"Expected credentials for the storage of the Iceberg table {shown}, found a catalog that signs each request "
+            "(s3.signer), which tasks cannot use; configure vended credentials (the property "
+            "header.X-Iceberg-Access-Delegation = vended-credentials), or set the credentials of the storage as properties."
+        )
+    return HiddenOptions({name: value for name, value in found.items() if _is_storage_property(name)})
+
+
+def _absolute_location(location: str) -> str:
+    # Spark tasks would resolve a relative path in their own working directory.
+    return location if _ABSOLUTE_LOCATION.match(location) else str(Path(location).absolute())
+
+
+def _load_catalog(address: TableAddress) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog(address.catalog, **address.properties.reveal())
+
+
+def _package_missing(name: str, error: ImportError) -> EnvironmentNotReadyError:
+    return EnvironmentNotReadyError(
+        f"Expected the packages for the Iceberg table {name}, found one missing ({error}); "
+        "pip install 'airflow-provider-statecheck[iceberg]' on the driver and on the executors, and the pyiceberg extra of "
+        "the catalog, such as 'pyiceberg[sql-postgres]'."
+    )
+
+
+def _table_missing(name: str) -> EnvironmentNotReadyError:
+    return EnvironmentNotReadyError(
+        f"Expected the Iceberg table {name} in its catalog, found none; create it with its schema and partitions, or "
+        "correct its name."
+    )
+
+
+def _is_storage_property(name: str) -> bool:
+    return name in _STORAGE_PROPERTIES or (name.startswith(_STORAGE_PREFIXES) and not name.startswith(_SIGNER))
+
+
+def encode_data_file(file: Any, *, with_metrics: bool = True) -> dict[str, Any]:
+    """
+    Return a data file, or a position delete file, as JSON.
+
+    :param with_metrics: Whether to include the column metrics that queries use to skip files.
+    """
+    document: dict[str, Any] = {
+        "content": int(file.content),
+        "path": file.file_path,
+        "format": file.file_format.value,
+        "rows": file.record_count,
+        "bytes": file.file_size_in_bytes,
+        "spec": file.spec_id,
+        "partition": [_encode_value(file.partition[i]) for i in range(len(file.partition))],
+    }
+    if with_metrics:
+        document |= {name: _encode_pairs(getattr(file, name)) for name in _COUNTS}
+        document |= {name: _encode_pairs(getattr(file, name), _encode_bytes) for name in _BOUNDS}
+        document["split_offsets"] = file.split_offsets
+    return document
+
+
+def decode_data_file(document: Mapping[str, Any]) -> Any:
+    """Return the data file that :func:`encode_data_file` encoded."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    metrics: dict[str, Any] = {name: _decode_pairs(document.get(name)) for name in _COUNTS}
+    metrics |= {name: _decode_pairs(document.get(name), base64.b64decode) for name in _BOUNDS}
+    found = DataFile.from_args(
+        content=DataFileContent(document["content"]),
+        file_path=str(document["path"]),
+        file_format=FileFormat(document["format"]),
+        partition=Record(*(_decode_value(value) for value in document["partition"])),
+        record_count=int(document["rows"]),
+        file_size_in_bytes=int(document["bytes"]),
+        key_metadata=None,
+        split_offsets=document.get("split_offsets"),
+        equality_ids=None,
+        sort_order_id=None,
+        **metrics,
+    )
+    found.spec_id = int(document["spec"])
+    return found
+
+
+def _encode_pairs(values: Mapping[int, Any] | None, encode: Any = int) -> list[list[Any]] | None:
+    return None if values is None else [[int(key), encode(value)] for key, value in sorted(values.items())]
+
+
+def _decode_pairs(pairs: Any, decode: Any = int) -> dict[int, Any] | None:
+    return None if pairs is None else {int(key): decode(value) for key, value in pairs}
+
+
+def _encode_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": _encode_bytes(value)}
+    if isinstance(value, Decimal):
+        return {"decimal": str(value)}
+    if isinstance(value, UUID):
+        return {"uuid": str(value)}
+    return value
+
+
+def _decode_value(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, text),) = value.items()
+    return _DECODERS[kind](text)
+
+
+def _encode_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode()

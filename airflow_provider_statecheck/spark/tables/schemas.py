@@ -1,0 +1,268 @@
+"""
+Schemas of tables in Spark and Arrow, and the compatibility of Parquet types with Spark types.
+
+PyArrow reads single row groups of a file. :func:`reads_like_spark` decides whether its rows equal those of Spark's
+reader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+_LEGACY_CALENDAR_KEYS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+_TRUSTED_UDT_PREFIX = "pyspark."
+
+
+def parse_schema(schema_json: str) -> StructType:
+    """
+    Return a schema that was stored as JSON.
+
+    :raises CorruptStateError: if it is not a schema, or reading it would run code from the storage.
+    """
+    from pyspark.sql.types import StructType
+
+    try:
+        document = json.loads(schema_json)
+        _refuse_foreign_classes(document)
+        return StructType.fromJson(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptStateError(
+            f"Expected the schema of a snapshot, found {str(schema_json)[:80]!r}; restore from an earlier checkpoint."
+        ) from error
+
+
+def is_trusted_udt(module: str) -> bool:
+    """Return whether the class of a user-defined type may be loaded, by its module or its full name."""
+    return module.startswith(_TRUSTED_UDT_PREFIX)
+
+
+def to_struct_type(schema: Any) -> StructType:
+    """
+    Convert a ``StructType`` or DDL to a ``StructType``; requires an active session.
+
+    :raises InvalidConfigurationError: if the schema is invalid or has no columns.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        found = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+    except (PySparkException, TypeError, ValueError) as error:
+        raise _invalid_schema(schema) from error
+    if not isinstance(found, StructType) or not found.fields:
+        raise _invalid_schema(schema)
+    return found
+
+
+def arrow_schema(schema: StructType) -> Any:
+    """Return the Arrow schema in which Spark exchanges columns of a schema with Python."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def spark_schema(schema: Any) -> StructType:
+    """
+    Return the Spark schema of an Arrow schema.
+
+    :raises InvalidConfigurationError: if Spark has no type for a column.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    try:
+        return from_arrow_schema(schema)
+    except Exception as error:  # the class differs between versions of Spark
+        raise InvalidConfigurationError(
+            f"Expected columns that Spark has types for, found {error}; exclude the column with columns=."
+        ) from error
+
+
+def merged_schema(schemas: Iterable[Any]) -> Any:
+    """Return the Arrow schema with the columns of all schemas; the last one decides the type of a column."""
+    import pyarrow as pa
+
+    fields = {field.name: field for schema in schemas for field in schema}
+    return pa.schema(list(fields.values()))
+
+
+def require_columns(names: Iterable[str], known: Sequence[str], table: str = "the source") -> None:
+    """
+    Require that columns exist.
+
+    :param known: All columns.
+    :param table: Name of the table, for the error message.
+    :raises InvalidConfigurationError: if a column does not exist.
+    """
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise InvalidConfigurationError(f"Expected columns of {table}, found {missing}; it has {list(known)}.")
+
+
+def select_fields(schema: StructType, columns: Sequence[str] | None) -> StructType:
+    """
+    Return the schema of selected columns; all columns for ``None``.
+
+    :raises InvalidConfigurationError: if a column does not exist.
+    """
+    from pyspark.sql.types import StructType
+
+    if columns is None:
+        return schema
+    require_columns(columns, schema.names)
+    return StructType([schema[name] for name in columns])
+
+
+def is_arrow_compatible(data_type: DataType) -> bool:
+    """Return whether Spark reads values of a type from Arrow batches unchanged."""
+    from pyspark.sql import types
+
+    if isinstance(data_type, types.StructType):
+        return all(is_arrow_compatible(field.dataType) for field in data_type.fields)
+    if isinstance(data_type, types.ArrayType):
+        return is_arrow_compatible(data_type.elementType)
+    if isinstance(data_type, types.MapType):
+        return is_arrow_compatible(data_type.keyType) and is_arrow_compatible(data_type.valueType)
+    # Equality excludes the subclasses for collations and for limited lengths.
+    return data_type == types.StringType() or isinstance(data_type, _atomic_types())
+
+
+def reads_like_spark(metadata: Any, schema: StructType) -> bool:
+    """
+    Return whether PyArrow reads the same rows from a file as Spark.
+
+    :param metadata: ``pyarrow.parquet.FileMetaData`` of the file.
+    :param schema: The columns to read.
+    """
+    if not all(is_arrow_compatible(field.dataType) for field in schema.fields) or _has_legacy_calendar(metadata):
+        return False
+    found, wanted = metadata.schema.to_arrow_schema(), arrow_schema(schema)
+    if _has_ambiguous_names(found.names) or _has_ambiguous_names(wanted.names) or _has_nanoseconds(metadata.schema):
+        return False
+    pairs = ((find_column(found.names, field.name), field.type) for field in wanted)
+    return all(name is None or _is_compatible(found.field(name).type, kind) for name, kind in pairs)
+
+
+def find_column(names: Any, wanted: str) -> str | None:
+    """Find the name of a column in a file, ignoring case as Spark does."""
+    return next((name for name in names if name.lower() == wanted.lower()), None)
+
+
+def _invalid_schema(schema: Any) -> InvalidConfigurationError:
+    return InvalidConfigurationError(
+        f"Expected schema to be a StructType or DDL such as 'id bigint, name string'; found {schema!r}."
+    )
+
+
+def _refuse_foreign_classes(document: Any) -> None:
+    # pyspark unpickles "serializedClass" and imports "pyClass" of a schema, which must not come from the storage.
+    if isinstance(document, dict):
+        if document.get("type") == "udt" and not _has_trusted_class(document):
+            raise CorruptStateError(
+                f"Expected a schema without user classes, found {document.get('pyClass')!r}, which a restore does not load; "
+                "this package did not write the snapshot, restore from an earlier checkpoint."
+            )
+        for value in document.values():
+            _refuse_foreign_classes(value)
+    elif isinstance(document, list):
+        for value in document:
+            _refuse_foreign_classes(value)
+
+
+def _has_trusted_class(document: dict[str, Any]) -> bool:
+    name = document.get("pyClass")
+    return "serializedClass" not in document and isinstance(name, str) and is_trusted_udt(name)
+
+
+def _has_ambiguous_names(names: list[str]) -> bool:
+    return len({name.lower() for name in names}) < len(names)
+
+
+def _has_nanoseconds(schema: Any) -> bool:
+    # INT96 timestamps have no logical type; Spark rejects all other nanosecond timestamps.
+    return any("timeUnit=nanoseconds" in str(schema.column(i).logical_type) for i in range(len(schema)))
+
+
+def _atomic_types() -> tuple[type[DataType], ...]:
+    from pyspark.sql import types
+
+    return (
+        types.BooleanType,
+        types.ByteType,
+        types.ShortType,
+        types.IntegerType,
+        types.LongType,
+        types.FloatType,
+        types.DoubleType,
+        types.DecimalType,
+        types.BinaryType,
+        types.DateType,
+        types.TimestampType,
+        types.TimestampNTZType,
+    )
+
+
+def _has_legacy_calendar(metadata: Any) -> bool:
+    properties = metadata.metadata or {}
+    version = properties.get(b"org.apache.spark.version", b"3")
+    # Spark rebases old dates of such files to the Gregorian calendar; PyArrow does not.
+    return version[:1] in (b"1", b"2") or any(key in properties for key in _LEGACY_CALENDAR_KEYS)
+
+
+def _is_compatible(found: Any, wanted: Any) -> bool:
+    import pyarrow as pa
+
+    kinds = pa.types
+    if kinds.is_list(found) and kinds.is_list(wanted):
+        return _is_compatible(found.value_type, wanted.value_type)
+    if kinds.is_map(found) and kinds.is_map(wanted):
+        return _is_compatible(found.key_type, wanted.key_type) and _is_compatible(found.item_type, wanted.item_type)
+    if kinds.is_struct(found) and kinds.is_struct(wanted):
+        return _are_compatible_fields(list(found), list(wanted))
+    if kinds.is_integer(found) and kinds.is_integer(wanted):
+        return bool(found.bit_width + kinds.is_unsigned_integer(found) <= wanted.bit_width)
+    if kinds.is_timestamp(found) and kinds.is_timestamp(wanted):
+        # PyArrow returns INT96 timestamps, which are in UTC, as nanoseconds without a zone.
+        return (found.tz is None and found.unit != "ns") == (wanted.tz is None)
+    return bool(found.equals(wanted) or (kinds.is_large_string(found) and kinds.is_string(wanted)))
+
+
+def _are_compatible_fields(found: list[Any], wanted: list[Any]) -> bool:
+    if [field.name for field in found] != [field.name for field in wanted]:
+        return False
+    return all(_is_compatible(field.type, other.type) for field, other in zip(found, wanted, strict=True))
+
+
+def schema_changes(before: Any, after: Any) -> list[str]:
+    """Return the incompatible changes between two schemas; new nullable columns are compatible."""
+    found = [f"column {name!r} is gone" for name in before.names if after.get_field_index(name) < 0]
+    for field in after:
+        if before.get_field_index(field.name) < 0:
+            found += [] if field.nullable else [f"column {field.name!r} is new and not nullable"]
+        else:
+            found += _column_changes(before.field(field.name), field)
+    return found
+
+
+def conflicts(ours: Any, theirs: Any) -> list[str]:
+    """Return the reasons why the files of two writers cannot be read as one table."""
+    shared = [field for field in ours if theirs.get_field_index(field.name) >= 0]
+    return [
+        f"column {field.name!r} is {theirs.field(field.name).type} there and {field.type} here"
+        for field in shared
+        if theirs.field(field.name).type != field.type
+    ] or ([] if shared else ["no column has a name in common"])
+
+
+def _column_changes(before: Any, after: Any) -> list[str]:
+    if before.type != after.type:
+        return [f"column {after.name!r} was {before.type} and is {after.type}"]
+    if after.nullable and not before.nullable:
+        return [f"column {after.name!r} was not nullable and is now"]
+    return []

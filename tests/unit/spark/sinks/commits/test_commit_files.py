@@ -1,0 +1,142 @@
+"""A commit log in a directory: damage, what an attempt completes for another one, and what is pruned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
+from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink, keys_in
+
+
+def opened(folder: Path, epoch: int, restored: int | None = None, **more: Any) -> SinkAttempt:
+    return SinkAttempt(FolderSink(folder), epoch, restored=restored, **more).open()
+
+
+def files_in(folder: Path, kind: str) -> list[str]:
+    return sorted(path.name for path in (folder / "log").rglob(f"{kind}/*.json"))
+
+
+class _Dies(Exception):
+    """Stands for the end of a process."""
+
+
+def _die(*_: Any) -> None:
+    raise _Dies
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("attempts/1.json", "restore the file from a backup"),
+        ("commits/1-1.json", "Expected the output of a checkpoint"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, name, message):
+    opened(tmp_path, 1).add(1, 1)
+    for file in (tmp_path / "log").rglob(name):
+        file.write_text("{}")
+    with pytest.raises(CorruptStateError, match=message):
+        opened(tmp_path, 2, generation=2).finish()
+
+
+def test_records_without_a_log_are_refused_because_their_output_would_look_like_orphans(tmp_path):
+    opened(tmp_path, 1).add(1, 1)
+    (log,) = (tmp_path / "log").rglob("attempts/1.json")
+    log.unlink()
+    with pytest.raises(CorruptStateError, match="found only records of its commits"):
+        opened(tmp_path, 2, 1)
+    assert keys_in(tmp_path) == [1]
+
+
+def test_the_next_attempt_completes_what_an_attempt_had_planned(tmp_path, monkeypatch):
+    monkeypatch.setattr(FolderSink, "commit_transaction", _die)
+    with pytest.raises(_Dies):
+        opened(tmp_path, 1).add(1, 1)
+    monkeypatch.undo()
+    opened(tmp_path, 2, 1)
+    assert keys_in(tmp_path) == [1]
+
+
+def test_a_late_commit_of_a_transaction_that_was_aborted_is_invisible(tmp_path, monkeypatch):
+    commit = FolderSink.commit_transaction
+
+    def overtaken(sink: FolderSink, transaction: Any) -> None:
+        monkeypatch.undo()
+        opened(tmp_path, 2, generation=2).add(2, 5)
+        commit(sink, transaction)
+
+    monkeypatch.setattr(FolderSink, "commit_transaction", overtaken)
+    opened(tmp_path, 1).add(1, 1)
+    assert keys_in(tmp_path) == [5]
+
+
+def test_records_of_replaced_output_and_files_of_older_attempts_are_deleted(tmp_path):
+    first = opened(tmp_path, 1)
+    for checkpoint in range(1, 6):
+        first.add(checkpoint, checkpoint)
+    second = opened(tmp_path, 2, generation=2)
+    second.add(6, 6)
+    assert files_in(tmp_path, "commits") == ["2-6.json"]
+    second.finish()
+    assert files_in(tmp_path, "attempts") == ["2.json"]
+
+
+def test_size_of_the_log_does_not_grow_with_fresh_starts(tmp_path):
+    sizes = set()
+    for generation in range(1, 8):
+        attempt = opened(tmp_path, generation, generation=generation)
+        attempt.add(generation, generation)
+        attempt.finish()
+        (log,) = (tmp_path / "log").rglob("attempts/*.json")
+        sizes.add(len(log.read_text()))
+    assert keys_in(tmp_path) == [7]
+    assert len(sizes) <= 2
+
+
+def test_superseded_attempt_whose_file_was_deleted_cannot_return(tmp_path):
+    zombie = opened(tmp_path, 1)
+    late = zombie.write(1)
+    second = opened(tmp_path, 2)
+    second.add(2, 2)
+    second.finish()
+    assert files_in(tmp_path, "attempts") == ["2.json"]
+    with pytest.raises(StaleAttemptError):
+        zombie.commit(1, late)
+    assert keys_in(tmp_path) == [2]
+
+
+def test_an_attempt_that_died_after_its_claim_leaves_the_log_to_the_next_one(tmp_path, monkeypatch):
+    from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+
+    opened(tmp_path, 1).add(1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitFiles, "write", _die)
+        with pytest.raises(_Dies):
+            opened(tmp_path, 2, 1)
+    third = opened(tmp_path, 3, 1)
+    third.add(2, 2)
+    assert keys_in(tmp_path) == [1, 2]
+
+
+def test_a_log_can_be_in_an_object_store(object_store, tmp_path):
+    object_store.faults.clear()
+    log = f"s3://{object_store.make_bucket()}/log"
+
+    def started(epoch: int, restored: int | None = None) -> SinkAttempt:
+        sink = FolderSink(tmp_path, storage_options=object_store.storage_options)
+        sink._log = log
+        return SinkAttempt(sink, epoch, restored=restored).open()
+
+    first = started(1)
+    first.add(1, 1)
+    first.add(2, 2)
+    second = started(2, 1)
+    second.add(3, 20)
+    second.finish()
+    with pytest.raises(StaleAttemptError):
+        first.add(3, 3)
+    assert keys_in(tmp_path) == [1, 20]

@@ -1,0 +1,58 @@
+"""The Delta sink fulfils the contract of sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from typing_extensions import override
+
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogFiles
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
+from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
+from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess
+from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step
+from tests.unit.spark.sinks.delta.attempts import keys_of, orphans_in, versions_of
+
+
+class TestDeltaSink(SinkContract):
+    steps: ClassVar[Sequence[Step]] = (
+        (CommitFiles, "write_publication"),
+        (LogFiles, "write"),
+        (DeltaTableAccess, "create"),
+        (DeltaTableAccess, "commit"),
+        (DeltaFiles, "delete"),
+    )
+    other_schema = pa.schema([("key", pa.string()), ("name", pa.string())])
+
+    @override
+    def new_target(self, folder: Path) -> str:
+        return f"file://{folder}/table"
+
+    @override
+    def sink(self, target: str, **settings: Any) -> Sink:
+        return DeltaSink(target, **settings)
+
+    @override
+    def read(self, target: str) -> list[int]:
+        return keys_of(target)
+
+    @override
+    def versions(self, target: str) -> list[list[int]]:
+        return versions_of(target)
+
+    @override
+    def leftovers(self, target: str) -> list[str]:
+        return orphans_in(target)
+
+
+class TestUpsertingDeltaSink(TestDeltaSink):
+    steps: ClassVar[Sequence[Step]] = ((LogFiles, "write"), (DeltaTableAccess, "commit_with"))
+
+    @override
+    def sink(self, target: str, **settings: Any) -> Sink:
+        return DeltaSink(target, upsert_by=["key"], **settings)

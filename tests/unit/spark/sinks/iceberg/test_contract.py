@@ -1,0 +1,49 @@
+"""The Iceberg sink fulfils the contract of sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from typing_extensions import override
+
+from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
+from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
+from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.tables.iceberg import OpenTable
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkContract, Step
+from tests.unit.spark.sinks.attempts import schema_with
+from tests.unit.spark.sinks.iceberg.tables import MARKED, TABLE, create_table, properties_in, seen_in
+
+
+class TestIcebergSink(SinkContract):
+    steps: ClassVar[Sequence[Step]] = ((OpenTable, "load"), (iceberg_destination, "commit_edit"))
+    other_schema = schema_with(key=pa.string())
+    columns = SCHEMA
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @override
+    def new_target(self, folder: Path) -> Path:
+        create_table(folder / "table", self.columns)
+        return folder / "table"
+
+    @override
+    def sink(self, target: Path, **settings: Any) -> Sink:
+        return IcebergSink(TABLE, properties=properties_in(target), **self.settings, **settings)
+
+    @override
+    def read(self, target: Path) -> list[int]:
+        return seen_in(target)
+
+
+class TestUpsertingIcebergSink(TestIcebergSink):
+    steps: ClassVar[Sequence[Step]] = ((iceberg_destination, "commit_edit"),)
+    columns = MARKED
+    settings: ClassVar[dict[str, Any]] = {"upsert_by": ["key"]}
+
+
+class TestUpsertingIcebergSinkWithoutMarks(TestUpsertingIcebergSink):
+    can_retract = False
+    columns = SCHEMA

@@ -1,0 +1,74 @@
+"""The SQL sink fulfils the contract of sinks on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from typing_extensions import override
+
+from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step
+from tests.unit.spark.sinks.attempts import schema_with
+from tests.unit.spark.sinks.sql.databases import TABLE, Place
+
+
+class TestSqlSinkOnSqlite(SinkContract):
+    steps: ClassVar[Sequence[Step]] = (
+        (SqlDestination, "apply"),
+        (SqlDestination, "_replace_log"),
+        (SqlDestination, "_retract"),
+        (SqlDestination, "_publish"),
+        (TargetFiles, "delete"),
+    )
+    zombie_steps = ((SqlDestination, "apply"), (TargetFiles, "delete"))
+    other_schema = schema_with(key=pa.string())
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @override
+    def new_target(self, folder: Path) -> Place:
+        return Place(f"sqlite:///{folder}/output.db", folder)
+
+    @override
+    def sink(self, target: Place, **settings: Any) -> Sink:
+        return target.sink(**self.settings, **settings)
+
+    @override
+    def read(self, target: Place) -> list[int]:
+        found = target.run(f"SELECT 1 FROM sqlite_master WHERE name = '{TABLE}'") if target.is_sqlite else [()]
+        return target.seen if found else []
+
+    @override
+    def leftovers(self, target: Place) -> list[str]:
+        return target.staged
+
+
+class TestUpsertingSqlSinkOnSqlite(TestSqlSinkOnSqlite):
+    settings: ClassVar[dict[str, Any]] = {"upsert_by": ["key"]}
+
+
+class TestSqlSinkWithoutMarks(TestSqlSinkOnSqlite):
+    can_retract = False
+    settings: ClassVar[dict[str, Any]] = {"mark_rows": False}
+
+
+@pytest.mark.db
+class TestSqlSinkOnPostgres(TestSqlSinkOnSqlite):
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_url: str) -> None:
+        self.url = postgres_url
+
+    @override
+    def new_target(self, folder: Path) -> Place:
+        place = Place(self.url, folder)
+        place.clear()
+        return place
+
+
+class TestUpsertingSqlSinkOnPostgres(TestSqlSinkOnPostgres):
+    settings: ClassVar[dict[str, Any]] = {"upsert_by": ["key"]}
