@@ -15,15 +15,28 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_statecheck.storage.failures import is_missing_bucket, is_unsupported
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+PARALLEL_CALLS = 16
+"""Number of concurrent calls to an object store."""
 _WITH_CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
 """Schemes of filesystems that can create an object only if its name is free."""
+
+
+def in_parallel(call: Callable[[Item], Result], items: Iterable[Item], *, is_local: bool) -> list[Result]:
+    """Call a function for each item, concurrently unless the files are local; raises the first error at the end."""
+    if is_local:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="statecheck-files") as pool:
+        return list(pool.map(call, items))
 
 
 def find(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:

@@ -43,10 +43,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks import target_files
 from airflow_provider_statecheck.spark.sinks.commits import committer
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkContext, SinkTaskContext, SinkWriter
+from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
 
 SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.string())])
@@ -312,7 +312,7 @@ class SinkContract:
     @pytest.fixture(autouse=True)
     def _without_pauses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(committer, "pause", lambda _: None)
-        monkeypatch.setattr(target_files, "PARALLEL_CALLS", 1)  # so that a number is always the same call
+        monkeypatch.setattr(file_operations, "PARALLEL_CALLS", 1)  # so that a number is always the same call
 
     def attempt(
         self, target: Any, epoch: int, restored: int | None = None, generation: int = 1, **more: Any

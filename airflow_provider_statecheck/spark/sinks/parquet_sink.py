@@ -29,7 +29,6 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     TargetFiles,
     checkpoint_of_file,
     final_name,
-    in_parallel,
     lineage_of_file,
     missing_file_cause,
     open_target,
@@ -38,6 +37,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import FileLayout
+from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 from airflow_provider_statecheck.storage.uris import redact

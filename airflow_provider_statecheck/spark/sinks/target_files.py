@@ -7,8 +7,7 @@ A lineage is one sink of one job across all its attempts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,10 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Coor
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
 from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
-PARALLEL_CALLS = 16
-"""Number of concurrent calls to an object store."""
 LEDGER_DIRECTORY = "_statecheck"
 """Name that readers of Parquet directories ignore because of its leading underscore."""
 _SHORT_LENGTH = 12
@@ -163,8 +161,6 @@ class TargetFiles:
 
 
 Files = TypeVar("Files", bound=TargetFiles)
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +256,6 @@ def checkpoint_of_file(path: str) -> tuple[int, int]:
     """Return the generation and the checkpoint of a published file."""
     match = _FINAL.fullmatch(path.rpartition("/")[2])
     return (int(match.group(2)), int(match.group(3))) if match else (0, 0)
-
-
-def in_parallel(call: Callable[[Item], Result], items: Iterable[Item], *, is_local: bool) -> list[Result]:
-    """Call a function for each item, concurrently unless the files are local; raises the first error at the end."""
-    if is_local:
-        return [call(item) for item in items]
-    with ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="statecheck-sink") as pool:
-        return list(pool.map(call, items))
 
 
 def is_hidden(path: str) -> bool:

@@ -19,11 +19,12 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import (
     StoredSnapshot,
     from_file_columns,
 )
+from airflow_provider_statecheck.spark.sources.cutting_reader import CuttingReader
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening
 from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.row_groups import CuttingReader, RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.tables.row_groups import RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.tables.schemas import parse_schema, reads_like_spark
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotWriter

@@ -23,7 +23,6 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
     StorageError,
-    UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.partitions import partition_values
@@ -53,9 +52,6 @@ _AZURE_OPTIONS = {
 _OPTIONS_BY_SCHEME = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS, "gs": _GCS_OPTIONS, "gcs": _GCS_OPTIONS} | dict.fromkeys(
     ("abfs", "abfss", "az"), _AZURE_OPTIONS
 )
-
-
-_UTC = frozenset({"UTC", "Etc/UTC", "+00:00", "Z"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,78 +416,3 @@ def _partition_values(name: str, partition_by: Sequence[str]) -> dict[str, str |
 
 def _version_of(snapshot: DeltaSnapshot | None) -> int | None:
     return None if snapshot is None else snapshot.version
-
-
-def file_schema(schema: Any) -> Any:
-    """
-    Return the Arrow schema of data files for an output schema, with types that Delta supports.
-
-    :raises UnsupportedStateError: if a column has an unsupported type, or names are duplicate.
-    """
-    import pyarrow as pa
-
-    lower = [name.lower() for name in schema.names]
-    repeated = sorted({name for name in schema.names if lower.count(name.lower()) > 1})
-    if repeated or not lower:
-        raise UnsupportedStateError(
-            f"Expected columns with different names for a Delta table, regardless of case, found {repeated or 'none'}; "
-            "rename them."
-        )
-    return pa.schema([pa.field(field.name, _delta_type(field.name, field.type), field.nullable) for field in schema])
-
-
-def stored_schema(schema: Any) -> Any:
-    """Return an Arrow schema as a Delta table returns it after storing it."""
-    import pyarrow as pa
-
-    return pa.schema(deltalake().Schema.from_arrow(file_schema(schema)).to_arrow())
-
-
-def _delta_type(name: str, kind: Any) -> Any:
-    import pyarrow as pa
-
-    types = pa.types
-    if types.is_dictionary(kind):
-        return _delta_type(name, kind.value_type)
-    if types.is_large_string(kind) or types.is_string_view(kind) or types.is_string(kind):
-        return pa.string()
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return pa.binary()
-    if types.is_timestamp(kind):
-        return _timestamp_type(name, kind)
-    if types.is_nested(kind):
-        return _nested_type(name, kind)
-    plain = (types.is_signed_integer, types.is_float32, types.is_float64, types.is_boolean, types.is_date32)
-    if any(test(kind) for test in plain) or types.is_decimal128(kind):
-        return kind
-    raise _unsupported_error(name, kind)
-
-
-def _timestamp_type(name: str, kind: Any) -> Any:
-    import pyarrow as pa
-
-    if kind.unit == "ns" or kind.tz not in (None, *_UTC):
-        raise _unsupported_error(name, kind)
-    return pa.timestamp("us", "UTC" if kind.tz else None)
-
-
-def _nested_type(name: str, kind: Any) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _delta_type(f"{name}.{f.name}", f.type), f.nullable) for f in kind])
-    if pa.types.is_map(kind):
-        item = pa.field("value", _delta_type(f"{name}.value", kind.item_type), kind.item_field.nullable)
-        return pa.map_(pa.field("key", _delta_type(f"{name}.key", kind.key_type), nullable=False), item)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        element = kind.value_field
-        return pa.list_(pa.field("element", _delta_type(f"{name}.element", element.type), element.nullable))
-    raise _unsupported_error(name, kind)
-
-
-def _unsupported_error(name: str, kind: Any) -> UnsupportedStateError:
-    return UnsupportedStateError(
-        f"Expected a type of Delta tables for the column {name!r}, found {kind}; convert it in the stage to an integer, a "
-        "float, a decimal, a string, binary, a boolean, a date, a timestamp in microseconds, or a list, a map or a struct of "
-        "these."
-    )

@@ -30,7 +30,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
 from airflow_provider_statecheck.spark.sinks.commits.committer import require_newest
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
-from airflow_provider_statecheck.spark.sinks.target_files import in_parallel
+from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 

@@ -25,7 +25,6 @@ from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
     require_files_exist,
     writer_of_data_file,
 )
-from airflow_provider_statecheck.spark.sinks.target_files import in_parallel
 from airflow_provider_statecheck.spark.tables.delta import (
     DeltaCommit,
     DeltaFile,
@@ -33,6 +32,7 @@ from airflow_provider_statecheck.spark.tables.delta import (
     DeltaSnapshot,
     DeltaTableAccess,
 )
+from airflow_provider_statecheck.storage.file_operations import in_parallel
 
 
 @dataclass(frozen=True, slots=True)

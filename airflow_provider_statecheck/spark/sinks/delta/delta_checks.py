@@ -8,7 +8,8 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
-from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess, file_schema, stored_schema
+from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess
+from airflow_provider_statecheck.spark.tables.delta_columns import file_schema, stored_schema
 
 _WRITER_FEATURES = frozenset(
     {

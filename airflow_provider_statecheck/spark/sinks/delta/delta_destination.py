@@ -47,7 +47,8 @@ from airflow_provider_statecheck.spark.sinks.delta.delta_checks import (
 from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles, application
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import lineage_directory
-from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess, file_schema
+from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
+from airflow_provider_statecheck.spark.tables.delta_columns import file_schema
 
 log = logging.getLogger(__name__)
 _TRY_BITS = 20

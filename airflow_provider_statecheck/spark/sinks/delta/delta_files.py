@@ -11,13 +11,9 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
-from airflow_provider_statecheck.spark.sinks.target_files import (
-    TargetFiles,
-    in_parallel,
-    lineage_directory,
-    missing_file_cause,
-)
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory, missing_file_cause
 from airflow_provider_statecheck.spark.tables.delta import DeltaFile, DeltaSnapshot
+from airflow_provider_statecheck.storage.file_operations import in_parallel
 
 _DATA_FILE = re.compile(r"statecheck-([0-9a-f]{12})/(?:.*/)?g(\d+)-e(\d+)-\d+-[0-9a-f]{32}\.parquet", re.DOTALL)
 

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
     own_files,
     require_files_exist,
 )
-from airflow_provider_statecheck.spark.sinks.target_files import in_parallel, sweep_staged
+from airflow_provider_statecheck.spark.sinks.target_files import sweep_staged
 from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW, last_rows
 from airflow_provider_statecheck.spark.tables.delta import (
     DeltaCommit,
@@ -43,8 +43,9 @@ from airflow_provider_statecheck.spark.tables.delta import (
     DeltaSnapshot,
     DeltaTableAccess,
     deltalake,
-    file_schema,
 )
+from airflow_provider_statecheck.spark.tables.delta_columns import file_schema
+from airflow_provider_statecheck.storage.file_operations import in_parallel
 
 Operation = Callable[[Any, Any], None]
 

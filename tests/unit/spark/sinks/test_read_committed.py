@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks import target_files
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles
 from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.storage import file_operations
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, seen_in
 
 
@@ -20,7 +20,7 @@ def test_readers_of_the_ledger_see_all_or_nothing_of_a_checkpoint(path, monkeypa
     attempt = Attempt(path, 1).open()
     attempt.add(1, 1)
     written = [*attempt.write(2), *attempt.write(3)]
-    monkeypatch.setattr(target_files, "PARALLEL_CALLS", 1)  # one file after the other
+    monkeypatch.setattr(file_operations, "PARALLEL_CALLS", 1)  # one file after the other
     views = _watched(monkeypatch, PublishedFiles, "_move", path)
     attempt.commit(2, written)
     assert views == [([1, 2], [1]), ([1, 2, 3], [1])] or views == [([1, 3], [1]), ([1, 2, 3], [1])]

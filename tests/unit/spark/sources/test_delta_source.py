@@ -20,11 +20,11 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sources import delta_files
-from airflow_provider_statecheck.spark.sources.delta_files import DataFile
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
+from airflow_provider_statecheck.spark.tables import delta_files
+from airflow_provider_statecheck.spark.tables.delta_files import DataFile
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
 

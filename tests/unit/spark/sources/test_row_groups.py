@@ -14,15 +14,15 @@ from pyspark.sql import types as t
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.sources.row_groups import (
+from airflow_provider_statecheck.spark.tables.frames import read_tasks
+from airflow_provider_statecheck.spark.tables.parquet_files import group_sizes, rows_per_batch
+from airflow_provider_statecheck.spark.tables.row_groups import (
     RowGroupReader,
     RowGroups,
     cut_into_tasks,
     pack_row_groups,
     read_footer,
 )
-from airflow_provider_statecheck.spark.tables.frames import read_tasks
-from airflow_provider_statecheck.spark.tables.parquet_files import group_sizes, rows_per_batch
 from airflow_provider_statecheck.spark.tables.schemas import reads_like_spark
 
 MIB = 1 << 20

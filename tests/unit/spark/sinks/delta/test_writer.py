@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.spark.sinks.delta.delta_writer import statistics_of
+from airflow_provider_statecheck.spark.tables.delta_columns import statistics_of
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, added_in, keys_of, log_of, rows_of, table_at
 
