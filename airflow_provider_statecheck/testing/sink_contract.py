@@ -24,7 +24,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -54,7 +54,13 @@ SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.string())])
 Step = tuple[Any, str]
 """A class or module, and the name of its function."""
 Committables = list[dict[str, Any]]
-LOG_STEPS: tuple[Step, ...] = ((CommitFiles, "claim"), (CommitFiles, "write"), (CommitFiles, "write_publication"))
+LOG_STEPS: tuple[Step, ...] = (
+    (CommitFiles, "claim"),
+    (CommitFiles, "write"),
+    (CommitFiles, "write_publication"),
+    (CommitFiles, "prune"),
+    (CommitFiles, "forget_attempts_before"),
+)
 """Steps of the commit log of a :class:`~airflow_provider_statecheck.TwoPhaseCommitSink`."""
 _JOB, _UID = "balances", "stage/sink"
 _POSITIONS = 3
@@ -221,7 +227,8 @@ class SinkJob:
         """Run one attempt, which may raise what a fault raises."""
         self.epoch += 1
         last = self.completed[-1] if self.completed else None
-        attempt = self.new_attempt(self.epoch, last.id if last else None, self.generation).open()
+        restored = {"restored": last.id, "restored_epoch": last.epoch} if last else {}
+        attempt = self.new_attempt(self.epoch, generation=self.generation, **restored).open()
         for checkpoint in self.completed:
             self._commit(attempt, checkpoint)
         for position in range((last.position if last else 0) + 1, until + 1):
@@ -242,7 +249,7 @@ class SinkJob:
 
     def _take(self, attempt: SinkAttempt, position: int) -> None:
         written = [*attempt.write(self._key(position)), *attempt.write(subtask=1)]
-        checkpoint = _Checkpoint(self.next_id, position, written)
+        checkpoint = _Checkpoint(self.next_id, self.epoch, position, written)
         self.next_id += 1
         self.completed.append(checkpoint)
         self._commit(attempt, checkpoint)
@@ -259,6 +266,7 @@ class SinkJob:
 @dataclass
 class _Checkpoint:
     id: int
+    epoch: int
     position: int
     committables: Committables
     is_confirmed: bool = False
@@ -327,7 +335,7 @@ class SinkContract:
 
     def job(self, target: Any) -> SinkJob:
         """Return a job that writes to a target."""
-        return SinkJob(lambda *args: self.attempt(target, *args))
+        return SinkJob(lambda epoch, **more: self.attempt(target, epoch, **more))
 
     def seen(self, target: Any) -> list[int]:
         """Return the keys that a reader sees, in order."""
@@ -456,7 +464,7 @@ class SinkContract:
 
             def overtake(zombie: SinkJob = zombie, newer: SinkJob = newer) -> None:
                 newer.epoch, newer.next_id = zombie.epoch, zombie.next_id
-                newer.completed = [_Checkpoint(c.id, c.position, c.committables) for c in zombie.completed]
+                newer.completed = [replace(each, is_confirmed=False) for each in zombie.completed]
                 if is_fresh:
                     newer.start_over()
                 newer.run()
@@ -640,6 +648,35 @@ class SinkContract:
         third.add(6, 60)
         third.finish()
         assert self.seen(target) == [1, 2, 50, 60]
+
+    @pytest.mark.parametrize("open_checkpoints", [0, 1, 2])
+    def test_start_from_a_savepoint_whose_output_was_not_committed_continues_to_its_end(
+        self, target: Any, open_checkpoints: int
+    ) -> None:
+        self._require_retraction()
+        first = self.opened(target, 1)
+        late = {checkpoint: first.write(checkpoint) for checkpoint in range(1, open_checkpoints + 1)}
+        second = self.opened(target, 2, 2, 2, restored_epoch=1)
+        for checkpoint, committables in late.items():
+            second.commit(checkpoint, committables)
+        second.add(3, 3)
+        second.finish()
+        third = self.opened(target, 3, 3, 2, restored_epoch=2)
+        third.add(4, 4)
+        third.finish()
+        assert self.seen(target) == [*late, 3, 4]
+
+    def test_fallback_to_a_checkpoint_without_rows_replaces_nothing_before_its_first_commit(self, target: Any) -> None:
+        self._require_retraction()
+        first = self.opened(target, 1)
+        first.add(1, 1)
+        empty = first.add(2)
+        first.add(3, 3)
+        second = self.opened(target, 2, 2, restored_epoch=1)
+        second.commit(2, empty)
+        assert self.seen(target) == [1, 3]
+        second.add(4, 4)
+        assert self.seen(target) == [1, 4]
 
     def test_checkpoint_of_an_attempt_that_wrote_elsewhere_is_refused(self, target: Any) -> None:
         self.opened(target, 1).add(1, 1)

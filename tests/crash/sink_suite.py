@@ -4,7 +4,7 @@ What every sink must bear: the end of its driver between any two steps, zombies,
 A test module subclasses :class:`SinkKills` for its sink::
 
     class TestDeltaSinkKills(SinkKills):
-        factory = "tests.crash.delta_factory:make"
+        factory = "tests.crash.sink_factories:delta"
 
         @staticmethod
         def read(work: Path) -> pa.Table: ...

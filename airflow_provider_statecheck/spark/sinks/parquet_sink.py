@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
@@ -124,16 +124,19 @@ class PublishedFiles(Output):
     files: TargetFiles
 
     @override
-    def check(self, publication: Publication, newest: Publication | None) -> None:
+    def check(self, publication: Publication, newest: Callable[[], Publication | None]) -> None:
         """
-        Require that all tasks wrote a schema that extends that of the newest output.
+        Require complete files, and that all tasks wrote a schema that extends that of the newest output.
 
-        :raises UnsupportedStateError: if they did not.
+        :raises UnsupportedStateError: if they wrote another schema.
+        :raises CorruptStateError: if a file is missing.
         """
-        schemas = [task.schema for each in (newest, publication) if each for task in each.committables]
-        unique = list(dict.fromkeys(schemas))
-        for before, after in pairwise(unique):
+        schemas = [task.schema for each in (newest(), publication) if each for task in each.committables]
+        for before, after in pairwise(dict.fromkeys(schemas)):
             require_unchanged(self.files, before, after)
+        # Otherwise the log would contain a plan that no attempt can carry out.
+        pairs = named_files(publication)
+        in_parallel(lambda pair: self._require_present(publication, *pair), pairs, is_local=self.files.is_local)
 
     @override
     def publish(self, publication: Publication) -> None:
@@ -152,12 +155,20 @@ class PublishedFiles(Output):
         in_parallel(self.files.delete, names, is_local=self.files.is_local)
 
     @override
-    def sweep(self, current: CommitLog, last_epoch: int) -> None:
+    def listed(self) -> list[str]:
+        """Return the names of the published files of the lineage."""
+        return [name for name in self.files.list_files() if lineage_of_file(name) == self.files.lineage]
+
+    @override
+    def sweep(self, listed: Sequence[str], current: CommitLog, last_epoch: int) -> None:
         """Delete published files of checkpoints that the log does not name, and staged files up to an epoch."""
-        names = [name for name in self.files.list_files() if lineage_of_file(name) == self.files.lineage]
-        orphans = [name for name in names if not current.names(*checkpoint_of_file(name))]
+        orphans = [name for name in listed if not current.names(*checkpoint_of_file(name))]
         in_parallel(self.files.delete, orphans, is_local=self.files.is_local)
         sweep_staged(self.files, last_epoch)
+
+    def _require_present(self, publication: Publication, file: StagedFile, name: str) -> None:
+        if self.files.size(_staged(self.files, file)) is None and self.files.size(name) is None:
+            raise self._missing_error(publication, file, name)
 
     def _move(self, publication: Publication, file: StagedFile, name: str) -> None:
         staged = _staged(self.files, file)

@@ -107,8 +107,8 @@ def _published(storage: CheckpointStorage) -> list[tuple[str, Publication]]:
 
 def _visible(storage: CheckpointStorage, files: CommitFiles) -> list[Publication]:
     for _ in range(_TRIES):
-        before = files.read()
         with suppress(CheckpointNotFoundError):
+            before = files.read()
             found = files.visible(*before)
             # A commit in between may have deleted records that the log named.
             if files.read() == before:

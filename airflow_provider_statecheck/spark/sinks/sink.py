@@ -225,6 +225,7 @@ class Committable(TaskCommittable):
 
     schema: str
     """Output of :func:`encode_schema`, with the partition columns."""
+    partition_by: tuple[str, ...] = ()
     files: tuple[StagedFile, ...]
 
     @property
@@ -234,7 +235,11 @@ class Committable(TaskCommittable):
 
     @classmethod
     def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {"schema": str(document["schema"]), "files": tuple(_staged_file(file) for file in document["files"])}
+        return {
+            "schema": str(document["schema"]),
+            "partition_by": tuple(str(column) for column in document.get("partition_by", ())),
+            "files": tuple(_staged_file(file) for file in document["files"]),
+        }
 
 
 def encode_schema(schema: Any) -> str:

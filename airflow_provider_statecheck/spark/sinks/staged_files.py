@@ -33,6 +33,7 @@ class ParquetSinkWriter:
         self._lineage = files.lineage
         self._context = context
         self._columns = context.schema.remove_metadata()
+        self._layout = layout
         directory = staging_directory(files.lineage)
         # The driver moves the files to their partition directories.
         self._rows = DataFileWriter(
@@ -50,6 +51,7 @@ class ParquetSinkWriter:
             epoch=self._context.epoch,
             subtask=self._context.subtask,
             schema=encode_schema(self._columns),
+            partition_by=self._layout.partition_by,
             files=tuple(_staged_file(file) for file in self._rows.finish()),
         )
         return [committable.to_json()]

@@ -107,7 +107,7 @@ def require_unchanged(files: TargetFiles, before: str, after: str) -> None:
 def _require_same_table(files: TargetFiles, newest: Publication, schema: Any, partition_by: tuple[str, ...]) -> None:
     found = schema_changes(_schema_in(newest), schema)
     theirs = _partitions_of(newest)
-    if theirs is not None and theirs != partition_by:
+    if theirs != partition_by:
         found.append(_partition_difference(theirs, partition_by))
     if found:
         raise _misfit_error(files, "the earlier output of this sink", found)
@@ -118,11 +118,11 @@ def _require_one_table(
     theirs: Any,
     ours: Any,
     writer: str,
-    their_partitions: tuple[str, ...] | None,
+    their_partitions: tuple[str, ...],
     our_partitions: tuple[str, ...],
 ) -> None:
     found = conflicts(ours, theirs)
-    if their_partitions is not None and their_partitions != our_partitions:
+    if their_partitions != our_partitions:
         found.append(_partition_difference(their_partitions, our_partitions))
     if found:
         raise _misfit_error(files, f"the output of {writer}", found)
@@ -138,10 +138,9 @@ def _schema_in(publication: Publication) -> Any:
     return decode_schema(publication.committables[-1].schema)
 
 
-def _partitions_of(publication: Publication) -> tuple[str, ...] | None:
-    directories = (file.directory for task in publication.committables for file in task.files)
-    first = next(directories, None)
-    return None if first is None else partition_names(first)
+def _partitions_of(publication: Publication) -> tuple[str, ...]:
+    partition_by: tuple[str, ...] = publication.committables[-1].partition_by
+    return partition_by
 
 
 def _require_fitting_foreign_files(

@@ -87,11 +87,6 @@ class TargetFiles:
         except CheckpointNotFoundError:
             return None
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a small file, replacing an existing one."""
-        self._require_own(name)
-        self.storage.write_bytes(self._uri(name), data, overwrite=True)
-
     def upload(self, local: Path, name: str) -> None:
         """
         Copy a finished local file to the target.

@@ -3,11 +3,12 @@ Commit logs in a directory, for output that cannot change atomically together wi
 
 ::
 
-    <log>/<lineage>/attempts/<epoch>.json            the log as one attempt left it; only that attempt writes the file
+    <log>/<lineage>/attempts/<epoch>-<number>.json   the log as one attempt left it; only that attempt writes such files
     <log>/<lineage>/commits/<generation>-<id>.json   the output of one checkpoint
 
-An attempt claims the log by writing its file, and then reads the files of older attempts. It writes the log with the
-effects that it is about to carry out. Before it carries them out, it checks for newer claims. Therefore either the newer
+An attempt claims the log by writing its first file, and then reads the files of older attempts. It writes the log with
+the effects that it is about to carry out, each time under the next number: no file is ever overwritten, because several
+filesystems would miss it for a moment. Before it carries them out, it checks for newer claims. Therefore either the newer
 attempt reads the effects and completes them, or the older attempt sees the claim and stops.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,8 @@ from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
-_ATTEMPT = re.compile(r"(\d+)\.json")
+_TRIES = 5
+_ATTEMPT = re.compile(r"(\d+)-(\d+)\.json")
 _COMMIT = re.compile(r"(\d+)-(\d+)\.json")
 
 
@@ -49,16 +51,24 @@ class Output(ABC):
     def retract(self, publication: Publication) -> None:
         """Delete the output of a checkpoint, published or not; a late :meth:`publish` of it has no lasting effect."""
 
-    def check(self, publication: Publication, newest: Publication | None) -> None:  # noqa: B027 - optional hook
+    def check(self, publication: Publication, newest: Callable[[], Publication | None]) -> None:  # noqa: B027 - optional hook
         """
         Check the output of a checkpoint before anything is written; does nothing by default.
 
-        :param newest: The newest committed output.
+        :param newest: Function that returns the newest output, even if it was retracted; ``None`` if there is none.
         :raises StateCheckError: if the output must not be published.
         """
 
-    def sweep(self, current: CommitLog, last_epoch: int) -> None:  # noqa: B027 - optional hook
-        """Delete output of attempts up to an epoch that the log does not name; does nothing by default."""
+    def listed(self) -> Sequence[str]:
+        """Return the names of all published output; none by default."""
+        return ()
+
+    def sweep(self, listed: Sequence[str], current: CommitLog, last_epoch: int) -> None:  # noqa: B027 - optional hook
+        """
+        Delete published output that the log does not name, and prepared output of attempts up to an epoch.
+
+        :param listed: Result of :meth:`listed` before the log was read.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +100,11 @@ class FileDestination:
         :raises StaleAttemptError: if a newer attempt has claimed the log.
         """
         files = self.files_of(self.lineage)
-        claims = files.claims()
-        if epoch not in claims:
+        if files.newest_number(epoch) is None:
+            files.read()  # a log that cannot be read is not claimed
             files.claim(epoch)
-            claims = files.claims()
-        require_newest(max(claims, default=0), epoch, self.name)
-        found, effects = files.read(claims)
+        require_newest(files.newest_epoch(), epoch, self.name)
+        found, effects = files.read()
         if not effects.is_empty:
             self._carry_out(epoch, found, effects)
         return found
@@ -120,18 +129,27 @@ class FileDestination:
         files = self.files_of(self.lineage)
         effects = Effects(retracted=change.retracted)
         if change.publication is not None:
-            self.output.check(change.publication, files.latest(change.before))
+            self.output.check(change.publication, lambda: files.latest(change.before))
             effects = replace(effects, published=files.write_publication(change.publication))
         files.write(epoch, change.after, effects)
-        require_newest(max(files.claims(), default=0), epoch, self.name)
+        require_newest(files.newest_epoch(), epoch, self.name)
         self._carry_out(epoch, change.after, effects)
         return None
 
-    def sweep(self, last_epoch: int) -> None:
-        """Delete the output and the records of attempts up to an epoch that the log does not name."""
-        current = self.log_of(self.lineage)
-        self.output.sweep(current, last_epoch)
-        self.files_of(self.lineage).prune(current, last_epoch)
+    def sweep(self, epoch: int, last_epoch: int) -> None:
+        """
+        Delete output that the log does not name, and the files of older attempts.
+
+        :raises StaleAttemptError: if a newer attempt has claimed the log; nothing is deleted in this case.
+        """
+        # Listed before the log is read: all that is listed and not named then is of no attempt that goes on.
+        files = self.files_of(self.lineage)
+        listed, records = self.output.listed(), files.records()
+        require_newest(files.newest_epoch(), epoch, self.name)
+        current, _ = files.read()
+        self.output.sweep(listed, current, last_epoch)
+        files.prune(records, current, last_epoch)
+        files.forget_attempts_before(epoch)
 
     def files_of(self, lineage: str) -> CommitFiles:
         """Return the files of the log of a lineage."""
@@ -172,36 +190,45 @@ class CommitFiles:
     lineage: str
     committable: type[TaskCommittable]
 
-    def claims(self) -> list[int]:
-        """Return the epochs of the attempts that have claimed the log."""
-        found = (_ATTEMPT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/attempts"))
-        return [int(match[1]) for match in found if match]
+    def newest_epoch(self) -> int:
+        """Return the epoch of the newest attempt that has claimed the log, 0 if there is none."""
+        return max((epoch for epoch, _ in self._attempts()), default=0)
+
+    def newest_number(self, epoch: int) -> int | None:
+        """Return the number of the newest file of an attempt, ``None`` if it has not claimed the log."""
+        return max((number for each, number in self._attempts() if each == epoch), default=None)
 
     def claim(self, epoch: int) -> None:
         """Claim the log for an attempt."""
-        self.storage.write_bytes(self._attempt_uri(epoch), b"", overwrite=True)
+        self.storage.write_bytes(self._attempt_uri(epoch, 0), b"")
 
-    def read(self, claims: Iterable[int] | None = None) -> tuple[CommitLog, Effects]:
+    def read(self) -> tuple[CommitLog, Effects]:
         """
         Return the log that the newest attempt left, with the effects that it may not have carried out.
 
-        :raises CorruptStateError: if the file is damaged.
+        :raises CorruptStateError: if the file is damaged, or records have no log.
         """
-        for epoch in sorted(self.claims() if claims is None else claims, reverse=True):
-            text = self.storage.read_bytes(self._attempt_uri(epoch)).decode()
-            if text:  # an empty file is the claim of an attempt that ended before it read the log
-                return self._decode(text, redact(self._attempt_uri(epoch)))
-        self._require_no_records()
-        return CommitLog(), Effects()
+        for _ in range(_TRIES - 1):
+            # The attempt may have replaced the file since it was listed.
+            with suppress(CheckpointNotFoundError):
+                return self._read()
+        return self._read()
 
     def write(self, epoch: int, log: CommitLog, effects: Effects) -> None:
-        """Write the log on behalf of an attempt."""
+        """
+        Write the log on behalf of an attempt.
+
+        :raises StorageError: if another driver of the same attempt has written it.
+        """
         document = {
             "log": log.encode(),
             "published": effects.published,
             "retracted": [each.to_json() for each in effects.retracted],
         }
-        self.storage.write_bytes(self._attempt_uri(epoch), json.dumps(document).encode(), overwrite=True)
+        before = self.newest_number(epoch) or 0
+        self.storage.write_bytes(self._attempt_uri(epoch, before + 1), json.dumps(document).encode())
+        for number in range(max(before - 1, 0), before + 1):
+            self._delete(self._attempt_uri(epoch, number))
 
     def write_publication(self, publication: Publication) -> str:
         """Record the output of a checkpoint and return the name of the record."""
@@ -271,12 +298,13 @@ class CommitFiles:
     def publications(self, ranges: Iterable[CommitRange]) -> list[Publication]:
         """Return the recorded output of ranges, in the order of the checkpoints."""
         log = CommitLog(committed=tuple(ranges))
-        names = [_record_name(*key) for key in self._records() if log.names(*key)] if log.committed else []
+        names = [_record_name(*key) for key in self.records() if log.names(*key)] if log.committed else []
         return in_parallel(self.named_publication, names, is_local=self.storage.is_local)
 
     def latest(self, log: CommitLog) -> Publication | None:
         """Return the newest output, for its schema, even if it was retracted; ``None`` if there is none."""
-        newest = log.last_checkpoint or max(self._records(), default=None)
+        known = self.records()
+        newest = max([key for key in known if log.names(*key)] or known, default=None)
         return self.publication(*newest) if newest else None
 
     def visible(self, log: CommitLog, effects: Effects) -> list[Publication]:
@@ -291,25 +319,42 @@ class CommitFiles:
         found = self.publications((*log.committed, *effects.retracted))
         return [each for each in found if _record_name(each.generation, each.checkpoint_id) != effects.published]
 
-    def prune(self, log: CommitLog, last_epoch: int) -> None:
-        """Delete the files of attempts before an epoch, and the records of retracted output except the newest one."""
-        for epoch in self.claims():
-            if epoch < min(last_epoch, log.newest_epoch):
-                self._delete(self._attempt_uri(epoch))
-        unnamed = [key for key in self._records() if not log.names(*key)]
-        for key in unnamed if log.committed else unnamed[:-1]:
-            self._delete(f"{self._root}/commits/{_record_name(*key)}")
-
-    def prune_publications(self, kept: Iterable[CommitRange], last_epoch: int) -> None:
-        """Delete the records of checkpoints outside of ranges that attempts up to an epoch took."""
-        log = CommitLog(committed=tuple(kept))
-        for name in (_record_name(*key) for key in self._records() if not log.names(*key)):
-            if self.named_publication(name).epoch <= last_epoch:
-                self._delete(f"{self._root}/commits/{name}")
-
-    def _records(self) -> list[tuple[int, int]]:
+    def records(self) -> list[tuple[int, int]]:
+        """Return the generation and the id of each checkpoint with a record."""
         found = (_COMMIT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/commits"))
         return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+    def prune(self, records: Sequence[tuple[int, int]], log: CommitLog, last_epoch: int) -> None:
+        """
+        Delete records that a log does not name, of checkpoints that attempts up to an epoch took.
+
+        The newest record stays if the log names none, for its schema.
+
+        :param records: Result of :meth:`records` before the log was read.
+        """
+        unnamed = [key for key in records if not log.names(*key)]
+        for key in unnamed if len(unnamed) < len(records) else unnamed[:-1]:
+            found = self.publication(*key)
+            if found is not None and found.epoch <= last_epoch:
+                self._delete(f"{self._root}/commits/{_record_name(*key)}")
+
+    def forget_attempts_before(self, epoch: int) -> None:
+        """Delete the files of older attempts, whose log the attempt has taken over."""
+        for each, number in self._attempts():
+            if each < epoch:
+                self._delete(self._attempt_uri(each, number))
+
+    def _read(self) -> tuple[CommitLog, Effects]:
+        for epoch, number in sorted(self._attempts(), reverse=True):
+            text = self.storage.read_bytes(self._attempt_uri(epoch, number)).decode(errors="replace")
+            if text:  # an empty file is the claim of an attempt that ended before it read the log
+                return self._decode(text, redact(self._attempt_uri(epoch, number)))
+        self._require_no_records()
+        return CommitLog(), Effects()
+
+    def _attempts(self) -> list[tuple[int, int]]:
+        found = (_ATTEMPT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/attempts"))
+        return [(int(match[1]), int(match[2])) for match in found if match]
 
     def _delete(self, uri: str) -> None:
         with suppress(CheckpointNotFoundError):
@@ -317,7 +362,7 @@ class CommitFiles:
 
     def _require_no_records(self) -> None:
         # Output without a log would look like orphan files and be deleted.
-        if self._records():
+        if self.records():
             raise CorruptStateError(
                 f"Expected the log of a sink in {redact(self._root)}, found only records of its commits; an older version of "
                 "airflow-provider-statecheck wrote them, or the log was deleted. Restore the log from a backup, or move the "
@@ -341,8 +386,8 @@ class CommitFiles:
     def _root(self) -> str:
         return f"{self.storage.base_uri}/{self.lineage}"
 
-    def _attempt_uri(self, epoch: int) -> str:
-        return f"{self._root}/attempts/{epoch}.json"
+    def _attempt_uri(self, epoch: int, number: int) -> str:
+        return f"{self._root}/attempts/{epoch}-{number}.json"
 
 
 def _record_name(generation: int, checkpoint_id: int) -> str:

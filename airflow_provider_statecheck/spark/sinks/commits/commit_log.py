@@ -84,7 +84,7 @@ class CommitLog:
         """Return the log after the output outside an ancestry was retracted."""
         removed = self.outside(ancestry)
         left = replace(self, committed=within(self.committed, ancestry), retracted=(*self.retracted, *removed))
-        return left._without_old_generations()
+        return left._without_old_generations(ancestry)
 
     def adding(self, generation: int, epoch: int, checkpoint_id: int, *, is_retractable: bool = True) -> Self:
         """Return the log after the output of one more checkpoint was committed."""
@@ -92,7 +92,7 @@ class CommitLog:
             generation=generation, epoch=epoch, first=checkpoint_id, last=checkpoint_id, is_retractable=is_retractable
         )
         last_range = self.committed[-1:]
-        if last_range and (last_range[0].epoch, last_range[0].is_retractable) == (epoch, is_retractable):
+        if last_range and replace(last_range[0], first=checkpoint_id, last=checkpoint_id) == new:
             return replace(self, committed=(*self.committed[:-1], replace(last_range[0], last=checkpoint_id)))
         return replace(self, committed=(*self.committed, new))
 
@@ -131,12 +131,16 @@ class CommitLog:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptStateError(
                 f"Expected the log of a sink of format {FORMAT_VERSION} in {where}, found {text[:100]!r}; restore the log from "
-                "a backup, or use the version of airflow-provider-statecheck that wrote it."
+                "a backup, use the version of airflow-provider-statecheck that wrote it, or delete the output of the sink "
+                "together with its log and start over."
             ) from error
 
-    def _without_old_generations(self) -> Self:
-        # Nothing can be restored from attempts of an older generation after all their output was replaced.
-        oldest = min([self.starts[self.newest_epoch].generation, *(each.generation for each in self.committed)])
+    def _without_old_generations(self, ancestry: Ancestry) -> Self:
+        # Nothing can be restored from attempts of an older generation after all their output was replaced, except what
+        # the running attempt itself continues from.
+        ancestors = [self.starts[epoch] for epoch, _ in ancestry.segments if epoch in self.starts]
+        generations = {each.generation for each in (*ancestors, self.starts[self.newest_epoch])}
+        oldest = min(generations | {each.generation for each in self.committed})
         kept = {epoch: start for epoch, start in self.starts.items() if start.generation >= oldest}
         return replace(
             self,

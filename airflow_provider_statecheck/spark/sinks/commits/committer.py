@@ -73,6 +73,7 @@ class CommitDestination(Protocol):
         Require that a committed checkpoint has the output of a repeated commit.
 
         :raises CorruptStateError: if the output differs.
+        :raises CoordinatorError: if the checkpoint was skipped and newer ones were committed.
         """
         ...
 
@@ -89,8 +90,12 @@ class CommitDestination(Protocol):
         """
         ...
 
-    def sweep(self, last_epoch: int) -> None:
-        """Delete the output of attempts up to an epoch that was never committed and never can be."""
+    def sweep(self, epoch: int, last_epoch: int) -> None:
+        """
+        Delete the output of attempts up to an epoch that was never committed and never can be.
+
+        :param epoch: Attempt that owns the destination; nothing is deleted if a newer one has taken it over.
+        """
         ...
 
 
@@ -227,7 +232,6 @@ class TwoPhaseCommitter:
         Retract, after a success, the output outside the ancestry of this attempt, and delete uncommitted output.
 
         :raises StaleAttemptError: if a newer attempt owns the destination.
-        :raises CorruptStateError: if output of this attempt was replaced.
         """
         self._apply(self._end)
         self._sweep(self.context.epoch)
@@ -257,7 +261,8 @@ class TwoPhaseCommitter:
             owner=f"{self.context.uid!r} of job {self.context.job_name!r}",
         )
         if not publication.committables:
-            return self._retraction(current, ancestry)
+            # An open commit without rows is no reason to replace output before the attempt has added any.
+            return self._retraction(current, ancestry) if epoch == self.context.epoch else None
         if current.holds(epoch, checkpoint_id):
             self.destination.require_same(publication)
             return None
@@ -271,9 +276,7 @@ class TwoPhaseCommitter:
         )
 
     def _end(self, current: CommitLog) -> LogChange | None:
-        ancestry = self._ancestry(current)
-        self._require_not_replaced(current, ancestry)
-        return self._retraction(current, ancestry)
+        return self._retraction(current, self._ancestry(current))
 
     def _retraction(self, current: CommitLog, ancestry: Ancestry) -> LogChange | None:
         retracted = current.outside(ancestry)
@@ -299,7 +302,7 @@ class TwoPhaseCommitter:
 
     def _sweep(self, last_epoch: int) -> None:
         try:
-            self.destination.sweep(last_epoch)
+            self.destination.sweep(self.context.epoch, last_epoch)
         except StateCheckError as error:
             log.warning("Orphan files of %s were not deleted: %s", self.destination.name, error)
 

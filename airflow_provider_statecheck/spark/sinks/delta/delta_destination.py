@@ -189,14 +189,22 @@ class DeltaDestination:
             return None
         return self._create(schema) or self._add_columns(change, schema) or self._commit(change)
 
-    def sweep(self, last_epoch: int) -> None:
-        """Delete the uncommitted files and the unused records of attempts up to an epoch."""
+    def sweep(self, epoch: int, last_epoch: int) -> None:
+        """
+        Delete the uncommitted files and the unused records of attempts up to an epoch.
+
+        :raises StaleAttemptError: if a newer attempt owns the table; nothing is deleted in this case.
+        """
+        # Listed before the log is read: a newer attempt records output only after it has taken the table over.
+        records = self.records.records()
         snapshot, current = self._newest(self.context.lineage)
         if current is None:
             return
+        require_newest(current.newest_epoch, epoch, self.name)
         self.output.sweep(current, last_epoch)
         # Versions of the table before a retraction still show its files: their records protect them from the sweep.
-        self.records.prune_publications((*current.committed, *current.retracted), last_epoch)
+        known = CommitLog(committed=(*current.committed, *current.retracted))
+        self.records.prune(records, known, last_epoch)
         in_force = _log_version(snapshot, self.context.lineage)
         if in_force is not None:
             self._logs(self.context.lineage).prune(in_force, last_epoch)
@@ -231,12 +239,14 @@ class DeltaDestination:
                 CommitRange(generation=generation, epoch=writer, first=1, last=ALL_CHECKPOINTS)
                 for writer, generation in sorted(writers.items())
             ),
+            forgotten=newest,
         )
 
     def _lost_log_error(self, lineage: str) -> CorruptStateError:
         return CorruptStateError(
             f"Expected the log of a sink below _statecheck/{lineage}/logs in the {self.name}, found none of the version that "
-            "the table names; it was deleted. Restore the directory from a backup, or start over."
+            "the table names; it was deleted, or an older version of airflow-provider-statecheck wrote the table. Restore the "
+            "directory from a backup, or start over."
         )
 
     def _require_same_table(self, snapshot: DeltaSnapshot | None) -> None:

@@ -142,7 +142,7 @@ class IcebergDestination:
             _delete(self._loaded, edit.merged)
         return failure
 
-    def sweep(self, last_epoch: int) -> None:
+    def sweep(self, epoch: int, last_epoch: int) -> None:
         """Do nothing: ``remove_orphan_files`` of Iceberg removes files that no snapshot references."""
 
     def _commit(self, staged: StagedEdit) -> StateCheckError | None:

@@ -140,7 +140,7 @@ class SqlDestination:
             self._delete_staged(change.publication)
         return None
 
-    def sweep(self, last_epoch: int) -> None:
+    def sweep(self, epoch: int, last_epoch: int) -> None:
         """Delete the staged files of attempts up to an epoch."""
         sweep_staged(self.files, last_epoch)
 

@@ -59,6 +59,11 @@ def test_a_staged_file_that_is_gone_is_told_with_its_names(path):
     with pytest.raises(CorruptStateError, match=rf"either as part-.* or staged as {staged}, found neither"):
         attempt.commit(1, written)
     assert committed_in(path) == []
+    # The target is not blocked by what no attempt can publish.
+    second = Attempt(path, 2, generation=2).open()
+    second.add(2, 2)
+    second.finish()
+    assert (seen_in(path), committed_in(path)) == ([2], [2])
 
 
 @pytest.mark.parametrize(

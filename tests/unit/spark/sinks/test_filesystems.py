@@ -72,7 +72,7 @@ def renaming(tmp_path):
 
 def test_a_file_is_renamed_where_the_server_can(renaming, tmp_path):
     name = f"_statecheck/{'0' * 12}/staging/1-x.staged"
-    renaming.write(name, b"content")
+    renaming.storage.write_bytes(f"{renaming.storage.base_uri}/{name}", b"content")
     final = f"day=1/part-{'0' * 12}-g1-c1-0-{'a' * 12}.parquet"
     renaming.move(name, final)
     assert renaming.list_files() == {final: 7}

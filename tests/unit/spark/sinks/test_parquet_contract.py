@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from typing_extensions import override
 
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, PublishedFiles
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.sink_contract import LOG_STEPS, SinkContract, Step
 from tests.unit.spark.sinks.attempts import committed_in, hidden_in, schema_with, seen_in
 
@@ -23,7 +22,7 @@ class TestParquetSinkWithRenames(SinkContract):
         *LOG_STEPS,
         (TargetFiles, "move"),
         (TargetFiles, "delete"),
-        (CheckpointStorage, "delete_file"),
+        (PublishedFiles, "sweep"),
     )
     other_schema = schema_with(key=pa.string())
 
@@ -52,7 +51,7 @@ class TestParquetSinkWithCopies(TestParquetSinkWithRenames):
         (TargetFiles, "copy"),
         (TargetFiles, "upload"),
         (TargetFiles, "delete"),
-        (CheckpointStorage, "delete_file"),
+        (PublishedFiles, "sweep"),
     )
 
     @override

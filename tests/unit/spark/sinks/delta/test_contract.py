@@ -16,7 +16,8 @@ from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess
 from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step
-from tests.unit.spark.sinks.delta.attempts import keys_of, orphans_in, versions_of
+from airflow_provider_statecheck.testing.upsert_contract import UpsertContract
+from tests.unit.spark.sinks.delta.attempts import keys_of, orphans_in, rows_of, versions_of
 
 
 class TestDeltaSink(SinkContract):
@@ -50,9 +51,13 @@ class TestDeltaSink(SinkContract):
         return orphans_in(target)
 
 
-class TestUpsertingDeltaSink(TestDeltaSink):
+class TestUpsertingDeltaSink(UpsertContract, TestDeltaSink):
     steps: ClassVar[Sequence[Step]] = ((LogFiles, "write"), (DeltaTableAccess, "commit_with"))
 
     @override
     def sink(self, target: str, **settings: Any) -> Sink:
         return DeltaSink(target, upsert_by=["key"], **settings)
+
+    @override
+    def read_names(self, target: str) -> dict[int, str]:
+        return {row["key"]: row["name"] for row in rows_of(target).to_pylist()}

@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, EnvironmentNotReadyError, UnsupportedStateError
-from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, log_of, orphans_in, rows_of, table_at
 
 
@@ -17,21 +17,6 @@ def attempt(path, epoch, **more):
 
 def names_in(path):
     return {row["key"]: row["name"] for row in rows_of(path).to_pylist()}
-
-
-def test_row_replaces_the_row_with_its_key_in_one_version(path):
-    first = attempt(path, 1).open()
-    first.add(1, 1, 2)
-    first.add(2, 2, 3, name="new")
-    assert names_in(path) == {1: "name 1", 2: "new 2", 3: "new 3"}
-    assert table_at(path).version() == 3
-
-
-def test_last_row_of_a_key_wins(path):
-    first = attempt(path, 1).open()
-    rows = pa.table({"key": [1, 2, 1], "name": ["a", "b", "c"]}, SCHEMA)
-    first.commit(1, [*first.write_table(table_of([2]), 1), *first.write_table(rows, 0)])
-    assert names_in(path) == {1: "c", 2: "name 2"}
 
 
 def test_rows_of_other_writers_are_updated_and_columns_that_the_output_lacks_are_kept(path):
@@ -56,15 +41,6 @@ def test_replaced_rows_are_deleted_in_the_version_of_the_new_ones(path, start, a
     assert names_in(path) == {**kept, **({4: "new 4", 5: "new 5"} if adds else {})}
     assert table_at(path).version() == version + 1
     assert orphans_in(path) == []
-
-
-def test_row_that_another_sink_has_upserted_is_never_deleted(path):
-    first = attempt(path, 1).open()
-    first.add(1, 1, 2)
-    attempt(path, 1, job="other").open().add(1, 2, name="theirs")
-    first.add(2, 2, name="ours")
-    attempt(path, 2, generation=2).open().finish()
-    assert names_in(path) == {2: "ours 2"}
 
 
 def test_row_that_replaced_rows_and_new_ones_share_is_marked_anew(path):
@@ -127,11 +103,6 @@ def test_names_and_values_of_keys_may_be_any(path, partition_by):
     assert sorted(rows_of(path).column("name").to_pylist()) == ["a", "c"]
 
 
-def test_null_key_fails_the_task(path):
-    with pytest.raises(UnsupportedStateError, match="null in key"):
-        attempt(path, 1).open().write_table(pa.table({"key": [None], "name": ["a"]}, SCHEMA))
-
-
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -165,14 +136,6 @@ def test_rows_of_the_other_kind_of_commit_cannot_be_replaced(path):
         DeltaAttempt(path, 3, restored=1).open()
     attempt(path, 4, restored=1, restored_epoch=1).open().add(3, 3)
     assert keys_of(path) == [1, 3]
-
-
-def test_rows_that_a_replaced_checkpoint_only_updated_keep_their_value(path):
-    first = attempt(path, 1).open()
-    first.add(1, 1, 2)
-    first.add(2, 1, 3, name="new")
-    attempt(path, 2, restored=1).open().add(3, 9)
-    assert names_in(path) == {1: "new 1", 2: "name 2", 9: "name 9"}
 
 
 def test_all_rows_of_a_key_are_updated(path):

@@ -14,8 +14,9 @@ from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkContract, Step
+from airflow_provider_statecheck.testing.upsert_contract import UpsertContract
 from tests.unit.spark.sinks.attempts import schema_with
-from tests.unit.spark.sinks.iceberg.tables import MARKED, TABLE, create_table, properties_in, seen_in
+from tests.unit.spark.sinks.iceberg.tables import MARKED, TABLE, create_table, properties_in, rows_in, seen_in
 
 
 class TestIcebergSink(SinkContract):
@@ -38,10 +39,14 @@ class TestIcebergSink(SinkContract):
         return seen_in(target)
 
 
-class TestUpsertingIcebergSink(TestIcebergSink):
+class TestUpsertingIcebergSink(UpsertContract, TestIcebergSink):
     steps: ClassVar[Sequence[Step]] = ((iceberg_destination, "commit_edit"),)
     columns = MARKED
     settings: ClassVar[dict[str, Any]] = {"upsert_by": ["key"]}
+
+    @override
+    def read_names(self, target: Path) -> dict[int, str]:
+        return {row["key"]: row["name"] for row in rows_in(target)}
 
 
 class TestUpsertingIcebergSinkWithoutMarks(TestUpsertingIcebergSink):

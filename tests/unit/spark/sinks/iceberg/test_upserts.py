@@ -166,24 +166,6 @@ def test_fallback_deletes_inserted_rows_and_keeps_updated_ones(marked):
     assert names_in(marked) == {1: "two 1", 3: "three 3", 100: "two 100"}
 
 
-def test_rows_of_a_replaced_checkpoint_that_are_written_again_belong_to_the_new_one(marked):
-    upserting(marked, 1).open().add(1, 1, 2)
-    second = upserting(marked, 2, generation=2).open()
-    second.add(2, 2, 3)
-    assert marks_in(marked) == {2: 2, 3: 2}
-    upserting(marked, 3, generation=3).open().finish()
-    assert seen_in(marked) == []
-
-
-def test_rows_that_another_job_has_written_since_are_kept(marked):
-    upserting(marked, 1).open().add(1, 1, 2)
-    upserting(marked, 1, job="another").open().add(1, 2, 3)
-    upserting(marked, 2, generation=2).open().finish()
-    assert seen_in(marked) == [2, 3]
-    upserting(marked, 2, generation=2, job="another").open().finish()
-    assert seen_in(marked) == [2]
-
-
 def test_start_that_must_delete_rows_without_marks_is_refused(folder):
     upserting(folder, 1).open().add(1, 1)
     for upsert_by in (["key"], []):

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step
+from airflow_provider_statecheck.testing.upsert_contract import UpsertContract
 from tests.unit.spark.sinks.attempts import schema_with
 from tests.unit.spark.sinks.sql.databases import TABLE, Place
 
@@ -48,8 +49,12 @@ class TestSqlSinkOnSqlite(SinkContract):
         return target.staged
 
 
-class TestUpsertingSqlSinkOnSqlite(TestSqlSinkOnSqlite):
+class TestUpsertingSqlSinkOnSqlite(UpsertContract, TestSqlSinkOnSqlite):
     settings: ClassVar[dict[str, Any]] = {"upsert_by": ["key"]}
+
+    @override
+    def read_names(self, target: Place) -> dict[int, str]:
+        return dict(target.rows()) if TestSqlSinkOnSqlite.read(self, target) else {}
 
 
 class TestSqlSinkWithoutMarks(TestSqlSinkOnSqlite):
@@ -70,5 +75,5 @@ class TestSqlSinkOnPostgres(TestSqlSinkOnSqlite):
         return place
 
 
-class TestUpsertingSqlSinkOnPostgres(TestSqlSinkOnPostgres):
-    settings: ClassVar[dict[str, Any]] = {"upsert_by": ["key"]}
+class TestUpsertingSqlSinkOnPostgres(TestUpsertingSqlSinkOnSqlite, TestSqlSinkOnPostgres):
+    pass

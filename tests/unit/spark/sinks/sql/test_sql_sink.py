@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.dialects import postgresql
@@ -128,35 +127,6 @@ def test_a_sink_that_marks_now_goes_on_behind_rows_that_were_not_marked_then(pla
     assert place.seen == [1, 4]
 
 
-def test_a_row_replaces_the_one_with_its_keys(place):
-    first = place.open(1, settings=UPSERT)
-    first.add(1, 1, 2, name="old")
-    first.add(2, 2, 3, name="new")
-    assert place.rows() == [(1, "old 1"), (2, "new 2"), (3, "new 3")]
-
-
-def test_of_rows_with_the_same_keys_in_one_checkpoint_the_last_one_stays(place):
-    first = place.open(1, settings=UPSERT)
-    first.commit(1, [*first.write(1, name="a"), *first.write(1, name="b"), *first.write(1, name="c")])
-    assert place.rows() == [(1, "c 1")]
-
-
-def test_rows_that_a_replaced_checkpoint_made_go_and_those_that_it_only_changed_stay(place):
-    first = place.open(1, settings=UPSERT)
-    first.add(1, 1, name="first")
-    first.add(2, 1, 2, name="second")
-    second = place.open(2, restored=1, restored_epoch=1, settings=UPSERT)
-    second.add(3, 3, name="third")
-    assert place.rows() == [(1, "second 1"), (3, "third 3")]
-
-
-def test_a_row_that_another_job_wrote_to_since_is_not_taken_back(place):
-    place.open(1, settings=UPSERT).add(1, 1, 2, name="ours")
-    place.open(1, job="other", settings=UPSERT).add(1, 2, name="theirs")
-    place.open(2, generation=2, settings=UPSERT).add(2, 3, name="ours")
-    assert place.rows() == [(2, "theirs 2"), (3, "ours 3")]
-
-
 def test_keys_are_locked_in_their_order():
     table = output_table(TableName.parse(TABLE), SCHEMA, keys=["name", "key"], marks_rows=True, is_sqlite=False)
     loader = RowLoader(table, ["name", "key"])
@@ -193,13 +163,6 @@ def test_unmarked_rows_may_replace_others_too(place):
     first.add(1, 1, name="old")
     first.add(2, 1, name="new")
     assert place.rows() == [(1, "new 1")]
-
-
-def test_a_key_that_is_null_is_refused_in_the_task(place):
-    first = place.open(1, settings=UPSERT)
-    with pytest.raises(UnsupportedStateError, match="found null in key"):
-        first.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
-    assert place.staged == []
 
 
 def test_output_that_a_constraint_refuses_is_told_without_its_values(place):
