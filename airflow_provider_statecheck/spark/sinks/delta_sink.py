@@ -92,9 +92,8 @@ class DeltaSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> DeltaSinkWriter:
         """Return the writer of one Spark task."""
-        if self._target is None:
-            raise self._unopened_error()
-        return DeltaSinkWriter(self._target.files(DeltaFiles), self._layout, self._generation, context, self._keys)
+        files = self._require_opened(self._target).files(DeltaFiles)
+        return DeltaSinkWriter(files, self._layout, self._generation, context, self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> DeltaDestination:

@@ -91,9 +91,7 @@ class IcebergSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> IcebergSinkWriter:
         """Return the writer of one Spark task."""
-        if self._target is None:
-            raise self._unopened_error()
-        return IcebergSinkWriter(self._target, context)
+        return IcebergSinkWriter(self._require_opened(self._target), context)
 
     @override
     def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:

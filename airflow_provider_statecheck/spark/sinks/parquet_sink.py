@@ -108,9 +108,7 @@ class ParquetSink(CommittingSink):
         return destination
 
     def _files(self) -> TargetFiles:
-        if self._target is None:
-            raise self._unopened_error()
-        return self._target.files(TargetFiles)
+        return self._require_opened(self._target).files(TargetFiles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,7 @@ class SqlSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> SqlSinkWriter:
         """Return the writer of one Spark task."""
-        if self._target is None:
-            raise self._unopened_error()
-        return SqlSinkWriter(self._target.files(TargetFiles), self._keys, context)
+        return SqlSinkWriter(self._require_opened(self._target).files(TargetFiles), self._keys, context)
 
     @override
     def _destination(self, context: SinkContext) -> SqlDestination:

@@ -141,9 +141,7 @@ class TwoPhaseCommitSink(CommittingSink):
     @final
     def writer(self, context: SinkTaskContext) -> TransactionWriter:
         """Return the writer of one Spark task."""
-        if self._lineage is None:
-            raise self._unopened_error()
-        return TransactionWriter(self, self._lineage, context)
+        return TransactionWriter(self, self._require_opened(self._lineage), context)
 
     @final
     @override

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, ClassVar, Protocol, TypeVar, get_args
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
@@ -36,6 +36,7 @@ from airflow_provider_statecheck.spark.sinks.sink import (
 )
 
 log = logging.getLogger(__name__)
+Target = TypeVar("Target")
 _TRIES = 20
 _LONGEST_PAUSE_SECONDS = 10.0
 
@@ -170,8 +171,10 @@ class CommittingSink(ABC):
         if committer is not None and succeeded:
             committer.close()
 
-    def _unopened_error(self) -> CoordinatorError:
-        return CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
+    def _require_opened(self, target: Target | None) -> Target:
+        if target is None:
+            raise CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
+        return target
 
 
 @dataclass(slots=True, kw_only=True)
@@ -344,18 +347,15 @@ class TwoPhaseCommitter:
                 )
 
     def _warn_if_unknown(self, current: CommitLog, start: Start) -> None:
-        if start.restored is not None and start.taken_by is not None and not self._is_known(current, start.taken_by):
+        taker = start.taken_by
+        if start.restored is not None and taker not in (None, *current.starts) and (taker or 0) > current.forgotten:
             log.warning(
                 "%s does not know attempt %s, which took the restored checkpoint %s: the sink is new there, or the "
                 "destination was recreated and lacks all earlier output",
                 self.destination.name,
-                start.taken_by,
+                taker,
                 start.restored,
             )
-
-    @staticmethod
-    def _is_known(current: CommitLog, epoch: int) -> bool:
-        return epoch in current.starts or epoch <= current.forgotten
 
     def _require_first_opening(self, current: CommitLog, start: Start) -> None:
         epoch = self.context.epoch

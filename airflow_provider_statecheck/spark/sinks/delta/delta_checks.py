@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_columns import file_schema, stored_schema
+from airflow_provider_statecheck.spark.tables.delta_columns import file_schema, incompatibilities, stored_schema
 
 _WRITER_FEATURES = frozenset(
     {
@@ -72,42 +72,6 @@ def require_fitting(
             "choose another table.",
             differences=found,
         )
-
-
-def incompatibilities(table: Any, ours: Any, *, merges: bool) -> list[str]:
-    """
-    Return the reasons why files with one schema cannot be added to a table with another.
-
-    :param table: Arrow schema of the table.
-    :param ours: Arrow schema of the files, as a Delta table returns it.
-    :param merges: Whether columns may be added to the table.
-    """
-    found = [
-        f"column {field.name!r} of the table is not nullable and is not written"
-        for field in table
-        if ours.get_field_index(field.name) < 0 and not field.nullable
-    ]
-    for field in ours:
-        if table.get_field_index(field.name) >= 0:
-            found += _column_differences(table.field(field.name), field)
-        elif not merges:
-            found.append(f"the table has no column {field.name!r} (merge_schema=True adds it)")
-        elif not field.nullable:
-            found.append(f"column {field.name!r} is new and not nullable")
-    return found
-
-
-def new_columns(table: Any, ours: Any) -> list[str]:
-    """Return the columns that the table lacks."""
-    return [name for name in ours.names if table.get_field_index(name) < 0]
-
-
-def _column_differences(theirs: Any, ours: Any) -> list[str]:
-    if theirs.type != ours.type:
-        return [f"column {ours.name!r} is {theirs.type} in the table and {ours.type} here"]
-    if ours.nullable and not theirs.nullable:
-        return [f"column {ours.name!r} is not nullable in the table and is nullable here"]
-    return []
 
 
 def _table_restrictions(configuration: Mapping[str, str]) -> list[str]:
