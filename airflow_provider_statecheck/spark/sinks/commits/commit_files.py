@@ -19,7 +19,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import (
@@ -71,7 +71,7 @@ class Output(ABC):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FileDestination:
     """
     A destination whose log is in a directory.
@@ -88,6 +88,10 @@ class FileDestination:
     lineage: str
     committable: type[TaskCommittable]
     output: Output
+    _written: LogFile | None = field(default=None, init=False)
+    """Newest file that this attempt has written; it needs not be read, because no other attempt changes it."""
+    _published: Publication | None = field(default=None, init=False)
+    """Newest output that this attempt has published."""
 
     def log_of(self, lineage: str) -> CommitLog:
         """Return the log of a lineage without claiming it."""
@@ -100,14 +104,15 @@ class FileDestination:
         :raises StaleAttemptError: if a newer attempt has claimed the log.
         """
         files = self.files_of(self.lineage)
-        if files.newest_number(epoch) is None:
+        if self._written is None and files.newest()[0] < epoch:
             files.read()  # a log that cannot be read is not claimed
             files.claim(epoch)
-        require_newest(files.newest_epoch(), epoch, self.name)
-        found, effects = files.read()
-        if not effects.is_empty:
-            self._carry_out(epoch, found, effects)
-        return found
+        number = self._require_newest(epoch)
+        if self._written is None or self._written.number != number:
+            self._written = LogFile(number, *files.read())
+        if not self._written.effects.is_empty:
+            self._carry_out(epoch, None)
+        return self._written.log
 
     def require_retractable(self, ranges: Iterable[CommitRange]) -> None:
         """Do nothing: the output of every range can be retracted."""
@@ -117,6 +122,7 @@ class FileDestination:
         Require that a committed checkpoint has the output of a repeated commit.
 
         :raises CorruptStateError: if the output differs.
+        :raises CoordinatorError: if the checkpoint was skipped and newer ones were committed.
         """
         self.files_of(self.lineage).require_same(committed, self.name)
 
@@ -129,11 +135,11 @@ class FileDestination:
         files = self.files_of(self.lineage)
         effects = Effects(retracted=change.retracted)
         if change.publication is not None:
-            self.output.check(change.publication, lambda: files.latest(change.before))
+            self.output.check(change.publication, lambda: self._published or files.latest(change.before))
             effects = replace(effects, published=files.write_publication(change.publication))
-        files.write(epoch, change.after, effects)
-        require_newest(files.newest_epoch(), epoch, self.name)
-        self._carry_out(epoch, change.after, effects)
+        self._write(epoch, change.after, effects)
+        self._require_newest(epoch)
+        self._carry_out(epoch, change.publication)
         return None
 
     def sweep(self, epoch: int, last_epoch: int) -> None:
@@ -145,7 +151,7 @@ class FileDestination:
         # Listed before the log is read: all that is listed and not named then is of no attempt that goes on.
         files = self.files_of(self.lineage)
         listed, records = self.output.listed(), files.records()
-        require_newest(files.newest_epoch(), epoch, self.name)
+        self._require_newest(epoch)
         current, _ = files.read()
         self.output.sweep(listed, current, last_epoch)
         files.prune(records, current, last_epoch)
@@ -155,17 +161,29 @@ class FileDestination:
         """Return the files of the log of a lineage."""
         return CommitFiles(self.storage, lineage, self.committable)
 
-    def _carry_out(self, epoch: int, log: CommitLog, effects: Effects) -> None:
+    def _require_newest(self, epoch: int) -> int:
+        newest, number = self.files_of(self.lineage).newest()
+        require_newest(newest, epoch, self.name)
+        return number
+
+    def _carry_out(self, epoch: int, published: Publication | None) -> None:
         # Publish before retracting: a reader never sees less output than before.
         files = self.files_of(self.lineage)
+        log, effects = (self._written.log, self._written.effects) if self._written else (CommitLog(), Effects())
         if effects.published:
-            self.output.publish(files.named_publication(effects.published))
+            self._published = published or files.named_publication(effects.published)
+            self.output.publish(self._published)
             effects = replace(effects, published="")
-            files.write(epoch, log, effects)
+            self._write(epoch, log, effects)
         if effects.retracted:
             for publication in files.publications(effects.retracted):
                 self.output.retract(publication)
-            files.write(epoch, log, Effects())
+            self._write(epoch, log, Effects())
+
+    def _write(self, epoch: int, log: CommitLog, effects: Effects) -> None:
+        written = LogFile((self._written.number if self._written else 0) + 1, log, effects)
+        self.files_of(self.lineage).write(epoch, written)
+        self._written = written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +201,16 @@ class Effects:
 
 
 @dataclass(frozen=True, slots=True)
+class LogFile:
+    """A file of the log."""
+
+    number: int
+    """Number of the file among those of its attempt."""
+    log: CommitLog
+    effects: Effects
+
+
+@dataclass(frozen=True, slots=True)
 class CommitFiles:
     """Files of the log of one lineage."""
 
@@ -190,13 +218,9 @@ class CommitFiles:
     lineage: str
     committable: type[TaskCommittable]
 
-    def newest_epoch(self) -> int:
-        """Return the epoch of the newest attempt that has claimed the log, 0 if there is none."""
-        return max((epoch for epoch, _ in self._attempts()), default=0)
-
-    def newest_number(self, epoch: int) -> int | None:
-        """Return the number of the newest file of an attempt, ``None`` if it has not claimed the log."""
-        return max((number for each, number in self._attempts() if each == epoch), default=None)
+    def newest(self) -> tuple[int, int]:
+        """Return the epoch of the newest attempt and the number of its newest file; zeros if there is no file."""
+        return max(self._attempts(), default=(0, 0))
 
     def claim(self, epoch: int) -> None:
         """Claim the log for an attempt."""
@@ -214,21 +238,19 @@ class CommitFiles:
                 return self._read()
         return self._read()
 
-    def write(self, epoch: int, log: CommitLog, effects: Effects) -> None:
+    def write(self, epoch: int, file: LogFile) -> None:
         """
-        Write the log on behalf of an attempt.
+        Write a file on behalf of an attempt, and delete the one before it.
 
         :raises StorageError: if another driver of the same attempt has written it.
         """
         document = {
-            "log": log.encode(),
-            "published": effects.published,
-            "retracted": [each.to_json() for each in effects.retracted],
+            "log": file.log.encode(),
+            "published": file.effects.published,
+            "retracted": [each.to_json() for each in file.effects.retracted],
         }
-        before = self.newest_number(epoch) or 0
-        self.storage.write_bytes(self._attempt_uri(epoch, before + 1), json.dumps(document).encode())
-        for number in range(max(before - 1, 0), before + 1):
-            self._delete(self._attempt_uri(epoch, number))
+        self.storage.write_bytes(self._attempt_uri(epoch, file.number), json.dumps(document).encode())
+        self._delete(self._attempt_uri(epoch, file.number - 1))
 
     def write_publication(self, publication: Publication) -> str:
         """Record the output of a checkpoint and return the name of the record."""

@@ -107,7 +107,7 @@ class IcebergSinkWriter:
     def _write_tasks(self, table: Any) -> Iterator[Any]:
         from pyiceberg.io.pyarrow import pyarrow_to_schema
 
-        from airflow_provider_statecheck.spark.sinks.iceberg.named_tasks import NamedWriteTask
+        from airflow_provider_statecheck.spark.tables.iceberg_tasks import NamedWriteTask
 
         columns = pyarrow_to_schema(
             table.schema,

@@ -6,7 +6,6 @@ import fsspec
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
-from airflow_provider_statecheck.spark.sinks.commits import commit_files
 from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles
 from airflow_provider_statecheck.spark.sinks.target_files import staged_name
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
@@ -88,21 +87,6 @@ def test_an_attempt_that_is_fenced_while_it_publishes_leaves_the_commit_to_the_n
     with pytest.raises(StaleAttemptError):
         zombie.finish()
     assert both(path) == same(1)
-
-
-def test_a_file_that_a_superseded_attempt_publishes_late_is_deleted_by_the_next_one(path, monkeypatch):
-    zombie = Attempt(path, 1).open()
-    zombie.add(1, 1)
-    late = zombie.write(2)
-    second = Attempt(path, 2, restored=1).open()
-    with monkeypatch.context() as patch:
-        patch.setattr(commit_files, "require_newest", lambda *_: None)
-        patch.setattr("airflow_provider_statecheck.spark.sinks.commits.committer.require_newest", lambda *_: None)
-        zombie.commit(2, late)
-    second.add(3, 3)
-    assert committed_in(path) == [1, 3]
-    second.finish()
-    assert both(path) == same(1, 3)
 
 
 def test_a_published_file_that_no_log_names_is_deleted_at_the_end(path):
