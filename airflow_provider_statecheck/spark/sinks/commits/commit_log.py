@@ -40,11 +40,6 @@ class CommitLog:
         """Return the epoch of the attempt that owns the destination, 0 if there is none."""
         return max(self.starts, default=0)
 
-    @property
-    def last_checkpoint(self) -> tuple[int, int] | None:
-        """Return the generation and the id of the newest committed checkpoint, ``None`` if there is none."""
-        return (self.committed[-1].generation, self.committed[-1].last) if self.committed else None
-
     def holds(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether the output of a checkpoint is committed."""
         return any(each.holds(epoch, checkpoint_id) for each in self.committed)
