@@ -66,12 +66,18 @@ def templates() -> list[Template]:
 def _templates_in(function: ast.FunctionDef) -> Iterator[Template]:
     texts = dict(_named_texts(function))
     for call in ast.walk(function):
-        if isinstance(call, ast.Call) and call.args and (kind := _name_of(call.func)).endswith("Error"):
-            message = call.args[0]
-            parts = list(_parts(texts.get(_name_of(message), message)))
+        if isinstance(call, ast.Call) and call.args and (kind := _kind_of(call)):
+            # A change of a source is reported as what was found, and the remedy.
+            messages = call.args[:2] if _name_of(call.func) == "change_error" else call.args[:1]
+            parts = [part for each in messages for part in (*_parts(texts.get(_name_of(each), each)), None)][:-1]
             if sum(map(len, filter(None, parts))) >= _FEWEST_FIXED:
                 text = "".join(".*" if part is None else re.escape(part) for part in parts)
                 yield Template(kind, re.compile(text, re.DOTALL))
+
+
+def _kind_of(call: ast.Call) -> str:
+    name = _name_of(call.func)
+    return "SourceChangedError" if name == "change_error" else name if name.endswith("Error") else ""
 
 
 def _named_texts(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
