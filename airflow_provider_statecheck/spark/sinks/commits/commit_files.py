@@ -89,7 +89,7 @@ class FileDestination:
     committable: type[TaskCommittable]
     output: Output
     _written: LogFile | None = field(default=None, init=False)
-    """Newest file that this attempt has written; it needs not be read, because no other attempt changes it."""
+    """Log that this attempt has read or written last; it is not read again, because no other attempt changes it."""
     _published: Publication | None = field(default=None, init=False)
     """Newest output that this attempt has published."""
 
