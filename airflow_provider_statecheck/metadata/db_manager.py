@@ -13,7 +13,7 @@ from airflow_provider_statecheck.metadata.models import Base
 _HERE = Path(__file__).parent
 
 VERSION_TABLE = "alembic_version_statecheck"
-REVISION_HEADS = {"0.1.0": "0010_0_1_0"}
+REVISION_HEADS = {"0.1.0": "0001_0_1_0"}
 
 
 class StatecheckDBManager(BaseDBManager):

@@ -22,7 +22,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
-    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -142,7 +141,7 @@ class Attempt(Base):
     checkpoint_timeout_seconds: Mapped[float] = mapped_column(Float, nullable=False)
     registered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     retention: Mapped[str] = mapped_column(String(32), nullable=False)
-    is_restore_chosen: Mapped[bool] = mapped_column(Boolean, nullable=False, server_default=false())
+    is_restore_chosen: Mapped[bool] = mapped_column(Boolean, nullable=False)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     message: Mapped[str] = mapped_column(Text, nullable=False)
     restored_summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
