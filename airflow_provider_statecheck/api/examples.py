@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobsPage, ListedStatus
@@ -27,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
-from airflow_provider_statecheck.gateway.wire import encode
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     CloseAbandoned,
     DropTokens,

@@ -36,6 +36,7 @@ from typing_extensions import override
 from airflow_provider_statecheck.api.access import check_token, checked_token
 from airflow_provider_statecheck.api.job_access import check_job_access, checked_job_access
 from airflow_provider_statecheck.api.state_limits import check_state_access, checked_state_access, retry_after
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, field_path
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,
@@ -67,7 +68,6 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES, encode_error
-from airflow_provider_statecheck.gateway.wire import MalformedMessageError, decode, field_path
 from airflow_provider_statecheck.metadata.models import Base, Checkpoint, Job, Operator
 
 log = logging.getLogger(__name__)

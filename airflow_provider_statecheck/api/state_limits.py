@@ -114,7 +114,7 @@ def small_json(parts: Iterable[str]) -> bytes:
     """
     Return the JSON of an answer, whose parts are made one by one.
 
-    :param parts: The parts, see :func:`~airflow_provider_statecheck.gateway.wire.json_parts`.
+    :param parts: The parts, see :func:`~airflow_provider_statecheck.checkpoint.codec.json_parts`.
     :raises RequestLimitError: for more than :data:`MAX_ANSWER_BYTES`.
     """
     text = bytearray()

@@ -27,9 +27,9 @@ from airflow_provider_statecheck.api.state_limits import (
 )
 from airflow_provider_statecheck.api.state_reads import StateReads
 from airflow_provider_statecheck.api.task_routes import JobPath
+from airflow_provider_statecheck.checkpoint.codec import json_parts
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownKeyOrNamespaceError
-from airflow_provider_statecheck.gateway.wire import json_parts
 from airflow_provider_statecheck.queryable.answers import reply_parts
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
@@ -240,7 +240,7 @@ def _batch(reply: StateReply) -> Response:
 
 def json_answer(data: Any) -> Response:
     """
-    Return an answer, see :func:`~airflow_provider_statecheck.gateway.wire.json_parts`.
+    Return an answer, see :func:`~airflow_provider_statecheck.checkpoint.codec.json_parts`.
 
     :raises RequestLimitError: if it is too large.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
@@ -38,7 +39,6 @@ from airflow_provider_statecheck.gateway.http_client import (
     url_of,
 )
 from airflow_provider_statecheck.gateway.protocol import job_path, latest_path, page_path
-from airflow_provider_statecheck.gateway.wire import encode, read_reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -26,7 +27,6 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Envi
 from airflow_provider_statecheck.gateway.http_client import Credentials, HttpClient
 from airflow_provider_statecheck.gateway.protocol import page_path
 from airflow_provider_statecheck.gateway.time_travel import Jobs
-from airflow_provider_statecheck.gateway.wire import encode, read_reply
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, coordinator_address
 from airflow_provider_statecheck.hooks.transport import is_orm_open, patiently

@@ -9,15 +9,15 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-from airflow_provider_statecheck.gateway.wire import (
+from airflow_provider_statecheck.checkpoint.codec import (
     MalformedMessageError,
     decode,
     object_parts,
     reading_reply,
     to_json,
 )
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.queryable.json_values import (
     JsonForm,
     decoded_at,

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import httpx
 from typing_extensions import override
 
+from airflow_provider_statecheck.checkpoint.codec import read_reply
 from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     InvalidConfigurationError,
@@ -27,7 +28,6 @@ from airflow_provider_statecheck.gateway.http_client import (
     url_of,
 )
 from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES
-from airflow_provider_statecheck.gateway.wire import read_reply
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state
 from airflow_provider_statecheck.queryable.json_values import json_of, key_json

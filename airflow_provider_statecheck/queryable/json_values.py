@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.gateway.wire import MalformedMessageError
 from airflow_provider_statecheck.state.serializers.arrow_serializer import ArrowSerializer
 from airflow_provider_statecheck.state.serializers.collection_serializers import CollectionSerializer, DictSerializer
 from airflow_provider_statecheck.state.serializers.custom_serializer import OpaqueSerializer

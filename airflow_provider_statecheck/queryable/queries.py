@@ -14,13 +14,13 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     UnknownKeyOrNamespaceError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.gateway.wire import MalformedMessageError
 from airflow_provider_statecheck.queryable.json_values import JsonForm, decoded_text, json_form_of, json_of, scalar_form
 from airflow_provider_statecheck.state.descriptors import StateKind, require_queryable_name
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
-from airflow_provider_statecheck.gateway.wire import decode, encode
 
 HANDOVER_VARIABLE = "SPARK_STATECHECK_HANDOVER"
 

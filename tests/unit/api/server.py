@@ -14,12 +14,12 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.app import create_app, create_server_app
 from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.gateway.wire import encode
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.token_store import Caller
 from airflow_provider_statecheck.queryable.locations import OpenStorage

@@ -19,9 +19,9 @@ from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.services import ATTEMPT_LIFETIME, DRAIN_LIFETIME, Services
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-from airflow_provider_statecheck.gateway.wire import decode, encode
 from tests.unit.api.server import (
     CALLER,
     JOB,

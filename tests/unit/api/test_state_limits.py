@@ -12,8 +12,8 @@ import pytest
 
 from airflow_provider_statecheck.api import state_limits
 from airflow_provider_statecheck.api.state_limits import small_json
+from airflow_provider_statecheck.checkpoint.codec import encode, json_parts
 from airflow_provider_statecheck.exceptions import RequestLimitError
-from airflow_provider_statecheck.gateway.wire import encode, json_parts
 
 
 def small_json_of(answer: Any) -> bytes:

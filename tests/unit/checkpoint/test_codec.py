@@ -14,10 +14,10 @@ from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.api.services import IssuedToken
 from airflow_provider_statecheck.checkpoint import messages, records, snapshot_summary, store
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, encode
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.gateway.wire import MalformedMessageError, decode, encode
 from airflow_provider_statecheck.metadata.token_store import Caller
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
