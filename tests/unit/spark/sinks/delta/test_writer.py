@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.spark.tables.delta_columns import statistics_of
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, added_in, keys_of, log_of, rows_of, table_at
 
@@ -133,11 +132,6 @@ def test_partitions_of_whole_numbers_and_booleans_are_read_back(path):
 # Statistics
 
 
-def stats(table, tmp_path, **options):
-    pq.write_table(table, tmp_path / "f.parquet", **options)
-    return json.loads(statistics_of(pq.read_metadata(tmp_path / "f.parquet")))
-
-
 def test_log_has_the_bounds_and_the_nulls_of_a_file(path):
     days = [datetime.date(2024, 1, 2), datetime.date(2024, 1, 1), None]
     committed(path, pa.table({"key": pa.array([3, None, -1], pa.int64()), "name": ["b", "a", None], "day": days}))
@@ -148,23 +142,3 @@ def test_log_has_the_bounds_and_the_nulls_of_a_file(path):
         "maxValues": {"key": 3, "name": "b", "day": "2024-01-02"},
         "nullCount": {"key": 1, "name": 1, "day": 1},
     }
-
-
-def test_bounds_of_long_texts_exclude_no_value(tmp_path):
-    found = stats(pa.table({"a": ["x" * 40, "y" * 40]}), tmp_path)
-    assert (found["minValues"], found["maxValues"]) == ({"a": "x" * 32}, {})
-
-
-def test_types_that_readers_compare_in_different_ways_have_no_bounds(tmp_path):
-    now = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
-    table = pa.table({"a": [1.5], "b": [True], "c": [now], "d": [b"x"], "e": [decimal.Decimal("1.5")], "f": [[1]]})
-    found = stats(table, tmp_path)
-    assert found["minValues"] == found["maxValues"] == {}
-    assert found["nullCount"] == dict.fromkeys("abcde", 0)
-
-
-def test_bounds_are_those_of_all_row_groups(tmp_path):
-    found = stats(pa.table({"a": [5, None, 1, 9]}), tmp_path, row_group_size=1)
-    assert (found["minValues"], found["maxValues"], found["nullCount"]) == ({"a": 1}, {"a": 9}, {"a": 1})
-    found = stats(pa.table({"a": [5]}), tmp_path, write_statistics=False)
-    assert found == {"numRecords": 1, "minValues": {}, "maxValues": {}, "nullCount": {}}
