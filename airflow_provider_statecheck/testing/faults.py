@@ -81,6 +81,10 @@ class FaultPlan:
         self.calls.append(name)
         if self.point is None or not 0 <= len(self.calls) - self.point < self.times:
             return call()
+        return self.fail(name, call, error)
+
+    def fail(self, name: str, call: Callable[[], Any], error: type[Exception]) -> Any:
+        """Let a call fail in the mode of the plan."""
         if self.mode is FaultMode.KILL:
             self.kill()
         if self.mode is FaultMode.ERROR:

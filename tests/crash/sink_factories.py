@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.testing.faults import FaultPlan
-from airflow_provider_statecheck.testing.sink_contract import LOG_STEPS, Step
+from airflow_provider_statecheck.testing.sink_faults import LOG_STEPS, Step, counted
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink
@@ -74,11 +73,4 @@ def folder(work: Path, plan: FaultPlan) -> Sink:
 def _count(plan: FaultPlan, steps: Sequence[Step]) -> None:
     # For the life of the process, which is that of one driver.
     for owner, name in steps:
-        setattr(owner, name, _counted(getattr(owner, name), f"sink.{name}", plan))
-
-
-def _counted(function: Any, name: str, plan: FaultPlan) -> Any:
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        return plan.carry_out(name, lambda: function(*args, **kwargs), StorageError)
-
-    return counted
+        setattr(owner, name, counted(getattr(owner, name), f"sink.{name}", plan))

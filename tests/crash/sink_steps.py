@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
+from airflow_provider_statecheck.testing.faults import FaultPlan
 from tests.crash.stage_pipeline import SharedPlan
 
 if TYPE_CHECKING:
@@ -49,16 +49,7 @@ class StepPlan(SharedPlan):
         if self.pause_in is not None:
             _wait(self.pause_in)
             return call()
-        return self._fail(name, call, error)
-
-    def _fail(self, name: str, call: Callable[[], Any], error: type[Exception]) -> Any:
-        if self.mode is FaultMode.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.mode in (FaultMode.KILL_AFTER, FaultMode.REPLY_LOST):
-            call()
-        if self.mode is FaultMode.KILL_AFTER:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise error(f"Injected fault at {name}, occurrence {self.occurrence}.")
+        return self.fail(name, call, error)
 
 
 def _wait(folder: Path) -> None:

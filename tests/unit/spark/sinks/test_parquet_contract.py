@@ -27,10 +27,6 @@ class TestParquetSinkWithRenames(SinkContract):
     other_schema = schema_with(key=pa.string())
 
     @override
-    def new_target(self, folder: Path) -> str:
-        return f"file://{folder}/table"
-
-    @override
     def sink(self, target: str, **settings: Any) -> Sink:
         return ParquetSink(target, **settings)
 

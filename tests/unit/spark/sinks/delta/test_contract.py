@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -29,10 +28,6 @@ class TestDeltaSink(SinkContract):
         (DeltaFiles, "delete"),
     )
     other_schema = pa.schema([("key", pa.string()), ("name", pa.string())])
-
-    @override
-    def new_target(self, folder: Path) -> str:
-        return f"file://{folder}/table"
 
     @override
     def sink(self, target: str, **settings: Any) -> Sink:

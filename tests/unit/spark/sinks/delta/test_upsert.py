@@ -43,17 +43,6 @@ def test_replaced_rows_are_deleted_in_the_version_of_the_new_ones(path, start, a
     assert orphans_in(path) == []
 
 
-def test_row_that_replaced_rows_and_new_ones_share_is_marked_anew(path):
-    first = attempt(path, 1).open()
-    first.add(1, 1)
-    first.add(2, 2)
-    second = attempt(path, 2, restored=1).open()
-    second.add(3, 2)
-    attempt(path, 3, restored=1, restored_epoch=1)
-    marks = {row["key"]: row["_statecheck_checkpoint"] for row in rows_of(path).to_pylist()}
-    assert marks == {1: 1, 2: 3}
-
-
 def test_retraction_that_deletes_no_row_is_recorded(path):
     first = attempt(path, 1).open()
     first.add(1, 1)

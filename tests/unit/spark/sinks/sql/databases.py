@@ -12,7 +12,7 @@ from sqlalchemy import NullPool, create_engine, text
 
 from airflow_provider_statecheck.spark.sinks.sql.tables import COMMITS, HEADS
 from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
-from tests.unit.spark.sinks.two_phase.attempts import Attempt
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 
 TABLE = "balances"
 
@@ -23,12 +23,12 @@ class Place:
     folder: Path
 
     def sink(self, table: str = TABLE, **settings: Any) -> SqlSink:
-        return SqlSink(self.url, table, staging=f"file://{self.folder}/staging", **settings)
+        return SqlSink(self.url, table, staging=str(self.folder / "staging"), **settings)
 
-    def attempt(self, epoch: int, *, settings: dict[str, Any] | None = None, **context: Any) -> Attempt:
-        return Attempt(lambda: self.sink(**(settings or {})), epoch, **context)
+    def attempt(self, epoch: int, *, settings: dict[str, Any] | None = None, **context: Any) -> SinkAttempt:
+        return SinkAttempt(self.sink(**(settings or {})), epoch, **context)
 
-    def open(self, epoch: int, **context: Any) -> Attempt:
+    def open(self, epoch: int, **context: Any) -> SinkAttempt:
         return self.attempt(epoch, **context).open()
 
     @property

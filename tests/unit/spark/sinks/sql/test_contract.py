@@ -36,6 +36,10 @@ class TestSqlSinkOnSqlite(SinkContract):
         return Place(f"sqlite:///{folder}/output.db", folder)
 
     @override
+    def relative_target(self, target: Place) -> Place:
+        return Place(target.url.replace(f"{target.folder}/", ""), Path())
+
+    @override
     def sink(self, target: Place, **settings: Any) -> Sink:
         return target.sink(**self.settings, **settings)
 

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
-from tests.unit.spark.sinks.two_phase.attempts import Attempt, context_of
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 
 SECRET = "postgresql+psycopg2://ada:engine-1843@localhost:1/lake?sslpassword=hidden"
 
@@ -30,7 +30,7 @@ def test_a_sink_is_shown_without_its_password(tmp_path):
 
 def test_a_database_that_does_not_answer_is_told_without_the_password(tmp_path):
     with pytest.raises(StorageError, match="The database postgresql") as told:
-        a_sink(SECRET, tmp_path).open(context_of(1))
+        SinkAttempt(a_sink(SECRET, tmp_path), 1).open()
     chain = f"{told.value} {told.value.__cause__} {told.value.__dict__}"
     assert "engine-1843" not in chain
     assert "hidden" not in chain
@@ -40,7 +40,7 @@ def test_tasks_get_a_copy_without_the_url(sqlite):
     opened = sqlite.open(1).sink
     assert sqlite.url.encode() not in pickle.dumps({**opened.__getstate__(), "_shown": ""})
     with pytest.raises(CoordinatorError, match="found the copy of a task"):
-        pickle.loads(pickle.dumps(opened)).open(context_of(1))
+        SinkAttempt(pickle.loads(pickle.dumps(opened)), 1).open()
 
 
 def test_what_tasks_hand_over_names_no_database(sqlite):
@@ -49,16 +49,16 @@ def test_what_tasks_hand_over_names_no_database(sqlite):
 
 def test_a_sink_that_was_not_opened_is_copied_whole(sqlite):
     sink = copy.deepcopy(sqlite.sink())
-    Attempt(lambda: sink, 1).open().add(1, 1)
+    SinkAttempt(sink, 1).open().add(1, 1)
     assert sqlite.seen == [1]
 
 
 def test_a_url_comes_from_the_environment_of_the_driver_when_the_sink_is_opened(sqlite, tmp_path, monkeypatch):
     sink = a_sink("env:LAKE_URL", tmp_path)
     with pytest.raises(InvalidConfigurationError, match="LAKE_URL"):
-        sink.open(context_of(1))
+        SinkAttempt(sink, 1).open()
     monkeypatch.setenv("LAKE_URL", sqlite.url)
-    sink.open(context_of(1))
+    SinkAttempt(sink, 1).open()
     assert repr(sink) == "SqlSink('env:LAKE_URL', 'balances')"
 
 
@@ -71,7 +71,7 @@ def test_a_url_comes_from_a_function_that_is_called_when_the_sink_is_opened(sqli
 
     sink = a_sink(url, tmp_path)
     assert calls == []
-    Attempt(lambda: sink, 1).open().add(1, 1)
+    SinkAttempt(sink, 1).open().add(1, 1)
     assert sqlite.seen == [1]
 
 
@@ -80,13 +80,13 @@ def test_a_url_comes_from_a_function_that_is_called_when_the_sink_is_opened(sqli
 )
 def test_a_database_that_nobody_tried_is_refused(tmp_path, url):
     with pytest.raises(InvalidConfigurationError, match="postgresql\\+psycopg2"):
-        a_sink(url, tmp_path).open(context_of(1))
+        SinkAttempt(a_sink(url, tmp_path), 1).open()
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
 def test_a_database_in_memory_is_refused(tmp_path, url):
     with pytest.raises(InvalidConfigurationError, match="of an SQLite file"):
-        a_sink(url, tmp_path).open(context_of(1))
+        SinkAttempt(a_sink(url, tmp_path), 1).open()
 
 
 def test_a_staging_directory_that_is_a_file_is_refused(sqlite):

@@ -17,8 +17,8 @@ from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader
 from airflow_provider_statecheck.spark.sinks.sql.tables import COMMITS, HEADS, TableName, output_table
 from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.sql.databases import TABLE
-from tests.unit.spark.sinks.two_phase.attempts import SCHEMA
 
 UPSERT = {"upsert_by": ["key"]}
 

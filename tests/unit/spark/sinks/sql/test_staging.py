@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_provider_statecheck.spark.sinks.sink import lineage_of
 from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from tests.unit.spark.sinks.two_phase.attempts import Attempt
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 
 
 def test_rows_wait_on_an_object_store_and_go_with_their_commit(object_store, sqlite):
@@ -16,10 +16,10 @@ def test_rows_wait_on_an_object_store_and_go_with_their_commit(object_store, sql
     def make() -> SqlSink:
         return SqlSink(sqlite.url, "balances", staging=staging, storage_options=options)
 
-    first = Attempt(make, 1).open()
+    first = SinkAttempt(make(), 1).open()
     first.add(1, 1, 2)
     open_commit, _ = first.write(3), first.write(4)
-    second = Attempt(make, 2, restored=2, restored_epoch=1).open()
+    second = SinkAttempt(make(), 2, restored=2, restored_epoch=1).open()
     second.commit(2, open_commit)
     second.finish()
     assert sqlite.seen == [1, 2, 3]

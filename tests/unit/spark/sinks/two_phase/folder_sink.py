@@ -18,8 +18,8 @@ class FolderSink(TwoPhaseCommitSink):
     """Shows a file to readers of ``shown`` by a rename, which nothing can come in between of."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        super().__init__(f"file://{folder}/log", **settings)
-        self.folder = folder
+        super().__init__(str(folder / "log"), **settings)
+        self.folder = folder.absolute()  # tasks have other working directories
 
     @override
     def begin_transaction(self, context: SinkTaskContext) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,20 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from tests.unit.spark.sinks.two_phase.attempts import Attempt, table_of
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt, table_of
 from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink, keys_in
 
 
+@dataclass(frozen=True)
 class Place:
     """A folder, and the attempts that write there."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
-    def attempt(self, epoch: int, *, settings: dict[str, Any] | None = None, **context: Any) -> Attempt:
-        return Attempt(lambda: FolderSink(self.folder, **(settings or {})), epoch, **context)
+    def attempt(self, epoch: int, **context: Any) -> SinkAttempt:
+        return SinkAttempt(FolderSink(self.folder), epoch, **context)
 
-    def open(self, epoch: int, **context: Any) -> Attempt:
+    def open(self, epoch: int, **context: Any) -> SinkAttempt:
         return self.attempt(epoch, **context).open()
 
     @property
@@ -43,15 +44,6 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-def test_a_fall_back_whose_commit_came_with_a_later_attempt_replaces_output_too(place):
-    first = place.open(1)
-    first.add(1, 1)
-    first.add(2, 2)
-    written = place.open(2, restored=1, restored_epoch=1).write(20)
-    place.open(3, restored=3, restored_epoch=2).commit(3, written)
-    assert place.seen == [1, 20]
 
 
 def test_what_the_attempt_does_not_go_on_from_is_not_committed(place):
