@@ -6,12 +6,15 @@ import base64
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @runtime_checkable
@@ -99,7 +102,7 @@ class SinkContext:
     restored_checkpoint_id: int | None
     """Checkpoint that the attempt restored; ``None`` for a fresh start and for a checkpoint of another job."""
     restored_epoch: int | None = None
-    """Epoch of the attempt that took the restored checkpoint."""
+    """Epoch of the attempt that took the restored checkpoint; ``None`` if there is none."""
     is_fresh: bool
     """Whether the attempt starts without a checkpoint."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -129,6 +132,7 @@ class SinkTaskContext:
 
 FORMAT_VERSION = 1
 _LINEAGE_LENGTH = 12
+File = TypeVar("File", bound="DataclassInstance")
 OnEarlierOutput = Literal["retract", "refuse"]
 """Handling of the output of earlier starts by a fresh start."""
 
@@ -238,7 +242,7 @@ class Committable(TaskCommittable):
         return {
             "schema": str(document["schema"]),
             "partition_by": tuple(str(column) for column in document.get("partition_by", ())),
-            "files": tuple(_staged_file(file) for file in document["files"]),
+            "files": tuple(decode_file(StagedFile, file) for file in document["files"]),
         }
 
 
@@ -254,11 +258,11 @@ def decode_schema(text: str) -> Any:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def _staged_file(document: Mapping[str, Any]) -> StagedFile:
-    return StagedFile(
-        staged=str(document["staged"]),
-        directory=str(document["directory"]),
-        size_bytes=int(document["size_bytes"]),
-        rows=int(document["rows"]),
-        footer_sha256=str(document["footer_sha256"]),
-    )
+def decode_file(kind: type[File], document: Mapping[str, Any]) -> File:
+    """
+    Return a file of a committable, of a class with fields of types ``int`` and ``str``.
+
+    :raises KeyError: if a field is missing; a wrong value raises ``TypeError`` or ``ValueError``.
+    """
+    types = {"int": int, "str": str}
+    return kind(**{each.name: types[str(each.type)](document[each.name]) for each in fields(kind)})

@@ -28,7 +28,13 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     StateCheckError,
 )
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
+from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+    ALL_CHECKPOINTS,
+    CommitLog,
+    CommitRange,
+    LogChange,
+    Publication,
+)
 from airflow_provider_statecheck.spark.sinks.commits.committer import require_newest
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
 from airflow_provider_statecheck.storage.file_operations import in_parallel
@@ -111,11 +117,16 @@ class FileDestination:
         if self._written is None or self._written.number != number:
             self._written = LogFile(number, *files.read())
         if not self._written.effects.is_empty:
-            self._carry_out(epoch, None)
+            self._carry_out(epoch, self._written, None)
         return self._written.log
 
     def require_retractable(self, ranges: Iterable[CommitRange]) -> None:
-        """Do nothing: the output of every range can be retracted."""
+        """
+        Require the records of the output.
+
+        :raises CorruptStateError: if the records were deleted.
+        """
+        self.files_of(self.lineage).require_records(ranges, self.name)
 
     def require_same(self, committed: Publication) -> None:
         """
@@ -137,9 +148,9 @@ class FileDestination:
         if change.publication is not None:
             self.output.check(change.publication, lambda: self._published or files.latest(change.before))
             effects = replace(effects, published=files.write_publication(change.publication))
-        self._write(epoch, change.after, effects)
+        written = self._write(epoch, change.after, effects)
         self._require_newest(epoch)
-        self._carry_out(epoch, change.publication)
+        self._carry_out(epoch, written, change.publication)
         return None
 
     def sweep(self, epoch: int, last_epoch: int) -> None:
@@ -166,24 +177,23 @@ class FileDestination:
         require_newest(newest, epoch, self.name)
         return number
 
-    def _carry_out(self, epoch: int, published: Publication | None) -> None:
+    def _carry_out(self, epoch: int, file: LogFile, published: Publication | None) -> None:
         # Publish before retracting: a reader never sees less output than before.
-        files = self.files_of(self.lineage)
-        log, effects = (self._written.log, self._written.effects) if self._written else (CommitLog(), Effects())
+        files, effects = self.files_of(self.lineage), file.effects
         if effects.published:
             self._published = published or files.named_publication(effects.published)
             self.output.publish(self._published)
-            effects = replace(effects, published="")
-            self._write(epoch, log, effects)
+            self._write(epoch, file.log, replace(effects, published=""))
         if effects.retracted:
             for publication in files.publications(effects.retracted):
                 self.output.retract(publication)
-            self._write(epoch, log, Effects())
+            self._write(epoch, file.log, Effects())
 
-    def _write(self, epoch: int, log: CommitLog, effects: Effects) -> None:
+    def _write(self, epoch: int, log: CommitLog, effects: Effects) -> LogFile:
         written = LogFile((self._written.number if self._written else 0) + 1, log, effects)
         self.files_of(self.lineage).write(epoch, written)
         self._written = written
+        return written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +303,20 @@ class CommitFiles:
                 f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {name}, found other "
                 "output; another checkpoint with this id was committed. Start over.",
                 checkpoint_id=committed.checkpoint_id,
+            )
+
+    def require_records(self, ranges: Iterable[CommitRange], name: str) -> None:
+        """
+        Require records of committed ranges; without them, their output could not be found and replaced.
+
+        :param name: Name of the destination for error messages.
+        :raises CorruptStateError: if all records were deleted.
+        """
+        if any(each.last != ALL_CHECKPOINTS for each in ranges) and not self.records():
+            raise CorruptStateError(
+                f"Expected the records of the output to replace in {name} below {redact(self._root)}/commits, found none; they "
+                "were deleted. Restore the directory from a backup, or delete the output of the sink together with its log and "
+                "start over."
             )
 
     def named_publication(self, name: str) -> Publication:

@@ -55,17 +55,19 @@ class CommitLog:
             each.generation == generation and each.first <= checkpoint_id <= each.last for each in self.committed
         )
 
-    def ancestry_of(self, epoch: int, checkpoint_id: int = ALL_CHECKPOINTS) -> Ancestry:
+    def ancestry_of(self, epoch: int) -> Ancestry:
         """
-        Return the ancestry of a checkpoint, by default of all checkpoints that an attempt will take.
+        Return the ancestry of all checkpoints that an attempt will take.
 
-        :raises CorruptStateError: if the ancestry is unknown.
+        :raises CorruptStateError: if output of the ancestry is missing.
         """
-        ranges = (*self.retracted, *self.committed)
-        taken = {n: each.epoch for each in ranges for n in (each.first, each.last)}
-        restored = [start.restored for start in self.starts.values() if start.restored is not None]
-        taken |= {n: each.epoch for each in ranges for n in restored if each.first <= n <= each.last}
-        return History(self.starts, taken).ancestry_of(epoch, checkpoint_id)
+        segments = [(epoch, ALL_CHECKPOINTS)]
+        while (start := self.starts.get(segments[-1][0])) is not None and start.origin is not None:
+            if start.origin[0] >= segments[-1][0]:
+                break  # the database of the job was lost, and epochs began again
+            self._require_known_taker(start)
+            segments.append(start.origin)
+        return Ancestry(tuple(segments))
 
     def begun(self, epoch: int, start: Start) -> Self:
         """Return the log after an attempt has taken ownership of the destination."""
@@ -129,6 +131,19 @@ class CommitLog:
                 "a backup, use the version of airflow-provider-statecheck that wrote it, or delete the output of the sink "
                 "together with its log and start over."
             ) from error
+
+    def _require_known_taker(self, start: Start) -> None:
+        # Without this check, the output of older attempts would look like an abandoned branch and be retracted.
+        taker = start.taken_by
+        older = [n for n, each in self.starts.items() if n < (taker or 0) and each.generation == start.generation]
+        if older and taker not in self.starts:
+            raise CorruptStateError(
+                f"Expected attempt {taker}, which took the restored checkpoint {start.restored}, to have written to this "
+                f"destination, as attempt {max(older)} did, found no record of it; the sink was changed in between and changed "
+                f"back, and output is missing. Restore a checkpoint of attempt {max(older)}, choose another destination, or "
+                "start over.",
+                checkpoint_id=start.restored,
+            )
 
     def _without_old_generations(self, ancestry: Ancestry) -> Self:
         # Nothing can be restored from attempts of an older generation after all their output was replaced, except what
@@ -201,13 +216,26 @@ class LogChange:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start of an attempt."""
+    """Start of an attempt; only a fresh start has no restored checkpoint."""
 
     generation: int
-    restored: int | None
-    """Restored checkpoint, ``None`` for a fresh start."""
+    restored: int | None = None
+    """Restored checkpoint."""
     taken_by: int | None = None
-    """Epoch of the attempt that took the restored checkpoint, ``None`` if unknown."""
+    """Epoch of the attempt that took the restored checkpoint."""
+
+    def __post_init__(self) -> None:
+        # Without the attempt, all output of older attempts would look like an abandoned branch and be retracted.
+        if (self.restored is None) != (self.taken_by is None):
+            raise ValueError(
+                f"Expected the restored checkpoint together with the attempt that took it, found checkpoint {self.restored} "
+                f"of attempt {self.taken_by}."
+            )
+
+    @property
+    def origin(self) -> tuple[int, int] | None:
+        """The attempt that took the restored checkpoint, and this checkpoint; ``None`` for a fresh start."""
+        return None if self.restored is None or self.taken_by is None else (self.taken_by, self.restored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,77 +248,6 @@ class Ancestry:
     def holds(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether the ancestry contains a checkpoint that an attempt took."""
         return any(epoch == taker and checkpoint_id <= last for taker, last in self.segments)
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """Starts of the attempts, and the attempt that took each checkpoint."""
-
-    starts: Mapping[int, Start]
-    """Starts by epoch."""
-    taken: Mapping[int, int]
-    """Epochs by checkpoint, for the checkpoints that the sink has seen."""
-
-    def ancestry_of(self, epoch: int, checkpoint_id: int = ALL_CHECKPOINTS) -> Ancestry:
-        """
-        Return the ancestry of a checkpoint.
-
-        :param epoch: Attempt that took the checkpoint.
-        :param checkpoint_id: Id of the checkpoint; by default all checkpoints that the attempt will take.
-        :raises CorruptStateError: if the ancestry is unknown.
-        """
-        segments = [(epoch, checkpoint_id)]
-        start = self.starts.get(epoch)
-        while start is not None and start.restored is not None:
-            self._require_known_taker(start)
-            before = start.taken_by or self._taker(start.restored, segments[-1][0])
-            if before is None or before >= segments[-1][0]:
-                break
-            segments.append((before, start.restored))
-            start = self.starts.get(before)
-        return Ancestry(tuple(segments))
-
-    def _require_known_taker(self, start: Start) -> None:
-        # Without this check, the output of older attempts would look like an abandoned branch and be retracted.
-        taker = start.taken_by
-        if taker is None or taker in self.starts:
-            return
-        older = [n for n, each in self.starts.items() if n < taker and each.generation == start.generation]
-        if older:
-            raise CorruptStateError(
-                f"Expected attempt {taker}, which took the restored checkpoint {start.restored}, to have written to this "
-                f"destination, as attempt {max(older)} did, found no record of it; the sink was changed in between and changed "
-                f"back, and output is missing. Restore a checkpoint of attempt {max(older)}, choose another destination, or "
-                "start over.",
-                checkpoint_id=start.restored,
-            )
-
-    def _taker(self, checkpoint_id: int, before: int) -> int | None:
-        known = self.taken.get(checkpoint_id)
-        if known is not None:
-            return known
-        newest = max(self._candidates(checkpoint_id, before), default=None)
-        if newest is not None:
-            self._require_unambiguous(newest, checkpoint_id)
-        return newest
-
-    def _candidates(self, checkpoint_id: int, before: int) -> list[int]:
-        generation = self.starts[before].generation
-        return [
-            epoch
-            for epoch, start in self.starts.items()
-            if epoch < before and start.generation == generation and (start.restored or 0) < checkpoint_id
-        ]
-
-    def _require_unambiguous(self, epoch: int, checkpoint_id: int) -> None:
-        began = self.starts[epoch].restored or 0
-        doubtful = sorted(n for n, taker in self.taken.items() if taker < epoch and began < n <= checkpoint_id)
-        if doubtful:
-            raise CorruptStateError(
-                f"Expected committables with checkpoint {checkpoint_id}, found none, and it is not known whether it follows "
-                f"checkpoint {doubtful[0]}, which has output; restore from checkpoint {doubtful[-1]}, or start over.",
-                checkpoint_id=checkpoint_id,
-            )
 
 
 def within(ranges: Iterable[CommitRange], ancestry: Ancestry) -> tuple[CommitRange, ...]:

@@ -171,6 +171,11 @@ class CommittingSink(ABC):
         if committer is not None and succeeded:
             committer.close()
 
+    def _copy_error(self) -> CoordinatorError:
+        return CoordinatorError(
+            f"Expected {self!r} to be opened on the driver, found the copy of a task; open it before tasks start."
+        )
+
     def _require_opened(self, target: Target | None) -> Target:
         if target is None:
             raise CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
@@ -255,14 +260,7 @@ class TwoPhaseCommitter:
     ) -> LogChange | None:
         ancestry = self._ancestry(current)
         self._require_in_ancestry(ancestry, epoch, checkpoint_id)
-        generation = current.starts[epoch].generation if epoch in current.starts else self.context.generation
-        publication = Publication(
-            generation=generation,
-            epoch=epoch,
-            checkpoint_id=checkpoint_id,
-            committables=tuple(each for each in committables if each.has_output or each.KEEPS_EMPTY),
-            owner=f"{self.context.uid!r} of job {self.context.job_name!r}",
-        )
+        publication = self._publication(current, epoch, checkpoint_id, committables)
         if not publication.committables:
             # An open commit without rows is no reason to replace output before the attempt has added any.
             return self._retraction(current, ancestry) if epoch == self.context.epoch else None
@@ -273,9 +271,20 @@ class TwoPhaseCommitter:
         self._require_in_order(remaining, epoch, checkpoint_id)
         return LogChange(
             before=current,
-            after=remaining.adding(generation, epoch, checkpoint_id, is_retractable=self.can_retract),
+            after=remaining.adding(publication.generation, epoch, checkpoint_id, is_retractable=self.can_retract),
             publication=publication,
             retracted=current.outside(ancestry),
+        )
+
+    def _publication(
+        self, current: CommitLog, epoch: int, checkpoint_id: int, committables: Iterable[TaskCommittable]
+    ) -> Publication:
+        return Publication(
+            generation=current.starts[epoch].generation if epoch in current.starts else self.context.generation,
+            epoch=epoch,
+            checkpoint_id=checkpoint_id,
+            committables=tuple(each for each in committables if each.has_output or each.KEEPS_EMPTY),
+            owner=f"{self.context.uid!r} of job {self.context.job_name!r}",
         )
 
     def _end(self, current: CommitLog) -> LogChange | None:
@@ -348,7 +357,7 @@ class TwoPhaseCommitter:
 
     def _warn_if_unknown(self, current: CommitLog, start: Start) -> None:
         taker = start.taken_by
-        if start.restored is not None and taker not in (None, *current.starts) and (taker or 0) > current.forgotten:
+        if taker is not None and taker not in current.starts and taker > current.forgotten:
             log.warning(
                 "%s does not know attempt %s, which took the restored checkpoint %s: the sink is new there, or the "
                 "destination was recreated and lacks all earlier output",

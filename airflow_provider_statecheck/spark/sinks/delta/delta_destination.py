@@ -155,8 +155,9 @@ class DeltaDestination:
         Require output that can be removed from the table.
 
         :raises EnvironmentNotReadyError: if the table is append-only.
-        :raises CorruptStateError: if another writer has rewritten the output.
+        :raises CorruptStateError: if another writer has rewritten the output, or its records were deleted.
         """
+        self.records.require_records(ranges, self.name)
         if self._snapshot is not None:
             self.output.require_retractable(self._snapshot, ranges)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fsspec
 import pytest
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
+from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles
 from airflow_provider_statecheck.spark.sinks.target_files import staged_name
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
@@ -17,18 +17,6 @@ def both(path):
 
 def same(*keys):
     return list(keys), list(keys)
-
-
-def test_a_checkpoint_whose_attempt_is_unknown_is_not_guessed_at(path):
-    first = Attempt(path, 1).open()
-    first.add(1, 1)
-    first.add(2, 2)
-    Attempt(path, 2, restored=1).open()
-    with pytest.raises(CorruptStateError, match="Expected committables with checkpoint 3"):
-        Attempt(path, 3, restored=3).open()
-    third = Attempt(path, 3, restored=3, restored_epoch=1).open()
-    third.add(4, 4)
-    assert both(path) == same(1, 2, 4)
 
 
 def test_files_of_strangers_stay(path):

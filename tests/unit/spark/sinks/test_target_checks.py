@@ -169,7 +169,7 @@ def test_new_columns_that_may_be_null_are_added(path):
     second.commit(2, second.write(2, schema=wider))
     assert committed_in(path) == [1, 2]
     with pytest.raises(UnsupportedStateError, match="column 'day' is gone"):
-        Attempt(path, 3, restored=2).open()
+        Attempt(path, 3, restored=2, restored_epoch=2).open()
 
 
 def test_the_schema_outlives_a_fresh_start(path):

@@ -132,6 +132,7 @@ class Tries:
                 epoch=grant.attempt.epoch,
                 generation=grant.generation,
                 restored_checkpoint_id=restored.own_checkpoint_id,
+                restored_epoch=restored.own_epoch,
                 is_fresh=restored.checkpoint_id is None,
                 schema=SCHEMA,
             )

@@ -75,6 +75,7 @@ def opened_sink(target: Path, *, epoch: int, generation: int, restored: int | No
             epoch=epoch,
             generation=generation,
             restored_checkpoint_id=restored,
+            restored_epoch=None if restored is None else 1,
             is_fresh=restored is None,
             schema=SCHEMA,
         )

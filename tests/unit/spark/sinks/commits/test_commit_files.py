@@ -52,6 +52,15 @@ def test_records_without_a_log_are_refused_because_their_output_would_look_like_
     assert keys_in(tmp_path) == [1]
 
 
+def test_deleted_records_are_noticed_before_the_output_must_be_replaced(tmp_path):
+    opened(tmp_path, 1).add(1, 1)
+    (record,) = (tmp_path / "log").rglob("commits/1-1.json")
+    record.unlink()
+    with pytest.raises(CorruptStateError, match=r"the records of the output to replace .* found none"):
+        opened(tmp_path, 2, generation=2)
+    assert keys_in(tmp_path) == [1]
+
+
 def test_the_next_attempt_completes_what_an_attempt_had_planned(tmp_path, monkeypatch):
     monkeypatch.setattr(FolderSink, "commit_transaction", _die)
     with pytest.raises(_Dies):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, Start
+from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+    ALL_CHECKPOINTS,
+    Ancestry,
+    CommitLog,
+    CommitRange,
+    Start,
+)
 
 
 def a_range(epoch: int, first: int, last: int, generation: int = 1) -> CommitRange:
@@ -14,7 +20,7 @@ def a_range(epoch: int, first: int, last: int, generation: int = 1) -> CommitRan
 
 def a_log() -> CommitLog:
     """Return that of an attempt with three commits."""
-    log = CommitLog().begun(1, Start(1, None))
+    log = CommitLog().begun(1, Start(1))
     for checkpoint_id in (1, 2, 3):
         log = log.adding(1, 1, checkpoint_id)
     return log
@@ -54,7 +60,7 @@ def test_what_came_after_the_restored_checkpoint_is_outside_the_line_of_the_new_
 
 
 def test_everything_is_outside_the_line_of_a_fresh_start():
-    log = a_log().begun(2, Start(2, None))
+    log = a_log().begun(2, Start(2))
     assert log.outside(log.ancestry_of(2)) == (a_range(1, 1, 3),)
 
 
@@ -70,9 +76,49 @@ def test_a_line_goes_over_an_attempt_that_committed_nothing():
     assert log.outside(log.ancestry_of(3)) == (a_range(1, 2, 3),)
 
 
-def test_who_took_the_restored_checkpoint_is_found_where_nobody_says_so():
-    log = a_log().begun(2, Start(1, 2))
-    assert log.outside(log.ancestry_of(2)) == (a_range(1, 3, 3),)
+def test_a_line_ends_at_an_attempt_that_is_not_older():
+    assert CommitLog().begun(1, Start(1, 2, 7)).ancestry_of(1) == Ancestry(((1, ALL_CHECKPOINTS),))
+
+
+def a_line_through(*starts: tuple[int, Start]) -> Ancestry:
+    log = CommitLog()
+    for epoch, start in starts:
+        log = log.begun(epoch, start)
+    return log.ancestry_of(log.newest_epoch)
+
+
+def test_a_line_holds_what_each_attempt_took_up_to_where_the_next_one_began():
+    line = a_line_through((1, Start(1)), (2, Start(1, 3, 1)), (3, Start(1, 3, 1)))
+    assert line == Ancestry(((3, ALL_CHECKPOINTS), (1, 3)))
+    assert [line.holds(3, 9), line.holds(1, 3), line.holds(1, 4), line.holds(2, 1)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("later", [[], [(4, Start(1, 10, 3))]], ids=["at once", "over a later attempt"])
+def test_a_checkpoint_of_an_attempt_that_wrote_elsewhere_in_between_is_told(later):
+    starts = [(1, Start(1)), (3, Start(1, 9, 2)), *later]
+    with pytest.raises(
+        CorruptStateError,
+        match=r"attempt 2, .* checkpoint 9, .* as attempt 1 did, found no record .* changed in between",
+    ) as told:
+        a_line_through(*starts)
+    assert told.value.checkpoint_id == 9
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [[], [(1, Start(1))], [(2, Start(2))]],
+    ids=["nothing", "another generation", "known"],
+)
+def test_a_line_may_begin_with_a_checkpoint_that_was_taken_before_the_sink_came(starts):
+    assert a_line_through(*starts, (3, Start(2, 9, 2))) == Ancestry(((3, ALL_CHECKPOINTS), (2, 9)))
+
+
+def test_a_restored_checkpoint_whose_attempt_is_unknown_is_not_guessed_at():
+    with pytest.raises(ValueError, match="found checkpoint 3 of attempt None"):
+        Start(1, 3)
+    text = a_log().begun(2, Start(1, 3, 1)).encode().replace("[1,3,1]", "[1,3,null]")
+    with pytest.raises(CorruptStateError, match="Expected the log of a sink"):
+        CommitLog.decode(text, "a log")
 
 
 def test_a_log_survives_being_written_as_text():
@@ -95,8 +141,8 @@ def test_a_log_remembers_what_cannot_be_taken_back():
 
 
 def test_generations_whose_output_was_replaced_are_forgotten():
-    log = a_log().begun(2, Start(1, 3, 1)).begun(3, Start(2, None))
-    assert log.retracting(log.ancestry_of(3)).starts == {3: Start(2, None)}
+    log = a_log().begun(2, Start(1, 3, 1)).begun(3, Start(2))
+    assert log.retracting(log.ancestry_of(3)).starts == {3: Start(2)}
     assert log.retracting(log.ancestry_of(3)).retracted == ()
     assert log.retracting(log.ancestry_of(3)).forgotten == 2
 

@@ -95,7 +95,7 @@ def test_replaced_rows_leave_in_the_version_of_the_new_ones_and_remain_in_older_
     second.finish()
     kept = [1] if "restored" in start else []
     assert versions_of(path) == [[], [], [1], [1, 2], [1, 2, 3], [1, 2, 3], [*kept, 40]]
-    third = DeltaAttempt(path, 3, **{"generation": 1, **start, "restored": 4}).open()
+    third = DeltaAttempt(path, 3, **{"generation": 1, **start, "restored": 4, "restored_epoch": 2}).open()
     third.add(5, 50)
     third.finish()
     assert versions_of(path)[4] == [1, 2, 3]
@@ -303,12 +303,22 @@ def test_fresh_start_replaces_all_rows_of_a_lost_log(path):
 
 
 def test_attempt_without_its_log_is_refused(path, with_lost_log):
-    for call in (lambda: with_lost_log.add(3, 3), DeltaAttempt(path, 3, restored=2).open):
+    for call in (lambda: with_lost_log.add(3, 3), DeltaAttempt(path, 3, restored=2, restored_epoch=2).open):
         with pytest.raises(CorruptStateError, match="found none of the version that the table names; it was deleted"):
             call()
     DeltaAttempt(path, 4, generation=2).open()
     with pytest.raises(CorruptStateError, match=r"output of checkpoint 1 .* retracted and replaced"):
         DeltaAttempt(path, 5, restored=1, restored_epoch=1).open()
+    assert keys_of(path) == [1, 2]
+
+
+def test_deleted_records_are_noticed_before_the_output_must_be_replaced(path, tmp_path):
+    DeltaAttempt(path, 1).open().add(1, 1)
+    (records,) = tmp_path.glob("table/_statecheck/*/commits")
+    records.rename(tmp_path / "away")
+    with pytest.raises(CorruptStateError, match=r"the records of the output to replace .* found none"):
+        DeltaAttempt(path, 2, generation=2).open()
+    DeltaAttempt(path, 3, restored=1).open().add(2, 2)
     assert keys_of(path) == [1, 2]
 
 
@@ -345,7 +355,7 @@ def test_vacuum_after_a_replacement_deletes_the_replaced_files_only(path):
     second.add(2, 2)
     table_at(path).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     second.finish()
-    DeltaAttempt(path, 3, restored=2, generation=2).open().add(3, 3)
+    DeltaAttempt(path, 3, restored=2, restored_epoch=2, generation=2).open().add(3, 3)
     assert keys_of(path) == [2, 3]
 
 

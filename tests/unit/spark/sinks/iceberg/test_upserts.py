@@ -206,7 +206,7 @@ def test_repeated_commit_after_a_change_to_upserts_changes_nothing(marked):
     second = upserting(marked, 2, restored=1).open()
     second.commit(1, written)
     late = second.add(2, 2)
-    Attempt(marked, 3, restored=2).open().commit(2, late)
+    Attempt(marked, 3, restored=2, restored_epoch=2).open().commit(2, late)
     assert seen_in(marked) == [1, 2]
 
 
