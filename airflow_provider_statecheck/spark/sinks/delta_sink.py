@@ -99,23 +99,27 @@ class DeltaSink(CommittingSink):
     def _destination(self, context: SinkContext) -> DeltaDestination:
         deltalake()
         target = OpenedTarget.of(self.table, context, self._given_options)
-        options = self._given_delta_options or HiddenOptions(library_options(target.uri, target.options.reveal()))
-        require_safe_commits(options.reveal())
-        table, files = DeltaTableAccess(target.uri, options), target.files(DeltaFiles)
+        table, files = self._access(target), target.files(DeltaFiles)
         ledger = open_target(f"{target.uri}/{LEDGER_DIRECTORY}", target.options.reveal())
         records = CommitFiles(ledger, context.lineage, DeltaCommittable)
-        output: DeltaOutput = AppendedFiles(table, files, records)
-        if self._keys:
-            output = UpsertedRows(
-                table=table, files=files, records=records, keys=self._keys, compression=self._layout.compression
-            )
         self._target, self._generation = target, context.generation
         return DeltaDestination(
             table=table,
             files=files,
             records=records,
-            output=output,
+            output=self._output(table, files, records),
             context=context,
             partition_by=self._partition_by,
             merges_schema=self._merges_schema,
         )
+
+    def _access(self, target: OpenedTarget) -> DeltaTableAccess:
+        options = self._given_delta_options or HiddenOptions(library_options(target.uri, target.options.reveal()))
+        require_safe_commits(options.reveal())
+        return DeltaTableAccess(target.uri, options)
+
+    def _output(self, table: DeltaTableAccess, files: DeltaFiles, records: CommitFiles) -> DeltaOutput:
+        if not self._keys:
+            return AppendedFiles(table, files, records)
+        compression = self._layout.compression
+        return UpsertedRows(table=table, files=files, records=records, keys=self._keys, compression=compression)

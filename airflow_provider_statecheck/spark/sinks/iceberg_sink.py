@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_destination import IcebergDestination
 from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import (
@@ -120,18 +120,11 @@ class IcebergSink(CommittingSink):
     @override
     def _destination(self, context: SinkContext) -> IcebergDestination:
         if self._address is None:
-            raise CoordinatorError(
-                f"Expected {self!r} to be opened on the driver, found the copy of a task; open it before tasks start."
-            )
+            raise self._copy_error()
         self._opened = table = OpenTable(self._address)
         loaded = table.load()
         with table.redacted_failures():
-            require_writable_table(loaded, table.name)
-            require_partitionable(loaded, table.name)
-            require_fitting_columns(loaded, context.schema, table.name)
-            if self._upsert_by:
-                require_keys(loaded, self._upsert_by, context.schema, table.name)
-                require_no_equality_deletes(loaded, table.name)
+            self._require_fitting(loaded, context.schema, table.name)
             self.can_retract = not self._upsert_by or has_marks(loaded)
         self._update_target(table, context.lineage)
         return IcebergDestination(
@@ -140,6 +133,14 @@ class IcebergSink(CommittingSink):
             upsert_by=self._upsert_by,
             marks_rows=bool(self._upsert_by) and self.can_retract,
         )
+
+    def _require_fitting(self, loaded: Any, schema: Any, name: str) -> None:
+        require_writable_table(loaded, name)
+        require_partitionable(loaded, name)
+        require_fitting_columns(loaded, schema, name)
+        if self._upsert_by:
+            require_keys(loaded, self._upsert_by, schema, name)
+            require_no_equality_deletes(loaded, name)
 
     def _update_target(self, table: OpenTable, lineage: str) -> None:
         with table.redacted_failures():

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.sink import Committable, OnEarlierOutput, SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.sql.loading import SqlSinkWriter
@@ -80,9 +79,7 @@ class SqlSink(CommittingSink):
     @override
     def _destination(self, context: SinkContext) -> SqlDestination:
         if self._url is None:
-            raise CoordinatorError(
-                f"Expected {self!r} to be opened on the driver, found the copy of a task; open it before tasks start."
-            )
+            raise self._copy_error()
         if context.schema is not None:
             require_columns(context.schema, self._keys)
         target = OpenedTarget.of(self._staging, context, self._given_options)

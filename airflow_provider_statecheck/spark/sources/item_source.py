@@ -81,16 +81,10 @@ class ItemSource(ABC):
         storage_options: Mapping[str, Any] | None = None,
     ) -> ItemEnumerator:
         """
-        List the input and plan the unfinished part of it.
+        List the input and plan the unfinished part of it, as :meth:`Source.open` describes.
 
-        :param spark: The session that reads.
-        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
-        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new input.
-        :param storage_options: Options of the filesystem, unless the source has its own; may contain credentials.
         :raises InvalidConfigurationError: if there is no input, or it does not fit the arguments of the source.
         :raises CorruptStateError: if the state is invalid, or that of another source.
-        :raises SourceChangedError: if input that was listed or read has changed.
-        :raises SourceRestartRequiredError: if so and ``on_change`` is ``"restart"``.
         """
         before = None if restored is None else decode_source_state(restored)
         opening = Opening(spark=spark, before=before, is_new_run=new_run, storage_options=storage_options or {})

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError
-from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
+from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable, decode_file
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory, missing_file_cause
 from airflow_provider_statecheck.spark.tables.delta import DeltaFile, DeltaSnapshot
 from airflow_provider_statecheck.storage.file_operations import in_parallel
@@ -35,7 +35,8 @@ class DeltaCommittable(TaskCommittable):
 
     @classmethod
     def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {"schema": str(document["schema"]), "files": tuple(_delta_file(file) for file in document["files"])}
+        files = tuple(decode_file(DeltaFile, file) for file in document["files"])
+        return {"schema": str(document["schema"]), "files": files}
 
 
 class DeltaFiles(TargetFiles):
@@ -116,13 +117,3 @@ def own_files(snapshot: DeltaSnapshot) -> frozenset[str]:
     # Only the tail is compared, because the URI of the table has several spellings.
     tails = (uri[uri.rfind("/statecheck-") + 1 :] for uri in snapshot.file_uris)
     return frozenset(tail for tail in tails if lineage_of_data_file(tail) is not None)
-
-
-def _delta_file(document: Mapping[str, Any]) -> DeltaFile:
-    return DeltaFile(
-        name=str(document["name"]),
-        size_bytes=int(document["size_bytes"]),
-        rows=int(document["rows"]),
-        footer_sha256=str(document["footer_sha256"]),
-        statistics=str(document["statistics"]),
-    )

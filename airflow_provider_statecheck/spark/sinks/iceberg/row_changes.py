@@ -101,13 +101,8 @@ class RowChange:
         found = found.sort_by(ROW)
         is_ours = pc.fill_null(found.column(_IS_OURS), True)
         checkpoint = pc.coalesce(found.column(CHECKPOINT), pa.scalar(self.checkpoint_id, pa.int64()))
-        marks = {LINEAGE: pa.scalar(self.lineage), CHECKPOINT: checkpoint}
-        rows = self.rows
-        for name, value in marks.items():
-            position = rows.schema.get_field_index(name)
-            column = pc.if_else(is_ours, value, None).cast(rows.schema.field(name).type)
-            rows = rows.set_column(position, name, column)
-        return rows
+        rows = _with_column(self.rows, LINEAGE, pc.if_else(is_ours, pa.scalar(self.lineage), None))
+        return _with_column(rows, CHECKPOINT, pc.if_else(is_ours, checkpoint, None))
 
     def _known_marks(self, replaced: Sequence[Any]) -> Any:
         import pyarrow as pa
@@ -143,6 +138,10 @@ def rows_of_files(table: Any, files: Sequence[Any], keys: Sequence[str]) -> Any:
     from pyiceberg.table import FileScanTask
 
     return last_rows(read_rows(table, [FileScanTask(file) for file in files]), keys)
+
+
+def _with_column(table: Any, name: str, values: Any) -> Any:
+    return table.set_column(table.schema.get_field_index(name), name, values.cast(table.schema.field(name).type))
 
 
 def _key_condition(keys: Any) -> Any:

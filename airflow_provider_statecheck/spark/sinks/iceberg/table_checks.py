@@ -98,14 +98,9 @@ def require_keys(table: Any, keys: Sequence[str], schema: Any, shown: str) -> No
     :param schema: Arrow schema of the output; ``None`` if it is not known yet.
     :raises UnsupportedStateError: if a key column is missing or of an unsupported type.
     """
-    from pyiceberg import types
-
-    comparable = (
-        types.BooleanType | types.IntegerType | types.LongType | types.DecimalType | types.StringType | types.BinaryType
-    ) | (types.DateType | types.TimestampType | types.TimestamptzType)
     known = {column.name: column.field_type for column in table.schema().fields}
     written = known if schema is None else schema.names
-    wrong = [name for name in keys if name not in written or not isinstance(known.get(name), comparable)]
+    wrong = [name for name in keys if name not in written or not _is_exact(known.get(name))]
     if wrong:
         raise UnsupportedStateError(
             f"Expected upsert_by to name columns of the output and of the Iceberg table {shown} with exact types, found "
@@ -194,3 +189,10 @@ def require_files_exist(table: Any, files: Sequence[Any], checkpoint_id: int, sh
 def _is_local(path: str) -> bool:
     scheme, separator, _ = path.partition("://")
     return not separator or scheme in LOCAL_SCHEMES
+
+
+def _is_exact(kind: Any) -> bool:
+    from pyiceberg import types
+
+    exact = types.BooleanType | types.IntegerType | types.LongType | types.DecimalType | types.StringType
+    return isinstance(kind, exact | types.BinaryType | types.DateType | types.TimestampType | types.TimestamptzType)
