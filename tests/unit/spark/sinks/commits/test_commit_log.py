@@ -80,15 +80,15 @@ def test_a_line_ends_at_an_attempt_that_is_not_older():
     assert CommitLog().begun(1, Start(1, 2, 7)).ancestry_of(1) == Ancestry(((1, ALL_CHECKPOINTS),))
 
 
-def a_line_through(*starts: tuple[int, Start]) -> Ancestry:
+def a_line_of(epoch: int, *starts: tuple[int, Start]) -> Ancestry:
     log = CommitLog()
-    for epoch, start in starts:
-        log = log.begun(epoch, start)
-    return log.ancestry_of(log.newest_epoch)
+    for each in starts:
+        log = log.begun(*each)
+    return log.ancestry_of(epoch)
 
 
 def test_a_line_holds_what_each_attempt_took_up_to_where_the_next_one_began():
-    line = a_line_through((1, Start(1)), (2, Start(1, 3, 1)), (3, Start(1, 3, 1)))
+    line = a_line_of(3, (1, Start(1)), (2, Start(1, 3, 1)), (3, Start(1, 3, 1)))
     assert line == Ancestry(((3, ALL_CHECKPOINTS), (1, 3)))
     assert [line.holds(3, 9), line.holds(1, 3), line.holds(1, 4), line.holds(2, 1)] == [True, True, False, False]
 
@@ -100,17 +100,17 @@ def test_a_checkpoint_of_an_attempt_that_wrote_elsewhere_in_between_is_told(late
         CorruptStateError,
         match=r"attempt 2, .* checkpoint 9, .* as attempt 1 did, found no record .* changed in between",
     ) as told:
-        a_line_through(*starts)
+        a_line_of(starts[-1][0], *starts)
     assert told.value.checkpoint_id == 9
 
 
 @pytest.mark.parametrize(
     "starts",
-    [[], [(1, Start(1))], [(2, Start(2))]],
-    ids=["nothing", "another generation", "known"],
+    [[], [(4, Start(2, 9, 2))], [(1, Start(1))], [(2, Start(2))]],
+    ids=["nothing", "only newer", "another generation", "known"],
 )
 def test_a_line_may_begin_with_a_checkpoint_that_was_taken_before_the_sink_came(starts):
-    assert a_line_through(*starts, (3, Start(2, 9, 2))) == Ancestry(((3, ALL_CHECKPOINTS), (2, 9)))
+    assert a_line_of(3, *starts, (3, Start(2, 9, 2))) == Ancestry(((3, ALL_CHECKPOINTS), (2, 9)))
 
 
 def test_a_restored_checkpoint_whose_attempt_is_unknown_is_not_guessed_at():
