@@ -11,15 +11,16 @@ from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+from airflow_provider_statecheck.gateway.retrying import retrying
 
 _STORES = "airflow_provider_statecheck.metadata.sql_store"
 _ENGINES = "airflow_provider_statecheck.metadata.database"
 
 
-def open_gateway(metadata: str) -> RetryingGateway:
+def open_gateway(metadata: str) -> CheckpointCoordinatorGateway:
     """
     Open a coordinator on a separate database, and create missing tables.
 
@@ -30,7 +31,7 @@ def open_gateway(metadata: str) -> RetryingGateway:
 
 def gateway_on_engine(
     engine: Any, liveness: TaskLiveness | None = None, observer: CoordinatorObserver | None = None
-) -> RetryingGateway:
+) -> CheckpointCoordinatorGateway:
     """
     Return a coordinator on a database that already has the tables.
 
@@ -40,4 +41,4 @@ def gateway_on_engine(
     """
     store = cast("JobStore", importlib.import_module(_STORES).SqlJobStore(engine))
     observed = store if observer is None else ObservedJobStore(store, observer)
-    return RetryingGateway(AttemptCoordinator(observed, liveness))
+    return retrying(AttemptCoordinator(observed, liveness))

@@ -1,142 +1,93 @@
-"""Retries of calls: after transient failures, and of registrations while another attempt runs."""
+"""
+Retries of calls: after transient failures, and of registrations while another attempt runs.
+
+Functions import tenacity, so that a driver without it reaches the check that names a missing package.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.messages import (
-    AcknowledgeCheckpoint,
-    AcknowledgeReply,
-    AdoptAttempt,
-    AttemptGrant,
-    ConfirmCommits,
-    ConfirmDiscards,
-    ConfirmRestore,
-    DeclineCheckpoint,
-    FinishAttempt,
-    OpenEffects,
-    PendingCheckpoint,
-    RegisterAttempt,
-    TriggerCheckpoint,
-)
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, OnOverlap, RowsVersion
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import OnOverlap
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 log = logging.getLogger(__name__)
 
+Gateway = TypeVar("Gateway")
 Reply = TypeVar("Reply")
 
 DEFAULT_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
+OUTAGE_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+"""Long enough for a restart of the api-server; Airflow fails a task without it soon after."""
 
 
-class RetryingGateway:
+def retrying(
+    gateway: Gateway,
+    pauses_seconds: tuple[float, ...] = DEFAULT_PAUSES_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Gateway:
     """
-    A gateway that retries calls after retryable errors.
+    Return a gateway whose calls are repeated after retryable errors, see :func:`repeat`.
 
-    :param gateway: The wrapped gateway.
-    :param pauses_seconds: Pause before each retry, in seconds; their number is the number of retries.
-    :param sleep: Function that sleeps for a number of seconds.
+    :param gateway: Gateway of any interface; all its calls are idempotent.
     """
+    return cast(Gateway, _Retried(gateway, partial(repeat, pauses_seconds=pauses_seconds, sleep=sleep)))
 
-    def __init__(
-        self,
-        gateway: CheckpointCoordinatorGateway,
-        pauses_seconds: tuple[float, ...] = DEFAULT_PAUSES_SECONDS,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._gateway = gateway
-        self._pauses = pauses_seconds
-        self._sleep = sleep
 
-    def register(self, request: RegisterAttempt) -> AttemptGrant:
-        """Register an attempt, fence all earlier attempts of the operator, and return the candidates for a restore."""
-        return self._retry(lambda: self._gateway.register(request))
+class _Retried:
+    def __init__(self, target: Any, repeated: Callable[[Callable[[], Any]], Any]) -> None:
+        self._target = target
+        self._repeated = repeated
 
-    def adopt(self, request: AdoptAttempt) -> None:
-        """Take over an attempt that still runs, in a later try of the same task."""
-        self._retry(lambda: self._gateway.adopt(request))
-
-    def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record the restored checkpoint and the candidates that could not be restored."""
-        self._retry(lambda: self._gateway.confirm_restore(request))
-
-    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
-        """Allocate the id of a new checkpoint."""
-        return self._retry(lambda: self._gateway.trigger(request))
-
-    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        """Complete a checkpoint whose files are all on storage."""
-        return self._retry(lambda: self._gateway.acknowledge(request))
-
-    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        """Abort a pending checkpoint."""
-        return self._retry(lambda: self._gateway.decline(request))
-
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the files of ended checkpoints were deleted."""
-        self._retry(lambda: self._gateway.confirm_discards(request))
-
-    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        """Record that a sink committed the output of checkpoints and of all earlier ones."""
-        return self._retry(lambda: self._gateway.confirm_commits(request))
-
-    def finish(self, request: FinishAttempt) -> OpenEffects:
-        """Close the attempt and release its pins."""
-        return self._retry(lambda: self._gateway.finish(request))
-
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, most recently active first."""
-        return self._retry(self._gateway.jobs)
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return a job with its newest checkpoints."""
-        return self._retry(lambda: self._gateway.describe(job_id))
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, or ``None`` if it has no row."""
-        return self._retry(lambda: self._gateway.checkpoint(job_id, checkpoint_id))
-
-    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
-        return self._retry(lambda: self._gateway.checkpoints(job_id, page))
-
-    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
-        return self._retry(lambda: self._gateway.latest(job_id, operator_id))
-
-    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
-        return self._retry(lambda: self._gateway.latest_checkpoints(job_id, known_version))
-
-    def _retry(self, call: Callable[[], Reply]) -> Reply:
-        return repeat(call, self._pauses, self._sleep)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._target, name)
+        return lambda *arguments, **named: self._repeated(partial(call, *arguments, **named))
 
 
 def repeat(
-    call: Callable[[], Reply], pauses_seconds: tuple[float, ...], sleep: Callable[[float], None] = time.sleep
+    call: Callable[[], Reply],
+    pauses_seconds: tuple[float, ...] = DEFAULT_PAUSES_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Reply:
     """
     Call a function, and call it again after a pause while it raises a retryable error.
 
     :param call: Idempotent function.
-    :param pauses_seconds: Pause before each retry, in seconds.
+    :param pauses_seconds: Pause before each retry, in seconds; their number is the number of retries.
     :param sleep: Function that sleeps for a number of seconds.
     """
-    for pause in pauses_seconds:
-        try:
-            return call()
-        except CoordinatorError as error:
-            if not error.retryable:
-                raise
-            log.warning("Retrying the call of the coordinator in %s s: %s", pause, error)
-            sleep(pause)
-    return call()
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed, wait_none
+
+    # One object for all calls would share its state with a call that a signal handler makes in between.
+    retries = Retrying(
+        retry=retry_if_exception(_is_retryable),
+        wait=wait_chain(*map(wait_fixed, pauses_seconds), wait_none()),
+        stop=stop_after_attempt(len(pauses_seconds) + 1),
+        sleep=sleep,
+        before_sleep=_warn,
+        reraise=True,
+    )
+    return retries(call)
+
+
+def _is_retryable(error: BaseException) -> bool:
+    return isinstance(error, CoordinatorError) and error.retryable
+
+
+def _warn(state: RetryCallState) -> None:
+    log.warning("Retrying the call of the coordinator in %s s: %s", state.upcoming_sleep, _error_of(state))
+
+
+def _error_of(state: RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
 
 
 Register = Callable[[RegisterAttempt], AttemptGrant]
@@ -151,12 +102,14 @@ def registering(register: Register, on_overlap: OnOverlap) -> Register:
     :param register: Function that registers an attempt or raises ``ConcurrentAttemptError``.
     :param on_overlap: Behaviour while another attempt of the operator runs.
     """
-    return TakingTurns(register) if on_overlap is OnOverlap.WAIT else register
+    return taking_turns(register) if on_overlap is OnOverlap.WAIT else register
 
 
-class TakingTurns:
+def taking_turns(
+    register: Register, pause_seconds: float = _PAUSE_SECONDS, sleep: Callable[[float], None] = time.sleep
+) -> Register:
     """
-    Registration that waits for the end of a running attempt of the operator.
+    Return a registration that waits for the end of a running attempt of the operator.
 
     It waits without a limit; the timeout of the task limits it.
 
@@ -164,22 +117,29 @@ class TakingTurns:
     :param pause_seconds: Pause between two tries, in seconds.
     :param sleep: Function that sleeps for a number of seconds.
     """
+    from tenacity import Retrying, retry_if_exception_type, wait_fixed
 
-    def __init__(
-        self, register: Register, pause_seconds: float = _PAUSE_SECONDS, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._register = register
-        self._pause_seconds = pause_seconds
-        self._sleep = sleep
+    def registered(request: RegisterAttempt) -> AttemptGrant:
+        waits = Retrying(
+            retry=retry_if_exception_type(ConcurrentAttemptError),
+            wait=wait_fixed(pause_seconds),
+            sleep=sleep,
+            before_sleep=_NewHolder(request),
+        )
+        return waits(register, request)
 
-    def __call__(self, request: RegisterAttempt) -> AttemptGrant:
-        """Register an attempt as soon as no other attempt of the operator runs."""
-        logged = ""
-        while True:
-            try:
-                return self._register(request)
-            except ConcurrentAttemptError as busy:
-                if busy.holder != logged:
-                    log.info("Operator %r of job %r: waiting for %s", request.uid, request.job_name, busy.holder)
-                logged = busy.holder
-            self._sleep(self._pause_seconds)
+    return registered
+
+
+class _NewHolder:
+    """Logs for which attempt a registration waits, once for each."""
+
+    def __init__(self, request: RegisterAttempt) -> None:
+        self._request = request
+        self._logged = ""
+
+    def __call__(self, state: RetryCallState) -> None:
+        busy = _error_of(state)
+        if isinstance(busy, ConcurrentAttemptError) and busy.holder != self._logged:
+            self._logged = busy.holder
+            log.info("Operator %r of job %r: waiting for %s", self._request.uid, self._request.job_name, busy.holder)

@@ -26,10 +26,11 @@ from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError, TokenExpiredError
 from airflow_provider_statecheck.gateway.http_client import Credentials, HttpClient
 from airflow_provider_statecheck.gateway.protocol import page_path
+from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, repeat
 from airflow_provider_statecheck.gateway.time_travel import Jobs
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, coordinator_address
-from airflow_provider_statecheck.hooks.transport import is_orm_open, patiently
+from airflow_provider_statecheck.hooks.transport import is_orm_open
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     CloseAbandoned,
     DropTokens,
@@ -162,7 +163,7 @@ class MaintenanceCalls:
         :param path: Path relative to the root of the API.
         :param request: Message to post.
         """
-        return patiently(lambda: self._send(method, path, request))
+        return repeat(lambda: self._send(method, path, request), OUTAGE_PAUSES_SECONDS)
 
     def _send(self, method: str, path: str, request: Any) -> Any:
         try:

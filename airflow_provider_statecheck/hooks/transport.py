@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -32,20 +32,16 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.gateway.http_client import Credentials
-    from airflow_provider_statecheck.gateway.retrying import RetryingGateway
     from airflow_provider_statecheck.queryable.reads import StateReads
 
 
-Reply = TypeVar("Reply")
+Gateway = TypeVar("Gateway")
 
 RENEWAL_SECONDS = 300.0
 """Interval between renewals of a reading token, a third of its lifetime."""
 
 _BLOCKED = "airflow-db-not-allowed"
 _CHALLENGE_LIFETIME = timedelta(minutes=5)
-
-# Long enough for a restart of the api-server; Airflow fails the task soon after.
-_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
 def is_orm_open() -> bool:
@@ -66,7 +62,7 @@ def is_test_run() -> bool:
     return True
 
 
-def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> RetryingGateway:
+def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> CheckpointCoordinatorGateway:
     """
     Return a gateway to the coordinator: in process if Airflow's database is accessible, otherwise over HTTP.
 
@@ -76,22 +72,11 @@ def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> RetryingGateway:
     return _in_process() if is_orm_open() else over_http(task_gateway(conn_id))
 
 
-def over_http(gateway: HttpGateway) -> RetryingGateway:
+def over_http(gateway: Gateway) -> Gateway:
     """Return a gateway that retries calls during short outages of the api-server."""
-    from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+    from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, retrying
 
-    return RetryingGateway(gateway, _PAUSES_SECONDS)
-
-
-def patiently(call: Callable[[], Reply]) -> Reply:
-    """
-    Make a call and retry it during short outages of the api-server.
-
-    :param call: Idempotent call.
-    """
-    from airflow_provider_statecheck.gateway.retrying import repeat
-
-    return repeat(call, _PAUSES_SECONDS)
+    return retrying(gateway, OUTAGE_PAUSES_SECONDS)
 
 
 def task_gateway(conn_id: str = DEFAULT_CONN_ID) -> HttpGateway:
@@ -155,7 +140,7 @@ def _running_task() -> Any:
         ) from error
 
 
-def _in_process() -> RetryingGateway:
+def _in_process() -> CheckpointCoordinatorGateway:
     from airflow import settings
 
     from airflow_provider_statecheck.api.airflow_services import AirflowTaskLiveness
@@ -273,7 +258,7 @@ def reading_access(job_id: JobId, conn_id: str = DEFAULT_CONN_ID) -> ReadingAcce
     from airflow.sdk.log import mask_secret
 
     address, gateway = coordinator_address(conn_id), task_gateway(conn_id)
-    token = patiently(lambda: gateway.reading_token(job_id))
+    token = over_http(gateway).reading_token(job_id)
     mask_secret(token)
     return ReadingAccess(url=address.url, token=token, timeout_seconds=address.timeout_seconds)
 

@@ -439,10 +439,6 @@ def _require_fitting(over: object, when: object, on_bad_part: str) -> None:
         )
 
 
-# Long enough for a restart of the api-server.
-_RETRY_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
-
-
 class CurrentContext:
     """Creates the context of a submitted driver at the first call; a handover is valid for one context."""
 
@@ -497,7 +493,7 @@ def _begin(handover: Handover, spark: SparkSession | None) -> tuple[SparkSession
 def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.gateway.http_client import GivenToken, HttpClient
-    from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+    from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, retrying
     from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.driver.readiness import require_reachable
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -508,7 +504,7 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
     require_reachable(spark, storage)
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
     return StageAttempt(
-        RetryingGateway(http, _RETRY_PAUSES_SECONDS),
+        retrying(http, OUTAGE_PAUSES_SECONDS),
         storage,
         handover.registration,
         tolerable_failed_checkpoints=handover.driver.tolerable_failed_checkpoints,

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, RegisterAttempt
 from airflow_provider_statecheck.gateway.http import HttpGateway
 from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.testing.clock import ManualClock
 from tests.conformance.api_process import KILL_FOLDER
@@ -53,12 +54,12 @@ class HttpContract(CoordinatorContract):
         return FolderTasks(tmp_path)
 
     @pytest.fixture
-    def gateway(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> RetryingGateway:
+    def gateway(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> CheckpointCoordinatorGateway:
         self.folder = tmp_path
         self.prepare(tmp_path)
         open_engine(f"sqlite:///{tmp_path}/state.db").dispose()
         api.serve(tmp_path)
-        return RetryingGateway(AnyTaskGateway(HttpClient(api.url)), sleep=lambda _: None)
+        return retrying(AnyTaskGateway(HttpClient(api.url)), sleep=lambda _: None)
 
     def prepare(self, folder: Path) -> None:
         """Make the server behave well."""

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -75,7 +75,7 @@ def _attempt(work: Path, plan: FaultPlan) -> StageAttempt:
     gateway = faulty_gateway(AttemptCoordinator(SqlJobStore(open_engine(f"sqlite:///{work}/state.db"))), plan)
     if plan.mode is FaultMode.REPLY_LOST:
         # A real client repeats a call whose reply was lost; the other modes must do without.
-        gateway = RetryingGateway(gateway, pauses_seconds=(0.0,))
+        gateway = retrying(gateway, pauses_seconds=(0.0,))
     owner = AttemptOwner(
         logical_task="crash/stage", run_key="run", run_id="run", clear_marker="0/0", label="crash test"
     )

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.gateway.http import HttpGateway
 from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -82,7 +82,7 @@ def servers(tmp_path: Path, database: str) -> Iterator[list[str]]:
 
 def drive(stage: WrittenStage, urls: list[str], seed: int) -> None:
     """Let a driver take checkpoints of an operator that another driver fights for, and of its own."""
-    stage.coordinator = RetryingGateway(Driver(TwoServers(urls, seed)), (0.0,) * 20, lambda _: None)  # type: ignore[assignment]
+    stage.coordinator = retrying(Driver(TwoServers(urls, seed)), (0.0,) * 20, lambda _: None)  # type: ignore[assignment]
     for i in range(ROUNDS):
         uid = "contended" if i % 2 else f"operator {seed}"
         try:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
@@ -25,7 +27,7 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.gateway.retrying import DEFAULT_PAUSES_SECONDS, RetryingGateway
+from airflow_provider_statecheck.gateway.retrying import DEFAULT_PAUSES_SECONDS, retrying
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
@@ -50,16 +52,16 @@ class Failing:
         return call
 
 
-def retrying(target, pauses=DEFAULT_PAUSES_SECONDS) -> tuple[RetryingGateway, list[float]]:
+def _retrying(target: Any, pauses: tuple[float, ...] = DEFAULT_PAUSES_SECONDS) -> tuple[Any, list[float]]:
     slept: list[float] = []
-    return RetryingGateway(target, pauses, slept.append), slept
+    return retrying(target, pauses, slept.append), slept
 
 
 @pytest.mark.parametrize("error", [CoordinatorUnavailableError("away"), CommitStateUnknownError("lost")])
 @pytest.mark.parametrize("times", range(len(DEFAULT_PAUSES_SECONDS) + 1))
 def test_a_retryable_failure_is_repeated_after_each_pause_in_turn(error, times, caplog):
     target = Failing(times, error)
-    gateway, slept = retrying(target)
+    gateway, slept = _retrying(target)
     with caplog.at_level(logging.WARNING):
         assert gateway.jobs() == ()
     assert target.calls == times + 1
@@ -69,7 +71,7 @@ def test_a_retryable_failure_is_repeated_after_each_pause_in_turn(error, times, 
 
 def test_the_last_error_is_raised_when_the_pauses_are_used_up():
     target = Failing(100, CoordinatorUnavailableError("away"))
-    gateway, slept = retrying(target, (1.0, 2.0))
+    gateway, slept = _retrying(target, (1.0, 2.0))
     with pytest.raises(CoordinatorUnavailableError, match="away"):
         gateway.jobs()
     assert target.calls == 3
@@ -79,7 +81,7 @@ def test_the_last_error_is_raised_when_the_pauses_are_used_up():
 @pytest.mark.parametrize("error", [StaleAttemptError("replaced"), CheckpointNotFoundError("none"), OSError("broken")])
 def test_any_other_error_is_raised_at_once(error):
     target = Failing(1, error)
-    gateway, slept = retrying(target)
+    gateway, slept = _retrying(target)
     with pytest.raises(type(error)):
         gateway.jobs()
     assert (target.calls, slept) == (1, [])
@@ -87,18 +89,18 @@ def test_any_other_error_is_raised_at_once(error):
 
 def test_without_pauses_nothing_is_repeated():
     target = Failing(1, CoordinatorUnavailableError("away"))
-    gateway, _ = retrying(target, ())
+    gateway, _ = _retrying(target, ())
     with pytest.raises(CoordinatorUnavailableError):
         gateway.jobs()
     assert target.calls == 1
 
 
-def _decline(gateway: RetryingGateway, attempt: AttemptRef, checkpoint_id: int) -> object:
+def _decline(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef, checkpoint_id: int) -> object:
     reason = CheckpointFailureReason.IO_EXCEPTION
     return gateway.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=checkpoint_id, reason=reason))
 
 
-CALLS: dict[str, Callable[[RetryingGateway, AttemptRef, int], object]] = {
+CALLS: dict[str, Callable[[CheckpointCoordinatorGateway, AttemptRef, int], object]] = {
     "confirm_restore": lambda g, a, _: g.confirm_restore(ConfirmRestore(attempt=a, checkpoint_id=1)),
     "trigger": lambda g, a, _: g.trigger(TriggerCheckpoint(attempt=a, request_key=new_key())),
     "acknowledge": lambda g, a, i: g.acknowledge(make_acknowledgement(a, i)),
@@ -120,7 +122,7 @@ def test_every_call_takes_effect_once_although_it_was_made_twice(name, mode):
     complete_checkpoint(coordinator, attempt)
     pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
     plan = FaultPlan(point=1, mode=mode)
-    gateway, slept = retrying(faulty_gateway(coordinator, plan))
+    gateway, slept = _retrying(faulty_gateway(coordinator, plan))
     CALLS[name](gateway, attempt, pending)
     assert plan.calls == [name, name]
     assert slept == [DEFAULT_PAUSES_SECONDS[0]]
@@ -132,7 +134,7 @@ def test_every_call_takes_effect_once_although_it_was_made_twice(name, mode):
 def test_a_registration_whose_reply_was_lost_draws_no_second_epoch():
     plan = FaultPlan(point=1, mode=FaultMode.REPLY_LOST)
     coordinator = AttemptCoordinator(InMemoryJobStore())
-    gateway, _ = retrying(faulty_gateway(coordinator, plan))
+    gateway, _ = _retrying(faulty_gateway(coordinator, plan))
     assert gateway.register(make_registration()).attempt.epoch == 1
 
 
@@ -140,7 +142,7 @@ def test_an_acknowledgement_whose_reply_was_lost_is_answered_as_a_duplicate():
     coordinator = AttemptCoordinator(InMemoryJobStore())
     attempt = coordinator.register(make_registration()).attempt
     plan = FaultPlan(point=2, mode=FaultMode.REPLY_LOST)
-    gateway, _ = retrying(faulty_gateway(coordinator, plan))
+    gateway, _ = _retrying(faulty_gateway(coordinator, plan))
     reply = complete_checkpoint(gateway, attempt)
     assert reply.result is AcknowledgeResult.DUPLICATE
     assert reply.is_completed

@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorUnavailableError
-from airflow_provider_statecheck.gateway.retrying import TakingTurns, registering
+from airflow_provider_statecheck.gateway.retrying import registering, taking_turns
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
 from tests.contracts.running_tasks import RunningTasks
@@ -37,7 +37,7 @@ def test_a_run_that_waits_registers_when_the_other_has_ended(coordinator: Any, r
         if len(pauses) == 3:
             coordinator.finish(FinishAttempt(attempt=running.attempt, status=AttemptStatus.FINISHED))
 
-    grant = TakingTurns(coordinator.register, 10.0, sleep)(make_registration(owner=day(2)))
+    grant = taking_turns(coordinator.register, 10.0, sleep)(make_registration(owner=day(2)))
     assert grant.attempt.epoch == 2
     assert pauses == [10.0] * 3
 
@@ -51,7 +51,7 @@ def test_a_run_that_waits_says_once_for_whom(coordinator: Any, running: AttemptG
             raise TimeoutError
 
     with caplog.at_level(logging.INFO), pytest.raises(TimeoutError):
-        TakingTurns(coordinator.register, 10.0, sleep)(make_registration(owner=day(2)))
+        taking_turns(coordinator.register, 10.0, sleep)(make_registration(owner=day(2)))
     assert [r.message for r in caplog.records if "waiting for" in r.message] == [
         "Operator 'aggregate' of job 'sales': waiting for the first day"
     ]

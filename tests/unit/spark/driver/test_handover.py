@@ -12,8 +12,9 @@ from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.context import CurrentContext
 from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
-from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
 from airflow_provider_statecheck.testing.messages import make_registration
+from tests.unit.interpreter import modules_loaded_by
 
 TOKEN = "a token that nobody may see"
 DRIVER = DriverSettings(
@@ -108,6 +109,13 @@ def test_second_call_gives_the_same_context(monkeypatch) -> None:
 def test_package_that_is_missing_on_the_driver_is_named() -> None:
     with pytest.raises(EnvironmentNotReadyError, match="found no httpx, no pyarrow; install them there"):
         check_driver_packages(lambda name: name not in ("httpx", "pyarrow"))
+
+
+def test_modules_that_make_the_check_load_none_of_these_packages() -> None:
+    loaded = modules_loaded_by(
+        "import airflow_provider_statecheck.spark.context, airflow_provider_statecheck.spark.stages.submitted"
+    )
+    assert not loaded.intersection(NEEDED_ON_A_DRIVER)
 
 
 def test_driver_with_all_packages_may_start() -> None:
