@@ -16,8 +16,8 @@ from tests.unit.spark.sinks.attempts import Attempt, committed_in, seen_in
 
 @pytest.fixture
 def bucket(object_store):
+    yield f"s3://{object_store.make_bucket()}/table"
     object_store.faults.clear()
-    return f"s3://{object_store.make_bucket()}/table"
 
 
 def test_an_object_store_holds_what_was_committed(object_store, bucket):

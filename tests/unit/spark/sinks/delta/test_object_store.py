@@ -13,8 +13,8 @@ from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
 
 @pytest.fixture
 def table(object_store):
+    yield f"s3://{object_store.make_bucket()}/table"
     object_store.faults.clear()
-    return f"s3://{object_store.make_bucket()}/table"
 
 
 @pytest.fixture
