@@ -21,16 +21,14 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter, SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
+from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
 from benchmarks.measure import Result, seconds
@@ -142,8 +140,6 @@ def _aligned(engine: Engine, *, rounds: int, operators: int = 1, subtasks: int =
     clock = ManualClock()
     job = AlignedJob(
         SqlJobStore(engine, clock),
-        lambda: SqlHandleRows(engine, JOB, ALIGNED_OPERATOR_ID, clock),
-        lambda: SqlCheckpointIDCounter(engine, JOB, clock),
         CheckpointStorage.open(f"memory://c2/{operators}-{subtasks}"),
         clock,
         tasks=tasks,

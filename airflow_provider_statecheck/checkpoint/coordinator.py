@@ -436,7 +436,7 @@ def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: Acknowledg
     result = _result_for(checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.SUCCESS:
         require_metadata_in(checkpoint.location, request.metadata_uri)
-        checkpoint = transitions.complete(tx, checkpoint, request)
+        checkpoint = transitions.complete(tx, checkpoint, transitions.acknowledged(tx, checkpoint, request))
         _subsume_older(tx, attempt, checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.DISCARDED:
         statistics.acknowledged_late(tx, checkpoint, request)

@@ -6,7 +6,6 @@ Paths of the files of a job below the checkpoint directory; no I/O.
     <base>/<job id>/chk-<id>/_metadata                               metadata of one checkpoint
     <base>/<job id>/chk-<id>/<epoch>-<uuid>                          state of one checkpoint, if too large for _metadata
     <base>/<job id>/shared/<operator id>/<slug>/<epoch>-<uuid>/      DataFrame snapshot, shared by checkpoints
-    <base>/<job id>/handles/<operator id>/<epoch>-<uuid>             state of a state handle
     <base>/savepoint-<6 of the job id>-<12 random>/                  self-contained savepoint
     <base>/<job id>/shared/<operator id>/merged-<i>-<n>/<epoch>-<uuid>   merged file with state of several checkpoints
     <base>/<job id>/shared/<operator id>/keyed-<i>/<epoch>-<uuid>    keyed state of one subtask, shared by checkpoints
@@ -36,7 +35,7 @@ _MERGED = re.compile(r"merged-\d+-\d+")
 # The slug of a snapshot may be keyed-<12 hex digits>, which is longer than any subtask index.
 _KEYED = re.compile(r"keyed-\d{1,5}")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
-_KINDS = r"(?:chk-\d+|shared|handles|taskowned|_orphans)"
+_KINDS = r"(?:chk-\d+|shared|taskowned|_orphans)"
 _IN_A_JOB = re.compile(rf"/[0-9a-f]{{32}}/{_KINDS}(?:/|$)")
 
 
@@ -110,11 +109,6 @@ def keyed_state_uri(base_uri: str, job_id: JobId, operator_id: OperatorId, subta
 def is_keyed_directory(name: str) -> bool:
     """Return whether a directory has the name of a directory with the keyed state of a subtask."""
     return _KEYED.fullmatch(name) is not None
-
-
-def handles_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:
-    """Return the directory of the state under an operator's state handles."""
-    return f"{job_uri(base_uri, job_id)}/handles/{operator_id}"
 
 
 def slug(name: str, scope: tuple[tuple[str, str], ...] = ()) -> str:

@@ -86,8 +86,6 @@ class JobView:
     actions: tuple[ActionRecord, ...] = ()
     """Open actions of users, and the newest ended ones."""
     statistics: tuple[StatisticsRecord, ...] = ()
-    handle_uris: tuple[str, ...] | None = None
-    """URIs of the state under handles; ``None`` if a handle cannot be read."""
 
     @property
     def dag_ids(self) -> tuple[str, ...]:
@@ -368,10 +366,6 @@ class JobTransaction(Protocol):
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         """Remove the rows of attempts and of their tokens."""
-        ...
-
-    def remove_state_handles(self) -> None:
-        """Remove all state handles of the job with their locks; their files become orphan files."""
         ...
 
     def remove_job(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -23,17 +22,6 @@ class Retained(Protocol):
 
 
 Checkpoint = TypeVar("Checkpoint", bound=Retained)
-
-
-def subsumable(checkpoints: Sequence[CompletedCheckpoint], num_retained: int) -> list[CompletedCheckpoint]:
-    """
-    Return the checkpoints of a completed checkpoint store that the newest one subsumes, oldest first.
-
-    :param checkpoints: Retained checkpoints with the newest one, oldest first.
-    :param num_retained: Number of checkpoints to retain, at least 1.
-    :raises InvalidConfigurationError: for a number below 1.
-    """
-    return beyond_retention(checkpoints, num_retained)
 
 
 def beyond_retention(checkpoints: Sequence[Checkpoint], num_retained: int) -> list[Checkpoint]:

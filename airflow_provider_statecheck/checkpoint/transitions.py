@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
@@ -38,9 +39,20 @@ _RETRIED_REASONS = frozenset(
 )
 
 
-def complete(tx: JobTransaction, pending: CheckpointRecord, message: AcknowledgeCheckpoint) -> CheckpointRecord:
-    """Complete a pending checkpoint."""
-    completed = replace(
+def complete(tx: JobTransaction, pending: CheckpointRecord, completed: CheckpointRecord) -> CheckpointRecord:
+    """
+    Complete a checkpoint whose operators have all acknowledged, and settle its request.
+
+    :param completed: The row after the completion.
+    """
+    tx.update_checkpoint(completed, expected=pending.status)
+    _record_end(tx, completed)
+    return completed
+
+
+def acknowledged(tx: JobTransaction, pending: CheckpointRecord, message: AcknowledgeCheckpoint) -> CheckpointRecord:
+    """Return the row of a checkpoint of one operator after the acknowledgement, which completes it."""
+    return replace(
         pending,
         status=CheckpointStatus.COMPLETED,
         triggered_at=_began_at(tx, pending, message.increment_seconds),
@@ -54,9 +66,6 @@ def complete(tx: JobTransaction, pending: CheckpointRecord, message: Acknowledge
         summary=message.summary,
         has_open_commit=message.has_commit and not pending.properties.is_savepoint,
     )
-    tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
-    _record_end(tx, completed)
-    return completed
 
 
 def abort(
@@ -65,12 +74,14 @@ def abort(
     reason: CheckpointFailureReason,
     message: str = "",
     increment_seconds: float = 0.0,
-) -> None:
+) -> CheckpointRecord:
     """
-    Abort a pending checkpoint.
+    Abort a checkpoint that is not complete, and settle its request.
 
     :param message: Failure message; that of the reason by default.
     :param increment_seconds: Duration of the increment between the trigger and the start of the checkpoint.
+    :return: The row of the aborted checkpoint.
+    :raises CoordinatorError: if the checkpoint has ended; the caller must roll back the transaction.
     """
     aborted = replace(
         pending,
@@ -80,10 +91,11 @@ def abort(
         failure_reason=reason.value,
         failure_message=message or reason.message,
     )
-    tx.update_checkpoint(aborted, expected=CheckpointStatus.PENDING)
+    tx.update_checkpoint(aborted, expected=pending.status)
     if not pending.is_adoption:
         _record_end(tx, aborted)
     log.debug("Checkpoint %s of job %s aborted: %s", pending.checkpoint_id, tx.job.name, reason.value)
+    return aborted
 
 
 def abort_pending(
@@ -103,13 +115,19 @@ def expire(tx: JobTransaction, operator_id: OperatorId) -> None:
     abort_pending(tx, operator_id, CheckpointFailureReason.CHECKPOINT_EXPIRED, lambda c: _is_expired(c, tx.now))
 
 
-def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int, retained_runs: int) -> None:
-    """Subsume the completed checkpoints beyond retention, except the one that the next attempt is to restore."""
+def subsume(
+    tx: JobTransaction, operator_id: OperatorId, num_retained: int, retained_runs: int
+) -> list[CheckpointRecord]:
+    """
+    Subsume the completed checkpoints beyond retention, except the one that the next attempt is to restore.
+
+    :return: The subsumed checkpoints, oldest first.
+    """
     operator = tx.operator(operator_id)
     rows = [c for c in tx.open_checkpoints(operator_id) if c.is_restorable]
-    for checkpoint in subsumed_by_retention(rows, num_retained, retained_runs):
-        if operator is None or checkpoint.checkpoint_id != operator.next_restore:
-            _mark_subsumed(tx, checkpoint)
+    beyond = subsumed_by_retention(rows, num_retained, retained_runs)
+    chosen = [c for c in beyond if operator is None or c.checkpoint_id != operator.next_restore]
+    return [_mark_subsumed(tx, checkpoint) for checkpoint in chosen]
 
 
 def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
@@ -227,11 +245,19 @@ def begin_request(tx: JobTransaction, request_key: str, checkpoint_id: int) -> S
     return running
 
 
-def settle_request(tx: JobTransaction, savepoint: CheckpointRecord) -> None:
-    """End the request of a savepoint that has ended, or return the request to the queue for another attempt."""
-    for request in tx.open_requests(savepoint.operator_id):
-        if request.checkpoint_id == savepoint.checkpoint_id:
-            tx.save_request(_settled_request(tx, request, savepoint))
+def settle_request(tx: JobTransaction, ended: CheckpointRecord) -> None:
+    """End the request of a checkpoint that has ended, or return the request to the queue for another attempt."""
+    for request in _requests_of(tx, ended):
+        if request.checkpoint_id == ended.checkpoint_id:
+            tx.save_request(_settled_request(tx, request, ended))
+
+
+def _requests_of(tx: JobTransaction, ended: CheckpointRecord) -> list[SnapshotRequest]:
+    if ended.operator_id == ALIGNED_OPERATOR_ID:
+        request = tx.request(ended.request_key)
+        return [request] if request is not None and request.status.is_open else []
+    # A stage takes its checkpoints without a request.
+    return tx.open_requests(ended.operator_id) if ended.properties.is_savepoint else []
 
 
 def properties_of(request: RequestSavepoint) -> CheckpointProperties:
@@ -333,7 +359,7 @@ def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]
 def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: CheckpointRecord) -> SnapshotRequest:
     if checkpoint.status is CheckpointStatus.COMPLETED:
         return replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now)
-    if checkpoint.failure_reason in _RETRIED_REASONS:
+    if checkpoint.failure_reason in _RETRIED_REASONS and checkpoint.operator_id != ALIGNED_OPERATOR_ID:
         return replace(request, status=RequestStatus.QUEUED, checkpoint_id=None)
     return replace(
         request,
@@ -354,8 +380,7 @@ def _settle_disposal(tx: JobTransaction, savepoint: CheckpointRecord) -> None:
 
 def _record_end(tx: JobTransaction, ended: CheckpointRecord) -> None:
     statistics.ended(tx, ended)
-    if ended.properties.is_savepoint:
-        settle_request(tx, ended)
+    settle_request(tx, ended)
 
 
 def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: float) -> datetime:
@@ -365,9 +390,10 @@ def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: 
     return pending.triggered_at + timedelta(seconds=ahead)
 
 
-def _mark_subsumed(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
+def _mark_subsumed(tx: JobTransaction, checkpoint: CheckpointRecord) -> CheckpointRecord:
     subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
     tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+    return subsumed
 
 
 def _is_expired(pending: CheckpointRecord, now: datetime) -> bool:

@@ -89,20 +89,6 @@ class EndedTokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloseAbandoned:
-    """Request to close the attempts whose drivers died without closing them."""
-
-    job_id: JobId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettleRun:
-    """Request to discard the checkpoints that are not retained after the end of their run."""
-
-    job_id: JobId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetRows:
     """Request to delete the rows of checkpoints and attempts that ended before an age."""
 
@@ -173,7 +159,7 @@ class MaintenanceGateway(Protocol):
         ...
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the files of ended checkpoints were deleted."""
+        """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
         ...
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
@@ -189,11 +175,15 @@ class MaintenanceGateway(Protocol):
         ...
 
     def refusal(self, request: RetireJob) -> Removal:
-        """Return why :meth:`retire` would be refused, without changing anything."""
+        """Return why a job cannot be retired, without changing anything."""
         ...
 
     def retire(self, request: RetireJob) -> Removal:
-        """End every checkpoint of a job that has no open attempt."""
+        """
+        End every checkpoint of a job that has no open attempt.
+
+        The job is of a test run, its Dag run is over, or a user requested its removal.
+        """
         ...
 
     def remove(self, request: RetireJob) -> Removal:
@@ -201,7 +191,7 @@ class MaintenanceGateway(Protocol):
         ...
 
     def drop_tokens(self, request: DropTokens) -> int:
-        """Delete the tokens that ended before the given age, and return their number."""
+        """Delete the tokens that expired, or whose attempt ended, before the given age, and return their number."""
         ...
 
 
@@ -445,8 +435,6 @@ def _ref(attempt: AttemptRecord) -> AttemptRef:
 
 
 def _end_all(tx: JobTransaction, view: JobView) -> None:
-    # A completed checkpoint store reads the files of every handle that it finds.
-    tx.remove_state_handles()
     for operator in view.operators:
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
         for checkpoint in tx.open_checkpoints(operator.operator_id):

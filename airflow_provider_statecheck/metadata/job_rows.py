@@ -17,8 +17,6 @@ from airflow_provider_statecheck.checkpoint.clock import clamp_times, time_of_jo
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, RowsVersion
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
-from airflow_provider_statecheck.checkpoint.state_handle_store import LONGEST_LEASE
-from airflow_provider_statecheck.checkpoint.state_pointers import uris_of
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.models import Base, UtcDateTime
@@ -128,7 +126,6 @@ def set_back(connection: Connection, job: JobRecord, now: datetime) -> JobRecord
     for table, query in statements.DATED_LATER.items():
         for row in connection.execute(query, values).all():
             table.change(connection, table.read(row), clamp_times(table.read(row), now))
-    connection.execute(statements.SHORTEN_LOCKS, values | {"longest": now + LONGEST_LEASE})
     return replace(job, seen_at=now)
 
 
@@ -154,8 +151,6 @@ def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:
             sorted(rows_of(ACTIONS, statements.RECENT_ACTIONS), key=lambda a: (a.requested_at, a.request_key))
         ),
         statistics=rows_of(STATISTICS, statements.ALL_STATISTICS),
-        # Read after the attempts, so the view has all handles of attempts that it shows as ended.
-        handle_uris=uris_of(connection.scalars(statements.ALL_HANDLES, keys(job_id=job.job_id))),
     )
 
 

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Text,
@@ -52,7 +51,6 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 _HEX = 32
-_HANDLE_NAME = 255
 
 NAMING_CONVENTION = {
     "ix": "idx_%(table_name)s_%(column_0_N_name)s",
@@ -291,30 +289,3 @@ class Token(Base):
     is_read_only: Mapped[bool] = mapped_column(Boolean, nullable=False)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False, index=True)
-
-
-class StateHandleRow(Base):
-    """A named pointer of an operator to state on storage."""
-
-    __tablename__ = "statecheck_state_handle"
-
-    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    name: Mapped[str] = mapped_column(String(_HANDLE_NAME), primary_key=True)
-    handle: Mapped[bytes] = mapped_column(LargeBinary, nullable=False)
-    version: Mapped[int] = mapped_column(BigInteger, nullable=False)
-    deleting: Mapped[bool] = mapped_column(Boolean, nullable=False)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
-    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
-
-
-class StateHandleLock(Base):
-    """A lock of a store on a state handle, with a lease."""
-
-    __tablename__ = "statecheck_state_handle_lock"
-
-    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    name: Mapped[str] = mapped_column(String(_HANDLE_NAME), primary_key=True)
-    holder: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)

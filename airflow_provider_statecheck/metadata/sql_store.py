@@ -513,14 +513,8 @@ class SqlJobTransaction:
             self._dags.attempts_removed(operator_id)
             self._figures.attempts_removed()
 
-    def remove_state_handles(self) -> None:
-        """Remove all state handles of the job and their locks."""
-        for model in (models.StateHandleLock, models.StateHandleRow):
-            self._remove(model)
-
     def remove_job(self) -> None:
         """Remove all rows of the job except the counters (the rows of the job and its operators) and its claims."""
-        self.remove_state_handles()
         for model in (
             models.Token,
             models.Acknowledgement,

@@ -33,7 +33,7 @@ from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedAttempts, EndedCheckpoints
-from airflow_provider_statecheck.metadata.models import JobDag, StateHandleLock, StateHandleRow
+from airflow_provider_statecheck.metadata.models import JobDag
 from airflow_provider_statecheck.metadata.record_table import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -52,9 +52,9 @@ from airflow_provider_statecheck.metadata.record_table import (
 _job, _operator, _attempt = JOBS.table.c, OPERATORS.table.c, ATTEMPTS.table.c
 _checkpoint, _request, _part = CHECKPOINTS.table.c, REQUESTS.table.c, ACKNOWLEDGEMENTS.table.c
 _action = ACTIONS.table.c
-_handles, _locks, _dags = table_of(StateHandleRow), table_of(StateHandleLock), table_of(JobDag)
+_dags = table_of(JobDag)
 
-_now, _longest = (bindparam(name, type_=_job.seen_at.type) for name in ("now", "longest"))
+_now = bindparam("now", type_=_job.seen_at.type)
 _has_attempt = exists().where(_attempt.job_id == _job.job_id)
 """A job without attempts was removed, or its first registration was not completed."""
 
@@ -74,7 +74,6 @@ DATED_LATER: dict[RecordTable[Any], Select[Any]] = {
     table: table.with_a_time_after(_now) for table in (ATTEMPTS, CHECKPOINTS, ACKNOWLEDGEMENTS, REQUESTS, ACTIONS)
 }
 """Rows of a job with times in the future, from a clock that was ahead."""
-SHORTEN_LOCKS = update(_locks).where(given(_locks.c.job_id), _locks.c.expires_at > _longest).values(expires_at=_longest)
 SET_NEXT_CHECKPOINT_ID = (
     update(JOBS.table).where(given(_job.job_id)).values(next_checkpoint_id=bindparam("next_checkpoint_id"))
 )
@@ -280,7 +279,6 @@ RECENT_REQUESTS = (
 ALL_STATISTICS = (
     select(*STATISTICS.columns).where(given(STATISTICS.table.c.job_id)).order_by(STATISTICS.table.c.operator_id)
 )
-ALL_HANDLES = select(_handles.c.handle).where(given(_handles.c.job_id))
 
 
 def page_of(page: CheckpointPage) -> Select[Any]:

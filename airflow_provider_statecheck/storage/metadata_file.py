@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -51,6 +51,7 @@ MAGIC = b"statecheck-metadata"
 VERSION = 1
 OF_JOB = "job:"
 OF_DIRECTORY = "dir:"
+_SPECIAL_NAMES = frozenset(("", ".", ".."))
 
 UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
 """Errors of a missing, damaged or incompatible file, in contrast to an unavailable storage."""
@@ -397,7 +398,14 @@ def job_directory_of(metadata_uri: str) -> str:
 
 
 def _is_plain(path: str) -> bool:
-    return not {"", ".", ".."} & set(path.split("/"))
+    # Many files share a directory, which is checked once.
+    directory, slash, name = path.rpartition("/")
+    return name not in _SPECIAL_NAMES and (not slash or _is_plain_directory(directory))
+
+
+@lru_cache(maxsize=256)
+def _is_plain_directory(path: str) -> bool:
+    return _SPECIAL_NAMES.isdisjoint(path.split("/"))
 
 
 def _require_header(header: bytes, body: bytes, uri: str) -> None:

@@ -26,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.layout import (
     checkpoint_id_of,
     checkpoint_uri,
     epoch_of,
-    handles_uri,
     is_keyed_directory,
     is_merged_directory,
     job_uri,
@@ -155,14 +154,9 @@ def retained_aligned(view: JobView) -> tuple[CheckpointRecord, ...]:
 
 
 def retains_files(checkpoint: CheckpointRecord) -> bool:
-    """Return true if the files of an ended aligned checkpoint are retained: it may be complete, or the user owns them."""
-    if checkpoint.operator_id != ALIGNED_OPERATOR_ID:
-        return False
-    if checkpoint.status is CheckpointStatus.SUBSUMED:
-        return not checkpoint.properties.discard_on_subsumed
-    # The transition of an abort with unknown outcome excludes the checkpoint from garbage collection.
-    is_excluded = checkpoint.discarded_at is not None and checkpoint.discarded_at == checkpoint.ended_at
-    return is_excluded and checkpoint.status is CheckpointStatus.ABORTED
+    """Return true if the files of an ended aligned checkpoint are retained because the user owns them."""
+    is_subsumed = checkpoint.status is CheckpointStatus.SUBSUMED and checkpoint.operator_id == ALIGNED_OPERATOR_ID
+    return is_subsumed and not checkpoint.properties.discard_on_subsumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +215,6 @@ class OrphanSearch:
                 *(uri for o in known for uri in self._unnamed_state(o)),
                 *(uri for o in self._operators for uri in self._shared_state(o)),
                 *self._taskowned(),
-                *(uri for o in self._operators for uri in self._handles(o)),
             ),
             skipped=skipped,
         )
@@ -319,14 +312,6 @@ class OrphanSearch:
         if not found or self._read_again().operators != self._view.operators:
             return ()
         return tuple(f"{root}/{path}" for path in found if self._is_unreferenced(_file_name(path)))
-
-    def _handles(self, operator: OperatorRecord) -> Iterator[str]:
-        if self._view.handle_uris is None:
-            return
-        named = _file_names(self._view.handle_uris)
-        root = handles_uri(self._base, self._job_id, operator.operator_id)
-        names = [name for name in self._storage.list_files(root) if name not in named]
-        yield from (f"{root}/{name}" for name in names if self._is_closed(operator, name))
 
     def _is_closed(self, operator: OperatorRecord, name: str) -> bool:
         epoch = epoch_of(name)

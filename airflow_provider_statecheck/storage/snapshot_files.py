@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StoredFile
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StatePointer
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_UID
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, new_savepoint_uri
@@ -32,6 +32,8 @@ from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.state_streams import DEFAULT_INLINE_BUDGET, spill_above_budget
 
 _DIGEST_LENGTH = 32
+_RECENT_BYTES = 32 << 20
+"""Total size of the files whose decoded contents are kept. A finalization reads each manifest several times."""
 
 
 class SnapshotFiles:
@@ -61,6 +63,7 @@ class SnapshotFiles:
         self._job_name = job_name
         self._savepoint_dir = savepoint_dir
         self._inline_budget = inline_budget
+        self._recent = _RecentContents(_RECENT_BYTES)
 
     @property
     def has_default_savepoint_location(self) -> bool:
@@ -101,7 +104,7 @@ class SnapshotFiles:
         """
         self._storage.allowing(location).exists(f"{location}/{METADATA_FILE}")
 
-    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
+    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
         """
         Write the manifest of an operator; its name contains the epoch and a digest.
 
@@ -110,9 +113,11 @@ class SnapshotFiles:
         # Manifests and metadata are in the same directory, where a relative URI has one meaning.
         data = encode_metadata(self._document(checkpoint, content), uri=f"{checkpoint.location}/{METADATA_FILE}")
         name = f"{checkpoint.epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]}"
-        return self._write(f"{checkpoint.location}/{name}", data)
+        file = self._write(f"{checkpoint.location}/{name}", data)
+        self._recent.put(file, content)
+        return file
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
         """
         Write the metadata of a checkpoint, and store state above the inline budget in files next to it.
 
@@ -123,17 +128,25 @@ class SnapshotFiles:
             uri, encode_metadata(self._document(checkpoint, self._spilled(checkpoint, content)), uri=uri)
         )
 
-    def read(self, file: StoredFile) -> SnapshotContent:
+    def read(self, file: StatePointer) -> SnapshotContent:
         """
         Return the contents of a manifest or metadata file.
 
         :raises CorruptStateError: if the file was changed after it was written.
         :raises CheckpointNotFoundError: if the file is missing.
         """
-        # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
-        data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
-        document = decode_metadata(data, uri=file.uri)
-        return SnapshotContent(operator_states=document.operator_states, master_states=document.master_states)
+        known = self._recent.get(file)
+        if known is None:
+            # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
+            data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
+            document = decode_metadata(data, uri=file.uri)
+            known = SnapshotContent(
+                operator_states=document.operator_states,
+                master_states=document.master_states,
+                properties=document.properties,
+            )
+            self._recent.put(file, known)
+        return known
 
     def copy_state(self, checkpoint: CheckpointRecord, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
         """
@@ -175,9 +188,9 @@ class SnapshotFiles:
         document, data = resolved.read()
         return _completed(document, resolved, data)
 
-    def _write(self, uri: str, data: bytes) -> StoredFile:
+    def _write(self, uri: str, data: bytes) -> StatePointer:
         self._storage.write_bytes(uri, data)
-        return StoredFile(uri=uri, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return StatePointer(uri=uri, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def _spilled(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> SnapshotContent:
         states = spill_above_budget(
@@ -206,6 +219,28 @@ class SnapshotFiles:
             operator_states=content.operator_states,
             master_states=content.master_states,
         )
+
+
+class _RecentContents:
+    """
+    Contents of files by their digests, which stay valid because no file is written twice with other contents.
+
+    :param budget: Total size in bytes of the files whose contents are kept; the oldest ones are dropped first.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._contents: dict[StatePointer, SnapshotContent] = {}
+
+    def get(self, file: StatePointer) -> SnapshotContent | None:
+        """Return the content of a file, or ``None`` if it must be read."""
+        return self._contents.get(file)
+
+    def put(self, file: StatePointer, content: SnapshotContent) -> None:
+        """Keep the content of a file."""
+        self._contents[file] = content
+        while len(self._contents) > 1 and sum(each.size for each in self._contents) > self._budget:
+            del self._contents[next(iter(self._contents))]
 
 
 def _completed(document: CheckpointDocument, resolved: ResolvedPointer, data: bytes) -> CompletedCheckpoint:

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCount
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, take_leadership
@@ -27,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id
 from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of, job_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
-from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRows, LeasedStateHandleStore
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
@@ -39,7 +39,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.storage.completed_checkpoints import StoredCompletedCheckpoints, StoredStates
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
@@ -56,8 +55,6 @@ class AlignedJob:
     A job with its stores, its storage and its tasks, from which coordinators are created.
 
     :param jobs: The store of the job's rows.
-    :param new_rows: The factory of the rows of state handles.
-    :param new_counter: The factory of the counter of checkpoint ids.
     :param storage: The checkpoint storage.
     :param clock: The clock of periodic checkpoints.
     :param job_id: The job.
@@ -68,8 +65,6 @@ class AlignedJob:
     def __init__(
         self,
         jobs: JobStore,
-        new_rows: Callable[[], HandleRows],
-        new_counter: Callable[[], JobIDCounter],
         storage: CheckpointStorage,
         clock: ManualClock,
         *,
@@ -78,8 +73,6 @@ class AlignedJob:
         savepoint_dir: str | None = None,
     ) -> None:
         self.jobs = jobs
-        self.new_rows = new_rows
-        self.new_counter = new_counter
         # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
         self.storage = storage if savepoint_dir is None else storage.allowing(normalise_base(savepoint_dir))
         self.clock = clock
@@ -116,6 +109,7 @@ class AlignedJob:
             setattr(config, key, changes.pop(key))
         discarder = changes.pop("discarder", None) or StorageDiscarder(self.storage, self.job_id, self._owns)
         registry = SharedStateRegistry(discarder)
+        files = SnapshotFiles(self.storage, self.job_id, JOB_NAME, self.savepoint_dir)
         failures = CheckpointFailureManager(
             UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, self.failed, self.statistics()
         )
@@ -126,9 +120,11 @@ class AlignedJob:
             "tasks_to_wait_for": self.tasks,
             "tasks_to_commit_to": self.tasks,
             "registry": registry,
-            "id_counter": self.new_counter(),
-            "completed_store": DefaultCompletedCheckpointStore(self._handles(leader), registry, num_retained),
-            "checkpoint_storage": SnapshotFiles(self.storage, self.job_id, JOB_NAME, self.savepoint_dir),
+            "id_counter": JobIDCounter(self.jobs, self.job_id),
+            "completed_store": DefaultCompletedCheckpointStore(
+                CheckpointHandleStore(self.jobs, leader, files), registry, num_retained
+            ),
+            "checkpoint_storage": files,
             "executor": self.executor,
             "failure_manager": failures,
             "jobs": self.jobs,
@@ -216,10 +212,6 @@ class AlignedJob:
         """Move the clock forward and return the elapsed time."""
         self.clock.advance(seconds)
         return timedelta(seconds=seconds)
-
-    def _handles(self, leader: AttemptRef) -> LeasedStateHandleStore[Any]:
-        states = StoredCompletedCheckpoints(self.storage, StoredStates(self.storage, leader))
-        return LeasedStateHandleStore(self.new_rows(), states, leader, holder="aligned")
 
     def _fail_task(self, task: ExecutionTask, error: Exception) -> None:
         self.failed_tasks.append((task.uid, error))

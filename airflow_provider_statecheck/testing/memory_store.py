@@ -1,5 +1,5 @@
 """
-In-memory job store, state handles and checkpoint ids.
+In-memory job store.
 
 A transaction changes a copy of the rows, which replaces them at the commit. The content is lost with the process.
 """
@@ -7,7 +7,7 @@ A transaction changes a copy of the rows, which replaces them at the commit. The
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Set as AbstractSet
+from collections.abc import Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -15,9 +15,7 @@ from datetime import datetime
 from itertools import chain, islice
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead, time_of_job
-from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, dag_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -36,25 +34,17 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.checkpoint.state_handle_store import LONGEST_LEASE, HandleRow
-from airflow_provider_statecheck.checkpoint.state_pointers import StatePointer, uris_of
 from airflow_provider_statecheck.checkpoint.store import (
     RECENT,
     CheckpointPage,
     EndedAttempts,
     EndedCheckpoints,
-    JobTransaction,
     JobView,
     LatestCheckpoints,
     no_such_job,
 )
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.testing.memory_job_list import job_list
-
-_Handles = tuple[Callable[[], list[bytes]], Callable[[], None]]
-"""Functions that return the encoded pointers of state handles, and that remove the handles."""
-_Locks = dict[tuple[str, str], datetime]
-"""The ends of leases by name and holder."""
 
 
 class InMemoryJobStore:
@@ -68,7 +58,6 @@ class InMemoryJobStore:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._jobs: dict[JobId, _Rows] = {}
-        self._handles: dict[JobId, tuple[_Handles, ...]] = {}
 
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[InMemoryJobTransaction]:
@@ -80,24 +69,11 @@ class InMemoryJobStore:
             transaction = InMemoryJobTransaction(rows, claims)
             yield transaction
             self._jobs[job_id] = rows
-            for _, clear in self._handles.get(job_id, ()) if transaction.removes_state_handles else ():
-                clear()
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim of a snapshot by any job."""
         with self._lock:
             return next((rows.claims[pointer] for rows in self._jobs.values() if pointer in rows.claims), None)
-
-    def attach_handles(self, job_id: JobId, handles: Callable[[], list[bytes]], clear: Callable[[], None]) -> None:
-        """
-        Register the state handles of a job, for its views and for their removal in a transaction.
-
-        :param job_id: The job.
-        :param handles: A function that returns their encoded pointers.
-        :param clear: A function that removes them.
-        """
-        with self._lock:
-            self._handles[job_id] = (*self._handles.get(job_id, ()), (handles, clear))
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
@@ -132,9 +108,7 @@ class InMemoryJobStore:
     def describe(self, job_id: JobId) -> JobView:
         """Return a view of a job."""
         with self._lock:
-            view = self._known(job_id).view(self._clock.now())
-            handles = [handle for read, _ in self._handles.get(job_id, ()) for handle in read()]
-        return replace(view, handle_uris=uris_of(handles))
+            return self._known(job_id).view(self._clock.now())
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
         """Return a request of a job by its key."""
@@ -189,7 +163,6 @@ class InMemoryJobTransaction:
     def __init__(self, rows: _Rows, other_claims: dict[str, ClaimRecord]) -> None:
         self._rows = rows
         self._other_claims = other_claims
-        self.removes_state_handles = False
 
     @property
     def now(self) -> datetime:
@@ -383,13 +356,8 @@ class InMemoryJobTransaction:
         for attempt in attempts:
             self._rows.attempts.pop((attempt.operator_id, attempt.epoch), None)
 
-    def remove_state_handles(self) -> None:
-        """Remove all state handles of the job and their locks at the commit."""
-        self.removes_state_handles = True
-
     def remove_job(self) -> None:
         """Remove the rows of the job, except its id counter, its operators and its claims."""
-        self.remove_state_handles()
         rows = self._rows
         tables: tuple[dict[Any, Any], ...] = (
             rows.attempts,
@@ -401,134 +369,6 @@ class InMemoryJobTransaction:
         )
         for table in tables:
             table.clear()
-
-
-class InMemoryHandleRows:
-    """
-    In-memory rows of state handles.
-
-    :param jobs: The store of the job, whose transactions and epochs are used.
-    :param job_id: The job.
-    """
-
-    def __init__(self, jobs: InMemoryJobStore, job_id: JobId) -> None:
-        self._jobs = jobs
-        self._job_id = job_id
-        self._found: dict[str, HandleRow] = {}
-        self._locks: _Locks = {}
-        jobs.attach_handles(job_id, lambda: [row.handle for row in self.read()], self._clear)
-
-    def _clear(self) -> None:
-        self._found.clear()
-        self._locks.clear()
-
-    @contextmanager
-    def transaction(self) -> Iterator[InMemoryHandleTransaction]:
-        """Open a transaction; one lock serializes the transactions of all jobs."""
-        with self._jobs.transaction(self._job_id) as job:
-            longest = job.now + LONGEST_LEASE
-            locks = {key: min(until, longest) for key, until in self._locks.items()}
-            tx = InMemoryHandleTransaction(job, dict(self._found), locks)
-            yield tx
-            self._found, self._locks = tx.found, tx.locks
-
-    def read(self) -> tuple[HandleRow, ...]:
-        """Return all rows in the order of their names."""
-        return tuple(row for _, row in sorted(self._found.items()))
-
-    def find(self, name: str) -> HandleRow | None:
-        """Return the row of a name."""
-        return self._found.get(name)
-
-
-class InMemoryHandleTransaction:
-    """Transaction on copies of the rows and locks of state handles."""
-
-    def __init__(self, job: JobTransaction, found: dict[str, HandleRow], locks: _Locks) -> None:
-        self._job = job
-        self.found = found
-        self.locks = locks
-
-    @property
-    def now(self) -> datetime:
-        """Return the time of the transaction."""
-        return self._job.now
-
-    def require_leader(self, attempt: AttemptRef) -> None:
-        """
-        Require that an attempt holds the current epoch of its operator.
-
-        :raises StaleAttemptError: if a newer attempt does.
-        """
-        require_running(self._job, attempt)
-
-    def row(self, name: str) -> HandleRow | None:
-        """Return the row of a name."""
-        return self.found.get(name)
-
-    def rows(self) -> tuple[HandleRow, ...]:
-        """Return all rows in the order of their names."""
-        return tuple(row for _, row in sorted(self.found.items()))
-
-    def save(self, row: HandleRow) -> None:
-        """Insert or replace a row."""
-        self.found[row.name] = row
-
-    def remove(self, name: str) -> None:
-        """Remove a row and all locks on it."""
-        self.found.pop(name, None)
-        for key in [key for key in self.locks if key[0] == name]:
-            del self.locks[key]
-
-    def lock(self, name: str, holder: str, until: datetime) -> None:
-        """Insert or extend a lock."""
-        self.locks[(name, holder)] = until
-
-    def unlock(self, holder: str, name: str | None = None) -> None:
-        """Remove the lock of a holder on a name, or all locks of the holder."""
-        for key in [key for key in self.locks if key[1] == holder and name in (None, key[0])]:
-            del self.locks[key]
-
-    def locks_of(self, holder: str) -> tuple[str, ...]:
-        """Return the names that a holder has locked."""
-        return tuple(name for name, locked_by in self.locks if locked_by == holder)
-
-    def is_locked(self, name: str, *, besides: str) -> bool:
-        """Return whether another holder has a lock whose lease has not expired."""
-        return any(key[0] == name and key[1] != besides and until > self.now for key, until in self.locks.items())
-
-
-class InMemoryStates:
-    """In-memory storage of states."""
-
-    def __init__(self) -> None:
-        self.bytes: dict[str, bytes] = {}
-        self._stored = 0
-
-    def store(self, state: bytes) -> StatePointer:
-        """Store a state under a new URI."""
-        self._stored += 1
-        uri = f"memory://states/{self._stored}"
-        self.bytes[uri] = state
-        return StatePointer(uri=uri, size=len(state), sha256="")
-
-    def retrieve(self, pointer: StatePointer) -> bytes:
-        """Return a stored state."""
-        if pointer.uri not in self.bytes:
-            raise CheckpointNotFoundError(f"Expected state at {pointer.uri}, found none; it was discarded.")
-        return self.bytes[pointer.uri]
-
-    def discard(self, pointer: StatePointer) -> None:
-        """Delete a state."""
-        self.bytes.pop(pointer.uri, None)
-
-
-class InMemoryCheckpointIDCounter(JobIDCounter):
-    """Counter of checkpoint ids in an in-memory job store."""
-
-    def _raise_to(self, tx: JobTransaction, count: int) -> None:
-        while tx.job.next_checkpoint_id < count:
-            tx.draw_checkpoint_id()
 
 
 @dataclass

@@ -13,22 +13,16 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.metadata.database import open_engine
-from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter, SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.memory_store import (
-    InMemoryCheckpointIDCounter,
-    InMemoryHandleRows,
-    InMemoryJobStore,
-)
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.aligned_faults import Crash, FaultyFiles, FaultyJobs, StepFault, StepPlan
 
@@ -39,18 +33,14 @@ ENDED = {"completed", "aborted", "subsumed"}
 def in_memory(folder: Path) -> AlignedJob:
     clock = ManualClock()
     jobs = InMemoryJobStore(clock)
-    rows = InMemoryHandleRows(jobs, JOB)
     storage = CheckpointStorage.open(str(folder / "checkpoints"))
-    counter = lambda: InMemoryCheckpointIDCounter(jobs, JOB)  # noqa: E731
-    return AlignedJob(jobs, lambda: rows, counter, storage, clock, savepoint_dir=str(folder / "savepoints"))
+    return AlignedJob(jobs, storage, clock, savepoint_dir=str(folder / "savepoints"))
 
 
 def on_database(engine: Engine, folder: Path) -> AlignedJob:
     clock = ManualClock()
     return AlignedJob(
         SqlJobStore(engine, clock),
-        lambda: SqlHandleRows(engine, JOB, ALIGNED_OPERATOR_ID, clock),
-        lambda: SqlCheckpointIDCounter(engine, JOB, clock),
         CheckpointStorage.open(str(folder / "checkpoints")),
         clock,
         savepoint_dir=str(folder / "savepoints"),
@@ -164,8 +154,6 @@ def faulty(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
     leader = job.leader or job.lead()
     sick: Any = AlignedJob(
         FaultyJobs(job.jobs, plan),
-        job.new_rows,
-        job.new_counter,
         FaultyFiles(job.storage, plan),  # type: ignore[arg-type]
         job.clock,
         tasks=job.tasks,

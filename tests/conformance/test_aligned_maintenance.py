@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy.engine import Engine
@@ -15,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob, ended_attempts
 from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
@@ -139,22 +137,6 @@ class MaintenanceOfAligned:
         assert job.status(3) == "completed"
         assert len(restored_files(job)) == 3
         assert idle.restored is not None
-
-    def test_what_may_be_complete_is_left_on_purpose(self, job: AlignedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-        coordinator = job.coordinator()
-        coordinator.trigger_checkpoint(CHECKPOINT)
-
-        def unknown(*_: Any) -> None:
-            raise CommitStateUnknownError("injected")
-
-        monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
-        with pytest.raises(StateCheckError):
-            job.acknowledge_all(coordinator, 1)
-        location = job.location(1)
-        job.pass_time(5 * DAY)
-        gateway = JobMaintenance(job.jobs, KnownRuns(), NoTokens(), job.clock)
-        collect_job(gateway, JOB, CheckpointStorage.open)
-        assert job.storage.exists(f"{location}/_metadata")
 
     @pytest.mark.parametrize("policy", list(CheckpointRetentionPolicy))
     @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED])

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import chain
 
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryCheckpointIDCounter, InMemoryJobStore
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.id_counter_contract import JOB, CheckpointIDCounterContract
 
@@ -23,10 +19,12 @@ DRAWS = 20
 DRAWING = """
 import sys
 from sqlalchemy import create_engine
-from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 
 url, schema, job_id, draws = sys.argv[1:]
-counter = SqlCheckpointIDCounter(create_engine(url, connect_args={"options": f"-csearch_path={schema}"}), job_id)
+engine = create_engine(url, connect_args={"options": f"-csearch_path={schema}"})
+counter = JobIDCounter(SqlJobStore(engine), job_id)
 counter.start()
 print("ready", flush=True)
 sys.stdin.readline()
@@ -39,19 +37,11 @@ class TestInMemory(CheckpointIDCounterContract):
     def jobs(self) -> InMemoryJobStore:
         return InMemoryJobStore()
 
-    @pytest.fixture
-    def new_counter(self, jobs: InMemoryJobStore) -> Callable[[JobId], JobIDCounter]:
-        return lambda job_id: InMemoryCheckpointIDCounter(jobs, job_id)
-
 
 class SqlContract(CheckpointIDCounterContract):
     @pytest.fixture
     def jobs(self, engine: Engine) -> SqlJobStore:
         return SqlJobStore(engine)
-
-    @pytest.fixture
-    def new_counter(self, engine: Engine) -> Callable[[JobId], JobIDCounter]:
-        return lambda job_id: SqlCheckpointIDCounter(engine, job_id)
 
 
 class TestSqlite(OnSqlite, SqlContract):

@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint import coordinator
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobSort, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -40,10 +39,9 @@ from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, 
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.record_table import CHECKPOINTS, REQUESTS, RecordTable, keys
-from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter, SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
+from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import (
     complete_checkpoint,
@@ -288,8 +286,6 @@ def aligned_statements(engine: Engine, *, operators: int = 1, subtasks: int = 2)
     tasks = tuple(AlignedTask(f"o{n}", parallelism=subtasks, max_parallelism=512) for n in range(operators))
     job = AlignedJob(
         SqlJobStore(engine, clock),
-        lambda: SqlHandleRows(engine, JOB, ALIGNED_OPERATOR_ID, clock),
-        lambda: SqlCheckpointIDCounter(engine, JOB, clock),
         CheckpointStorage.open(f"memory://{new_key()}"),
         clock,
         tasks=tasks,

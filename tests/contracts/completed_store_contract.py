@@ -1,13 +1,12 @@
 """
 The contract of a store of completed checkpoints, as a suite for rows in any database.
 
-Subclass :class:`CompletedCheckpointStoreContract` and give the fixtures ``clock``, ``gateway`` (a coordinator over the same
-database) and ``rows`` (the handles of :data:`JOB` and :data:`OPERATOR`). The bytes are files of the test's folder.
+Subclass :class:`CompletedCheckpointStoreContract` and give the fixture ``jobs`` (the rows of jobs, over ``clock``). The bytes
+are files of the test's folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -19,28 +18,19 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import DefaultCompletedCheckpointStore, handle_name
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import DefaultCompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, shared_uri
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointHandleStore, handle_name
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri
+from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
-    CheckpointType,
     JobStatus,
 )
-from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRow, HandleRows, LeasedStateHandleStore
-from airflow_provider_statecheck.checkpoint.state_pointers import StatePointer
-from airflow_provider_statecheck.checkpoint.states.handles import (
-    FileStateHandle,
-    IncrementalKeyedStateHandle,
-    MasterState,
-    OperatorState,
-    OperatorSubtaskState,
-    StreamStateHandle,
-)
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, StreamStateHandle
+from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CommitStateUnknownError,
@@ -50,19 +40,21 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StorageError,
 )
-from airflow_provider_statecheck.storage.completed_checkpoints import StoredCompletedCheckpoints, StoredStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
+from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
 from airflow_provider_statecheck.testing.messages import make_registration
-from tests.contracts.handle_faults import FaultyHandleRows, FaultyStates
+from tests.contracts.written_checkpoints import (
+    JOB,
+    SAVEPOINT,
+    UNCLAIMED,
+    Crash,
+    CrashPlan,
+    FaultyCommits,
+    WrittenCheckpoints,
+)
 
-JOB = job_id_of("sales")
-OPERATOR = operator_id_of("aggregate")
-NEVER = CheckpointProperties.for_checkpoint(CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION)
-SAVEPOINT = CheckpointProperties.for_savepoint()
-UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
 Store = DefaultCompletedCheckpointStore
 
 
@@ -95,42 +87,35 @@ class _Deleting:
         self._storage.delete_directory(uri)
 
 
-class _Crash(BaseException):
-    """The end of the process, as far as the code that runs can tell."""
-
-
-class _CrashPlan(FaultPlan):
-    """Ends the process at a point, before or after its effect."""
-
-    def carry_out(self, name: str, call: Callable[[], Any], error: type[BaseException]) -> Any:
-        """Make a call, or end."""
-        return super().carry_out(name, call, _Crash)  # type: ignore[arg-type]
-
-
 class CompletedCheckpointStoreContract:
     """What holds for every store of completed checkpoints."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
-        """Return the clock that coordinator and rows use."""
+        """Return the clock of the rows."""
         return ManualClock()
 
     @pytest.fixture(autouse=True)
-    def _parts(
-        self, gateway: CheckpointCoordinatorGateway, rows: HandleRows, clock: ManualClock, tmp_path: Path
-    ) -> None:
-        self.coordinator, self.handle_rows, self.now = gateway, rows, clock
+    def _parts(self, jobs: JobStore, clock: ManualClock, tmp_path: Path) -> None:
+        self.rows, self.coordinator = jobs, AttemptCoordinator(jobs)
         self.bytes = CheckpointStorage.open(str(tmp_path / "bytes"))
-        self.attempt = gateway.register(make_registration()).attempt
+        self.files = WrittenCheckpoints(self.bytes, clock)
+        self.written = self.files.write
+        self.is_whole = self.files.is_whole
+        self.attempt = self.coordinator.register(make_registration()).attempt
         self.deleting = _Deleting(self.bytes)
         self.registry = SharedStateRegistry(self.deleting)
-        self.cleaner = CheckpointsCleaner(self.deleting, _AtOnce())
+        self.cleaner = CheckpointsCleaner(self.deleting, _AtOnce(), discarded=self.confirm)
 
-    def handles(self, plan: FaultPlan | None = None) -> LeasedStateHandleStore[CompletedCheckpoint]:
-        """Return another store of handles, whose calls a plan may count."""
-        plan = plan or FaultPlan()
-        states = StoredCompletedCheckpoints(self.bytes, FaultyStates(StoredStates(self.bytes, self.attempt), plan))
-        return LeasedStateHandleStore(FaultyHandleRows(self.handle_rows, plan), states, self.attempt, holder="leader")
+    def confirm(self, discarded: CompletedCheckpoint) -> None:
+        """Record that the files of a checkpoint are deleted."""
+        gone = (discarded.checkpoint_id,)
+        self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=gone, attempt=self.attempt))
+
+    def handles(self, plan: FaultPlan | None = None) -> CheckpointHandleStore:
+        """Return another store of handles, whose commits a plan may count."""
+        jobs: Any = FaultyCommits(self.rows, plan or FaultPlan())
+        return CheckpointHandleStore(jobs, self.attempt, SnapshotFiles(self.bytes, JOB, "sales"))
 
     def opened(self, plan: FaultPlan | None = None, num_retained: int = 1, *, skip_corrupt: bool = False) -> Store:
         """Return another store of the present attempt that has recovered."""
@@ -141,69 +126,6 @@ class CompletedCheckpointStoreContract:
         store.recover()
         plan.point, plan.calls = point, []
         return store
-
-    def written(self, checkpoint_id: int, shared: tuple[str, ...] = ("common",), **changes: Any) -> CompletedCheckpoint:
-        """Write the files of a checkpoint and return it."""
-        location = checkpoint_uri(self.bytes.base_uri, JOB, checkpoint_id)
-        handle = IncrementalKeyedStateHandle(
-            backend_id="backend",
-            key_group_range=KeyGroupRange(0, 3),
-            checkpoint_id=checkpoint_id,
-            shared=tuple((name, self._file(self.shared(name))) for name in shared),
-            private=(("own", self._file(f"{location}/own")),),
-        )
-        state = OperatorState(
-            operator_id=OPERATOR,
-            uid="aggregate",
-            parallelism=1,
-            max_parallelism=4,
-            subtask_states={0: OperatorSubtaskState(managed_keyed=(handle,))},
-        )
-        return self._completed(checkpoint_id, location, state, changes)
-
-    def _file(self, uri: str) -> FileStateHandle:
-        data = uri.encode()
-        self.bytes.write_bytes(uri, data, overwrite=True)
-        return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
-
-    def _completed(
-        self, checkpoint_id: int, location: str, state: OperatorState, changes: dict[str, Any]
-    ) -> CompletedCheckpoint:
-        properties = changes.get("properties", NEVER)
-        masters = (MasterState(name="hook", version=1, data=b"\x00"),)
-        uri = f"{location}/{METADATA_FILE}"
-        document = CheckpointDocument(
-            job_id=JOB,
-            job_name="sales",
-            operator_id=OPERATOR,
-            uid="aggregate",
-            checkpoint_id=checkpoint_id,
-            epoch=1,
-            generation=1,
-            snapshots=(),
-            state=InlineStateHandle(value={}),
-            created_at="",
-            properties=properties,
-            operator_states=(state,),
-            master_states=masters,
-        )
-        data = encode_metadata(document, uri=uri)
-        self.bytes.write_bytes(uri, data, overwrite=True)
-        values: dict[str, Any] = {
-            "job_id": JOB,
-            "checkpoint_id": checkpoint_id,
-            "triggered_at": self.now.now(),
-            "completed_at": self.now.now(),
-            "operator_states": {OPERATOR: state},
-            "master_states": masters,
-            "properties": properties,
-            "external_pointer": location,
-            "metadata_uri": uri,
-            "metadata_size": len(data),
-            "metadata_sha256": hashlib.sha256(data).hexdigest(),
-            "checkpointed_size": 5,
-        }
-        return CompletedCheckpoint(**values | changes)
 
     def add(self, store: Store, *checkpoints: CompletedCheckpoint) -> CompletedCheckpoint | None:
         """Add checkpoints and return what the last of them subsumed."""
@@ -223,21 +145,10 @@ class CompletedCheckpointStoreContract:
         return [c.checkpoint_id for c in store.get_all_checkpoints()]
 
     def names(self) -> list[str]:
-        return [row.name for row in self.handle_rows.read()]
-
-    def is_whole(self, checkpoint: CompletedCheckpoint) -> bool:
-        """Tell whether every file of a checkpoint is there."""
-        (handle,) = checkpoint.operator_states[OPERATOR].subtask_states[0].managed_keyed
-        assert isinstance(handle, IncrementalKeyedStateHandle)
-        streams = [stream for _, stream in (*handle.shared, *handle.private)]
-        uris = [checkpoint.metadata_uri, *(s.uri for s in streams if isinstance(s, FileStateHandle))]
-        return all(self.bytes.exists(uri) for uri in uris)
+        return [name for _, name in self.handles().get_all_and_lock()]
 
     def shared_exists(self, name: str = "common") -> bool:
-        return self.bytes.exists(self.shared(name))
-
-    def shared(self, name: str) -> str:
-        return f"{shared_uri(self.bytes.base_uri, JOB, OPERATOR)}/{name}/file"
+        return self.bytes.exists(self.files.shared(name))
 
     def fence(self) -> None:
         self.coordinator.register(make_registration())
@@ -298,23 +209,6 @@ class CompletedCheckpointStoreContract:
         self.filled(9, 10, 100)
         assert self.names() == [handle_name(9), handle_name(10), handle_name(100)] == sorted(self.names())
 
-    def test_a_checkpoint_comes_back_whole(self) -> None:
-        checkpoint = self.written(7, properties=SAVEPOINT, restored_properties=UNCLAIMED)
-        self.add(self.opened(), checkpoint)
-        (found,) = self.opened().get_all_checkpoints()
-        for name in CompletedCheckpoint.__slots__:
-            assert getattr(found, name) == getattr(checkpoint, name)
-
-    @pytest.mark.parametrize("point", [1, 2])
-    def test_where_adding_fails_older_ones_stay_and_nothing_is_deleted(self, point: int) -> None:
-        first, second = self.written(1), self.written(2)
-        self.add(self.opened(), first)
-        store = self.opened(FaultPlan(point=point, times=2 if point == 2 else 1))
-        with pytest.raises((StorageError, CommitStateUnknownError)):
-            self.add(store, second)
-        assert (self.ids(store), self.deleting.deleted) == ([1], [])
-        assert self.is_whole(first)
-
     def test_a_fenced_store_adds_and_drops_nothing(self) -> None:
         store = self.filled(1, num_retained=1)
         self.fence()
@@ -335,7 +229,44 @@ class CompletedCheckpointStoreContract:
             self.add(store, replace(store.get_all_checkpoints()[0], metadata_sha256="f" * 64))
         assert self.ids(store) == [1]
 
+    def test_a_checkpoint_comes_back_whole(self) -> None:
+        checkpoint = replace(self.written(7, properties=SAVEPOINT), properties=UNCLAIMED, restored_properties=SAVEPOINT)
+        self.add(self.opened(), checkpoint)
+        (found,) = self.opened().get_all_checkpoints()
+        for name in CompletedCheckpoint.__slots__:
+            assert getattr(found, name) == getattr(checkpoint, name)
+
+    @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+    def test_where_the_outcome_of_adding_is_unknown_nothing_is_dropped_or_deleted(self, mode: FaultMode) -> None:
+        first, second = self.written(1), self.written(2)
+        self.add(self.opened(), first)
+        store = self.opened(FaultPlan(point=1, mode=mode, times=2))
+        with pytest.raises(CommitStateUnknownError):
+            self.add(store, second)
+        assert (self.ids(store), self.deleting.deleted) == ([1], [])
+        assert self.is_whole(first)
+        assert self.is_whole(second)
+
+    def test_a_savepoint_is_completed_and_neither_retained_nor_restored(self) -> None:
+        store = self.filled(1, num_retained=1)
+        assert self.add(store, self.written(2, properties=SAVEPOINT)) is None
+        row = self.rows.checkpoint(JOB, 2)
+        assert row is not None
+        assert row.completed_at is not None
+        assert (self.ids(store), self.ids(self.opened())) == ([1], [1])
+
     # --- subsume
+
+    def test_an_error_in_subsuming_is_logged_and_tried_again_with_the_next(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.filled(1)
+        store = self.opened(FaultPlan(point=2, times=2))
+        assert self.add(store, self.written(2)) is None
+        assert "could not be dropped" in caplog.text
+        assert self.ids(store) == [1, 2]
+        self.add(store, self.written(3))
+        assert (self.ids(store), self.names()) == ([3], [handle_name(3)])
 
     def test_a_new_checkpoint_subsumes_the_oldest(self) -> None:
         store = self.filled(1, 2, 3, num_retained=3)
@@ -350,18 +281,6 @@ class CompletedCheckpointStoreContract:
         dropped = self.add(store, self.written(4))
         assert dropped is not None
         assert (dropped.checkpoint_id, self.ids(store)) == (3, [4])
-
-    def test_the_newest_checkpoint_of_our_own_is_not_subsumed_by_savepoints(self) -> None:
-        store = self.opened(num_retained=1)
-        self.add(store, self.written(1), self.written(2), *(self.written(i, properties=SAVEPOINT) for i in (3, 4, 5)))
-        assert self.ids(store) == [2, 5]
-
-    def test_a_savepoint_with_which_the_job_stops_subsumes_everything(self) -> None:
-        stop = CheckpointProperties.for_sync_savepoint(terminate=True)
-        store = self.opened(num_retained=1)
-        self.add(store, self.written(1), self.written(2, properties=SAVEPOINT), self.written(3, properties=stop))
-        assert stop.snapshot_type is CheckpointType.SAVEPOINT_TERMINATE
-        assert self.ids(store) == [3]
 
     def test_the_bytes_of_a_subsumed_checkpoint_go_and_shared_ones_that_are_used_stay(self) -> None:
         first, second = self.written(1, ("old", "common")), self.written(2)
@@ -384,36 +303,12 @@ class CompletedCheckpointStoreContract:
         self.add(store, self.written(2))
         assert rows == [[handle_name(2)]]
 
-    @pytest.mark.parametrize("point", [3, 4, 5])
-    def test_an_error_in_subsuming_is_logged_and_tried_again_with_the_next(
-        self, point: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        self.filled(1)
-        store = self.opened(FaultPlan(point=point, times=1 if point == 4 else 2))
-        assert self.add(store, self.written(2)) is None
-        assert "could not be dropped" in caplog.text
-        assert self.ids(store) == [1, 2]
-        self.add(store, self.written(3))
-        assert (self.ids(store), self.names()) == ([3], [handle_name(3)])
-
     def test_an_error_in_cleaning_is_logged_and_not_raised(self, caplog: pytest.LogCaptureFixture) -> None:
         store = self.filled(1, num_retained=1)
         self.cleaner.close()
         assert self.add(store, self.written(2)) is not None
         assert "could not be cleaned" in caplog.text
         assert self.ids(store) == [2]
-
-    def test_a_checkpoint_that_another_store_uses_is_dropped_when_that_lets_go(self) -> None:
-        first = self.written(1)
-        store = self.opened()
-        self.add(store, first)
-        reader = LeasedStateHandleStore(self.handle_rows, StoredStates(self.bytes, self.attempt), self.attempt)
-        reader.get_and_lock(handle_name(1))
-        assert self.add(store, self.written(2)) is None
-        assert (self.ids(store), self.is_whole(first)) == ([1, 2], True)
-        reader.release_all()
-        self.add(store, self.written(3))
-        assert (self.ids(store), self.bytes.exists(first.metadata_uri)) == ([3], False)
 
     # --- recover
 
@@ -433,22 +328,13 @@ class CompletedCheckpointStoreContract:
         self.opened()
         assert self.registry.highest_not_claimed_id == 3
 
-    def corrupt_row(self, checkpoint: CompletedCheckpoint) -> None:
-        with self.handle_rows.transaction() as tx:
-            tx.save(HandleRow(name=handle_name(checkpoint.checkpoint_id), handle=b"\x80"))
-
-    def corrupt_facts(self, checkpoint: CompletedCheckpoint) -> None:
-        row = self.handle_rows.find(handle_name(checkpoint.checkpoint_id))
-        assert row is not None
-        self.bytes.write_bytes(StatePointer.decode(row.handle).uri, b"{}", overwrite=True)
-
     def corrupt_metadata(self, checkpoint: CompletedCheckpoint) -> None:
         self.bytes.write_bytes(checkpoint.metadata_uri, b"none", overwrite=True)
 
     def lose_metadata(self, checkpoint: CompletedCheckpoint) -> None:
         self.bytes.delete_file(checkpoint.metadata_uri)
 
-    @pytest.mark.parametrize("damage", ["corrupt_row", "corrupt_facts", "corrupt_metadata", "lose_metadata"])
+    @pytest.mark.parametrize("damage", ["corrupt_metadata", "lose_metadata"])
     def test_one_checkpoint_that_cannot_be_read_fails_the_recovery(self, damage: str) -> None:
         store = self.filled(1, 2)
         getattr(self, damage)(store.get_all_checkpoints()[1])
@@ -456,7 +342,7 @@ class CompletedCheckpointStoreContract:
             self.opened()
         assert (self.names(), self.deleting.deleted) == ([handle_name(1), handle_name(2)], [])
 
-    @pytest.mark.parametrize("damage", ["corrupt_row", "corrupt_facts", "corrupt_metadata", "lose_metadata"])
+    @pytest.mark.parametrize("damage", ["corrupt_metadata", "lose_metadata"])
     def test_what_cannot_be_read_is_left_out_where_that_was_asked_for(
         self, damage: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -477,17 +363,6 @@ class CompletedCheckpointStoreContract:
         monkeypatch.setattr(self.bytes, "read_verified", fail)
         with pytest.raises(StorageError, match="no answer"):
             self.opened(skip_corrupt=True)
-
-    def test_a_checkpoint_under_the_name_of_another_fails_the_recovery(self) -> None:
-        self.handles().add_and_lock(handle_name(2), self.written(1))
-        with pytest.raises(CorruptStateError, match="refer to its checkpoint"):
-            self.opened()
-
-    def test_recovering_finishes_a_removal_that_began(self) -> None:
-        self.filled(1, 2)
-        with pytest.raises(StorageError):
-            self.handles(FaultPlan(point=2)).release_and_try_remove(handle_name(1))
-        assert (self.ids(self.opened()), self.names()) == ([2], [handle_name(2)])
 
     def test_recovering_again_sees_what_another_store_added_and_dropped(self) -> None:
         one = self.filled(1, num_retained=1)
@@ -521,14 +396,14 @@ class CompletedCheckpointStoreContract:
 
     def test_what_stays_after_the_end_is_named_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         store = self.opened()
-        checkpoint = self.written(1, properties=SAVEPOINT)
+        checkpoint = self.written(1, properties=UNCLAIMED)
         self.add(store, checkpoint)
         with caplog.at_level(logging.INFO):
             store.shutdown(JobStatus.FINISHED, self.cleaner)
         assert checkpoint.external_pointer in caplog.text
 
     def test_files_shared_with_what_stays_stay_too(self) -> None:
-        keeping, going = self.written(1, ("common",), properties=SAVEPOINT), self.written(2, ("common", "new"))
+        keeping, going = self.written(1, ("common",), properties=UNCLAIMED), self.written(2, ("common", "new"))
         store = self.opened(num_retained=2)
         self.add(store, keeping, going)
         store.shutdown(JobStatus.FINISHED, self.cleaner)
@@ -541,11 +416,6 @@ class CompletedCheckpointStoreContract:
         found = self.opened()
         assert [self.is_whole(c) for c in found.get_all_checkpoints()] == [True, True]
 
-    def test_where_the_job_goes_on_no_lock_is_left(self) -> None:
-        self.filled(1).shutdown(JobStatus.SUSPENDED, self.cleaner)
-        other = LeasedStateHandleStore(self.handle_rows, StoredStates(self.bytes, self.attempt), self.attempt)
-        assert other.release_and_try_remove(handle_name(1))
-
     @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.SUSPENDED])
     def test_a_shutdown_may_be_repeated(self, status: JobStatus) -> None:
         store = self.filled(1)
@@ -555,13 +425,12 @@ class CompletedCheckpointStoreContract:
         assert (self.names(), self.deleting.deleted) == before
 
     def test_a_shutdown_that_failed_goes_on_when_it_is_repeated(self) -> None:
-        keeping = self.written(1, properties=SAVEPOINT)
+        keeping = self.written(1, properties=UNCLAIMED)
         self.add(self.opened(num_retained=3), keeping, self.written(2), self.written(3))
-        plan = FaultPlan(point=5)
-        store = self.opened(plan, num_retained=3)
-        with pytest.raises(StorageError):
+        store = self.opened(FaultPlan(point=1, times=2), num_retained=3)
+        with pytest.raises(CommitStateUnknownError):
             store.shutdown(JobStatus.FINISHED, self.cleaner)
-        assert self.names() == [handle_name(2)]
+        assert self.names() == [handle_name(1), handle_name(2)]
         store.shutdown(JobStatus.FINISHED, self.cleaner)
         assert (self.names(), store.get_all_checkpoints(), self.is_whole(keeping)) == ([], [], True)
 
@@ -576,12 +445,12 @@ class CompletedCheckpointStoreContract:
     # --- crashes
 
     @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
-    @pytest.mark.parametrize("point", range(1, 6))
+    @pytest.mark.parametrize("point", range(1, 3))
     def test_a_crash_while_adding_leaves_no_handle_without_its_bytes(self, point: int, mode: FaultMode) -> None:
         self.filled(1)
         second = self.written(2)
-        store = self.opened(_CrashPlan(point=point, mode=mode))
-        with pytest.raises(_Crash):
+        store = self.opened(CrashPlan(point=point, mode=mode))
+        with pytest.raises(Crash):
             self.add(store, second)
         found = self.opened()
         assert found.get_number_of_retained() >= 1
@@ -590,11 +459,11 @@ class CompletedCheckpointStoreContract:
         assert (self.ids(found), self.names(), self.is_whole(second)) == ([2], [handle_name(2)], True)
 
     @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
-    @pytest.mark.parametrize("point", range(1, 8))
+    @pytest.mark.parametrize("point", range(1, 4))
     def test_a_crash_in_the_shutdown_leaves_no_handle_without_its_bytes(self, point: int, mode: FaultMode) -> None:
         self.filled(1, 2)
-        store = self.opened(_CrashPlan(point=point, mode=mode), num_retained=2)
-        with pytest.raises(_Crash):
+        store = self.opened(CrashPlan(point=point, mode=mode), num_retained=2)
+        with pytest.raises(Crash):
             store.shutdown(JobStatus.FINISHED, self.cleaner)
         found = self.opened(num_retained=2)
         assert all(self.is_whole(checkpoint) for checkpoint in found.get_all_checkpoints())

@@ -1,13 +1,11 @@
 """
 The contract of a counter of checkpoint ids, as a suite for counts in any database.
 
-Subclass :class:`CheckpointIDCounterContract` and give the fixtures ``jobs`` (the rows of jobs) and ``new_counter`` (makes a
-counter of a job over the same rows, not started).
+Subclass :class:`CheckpointIDCounterContract` and give the fixture ``jobs`` (the rows of jobs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -30,14 +28,18 @@ class CheckpointIDCounterContract:
     """What holds for every counter of checkpoint ids."""
 
     @pytest.fixture(autouse=True)
-    def _counters(self, jobs: JobStore, new_counter: Callable[[JobId], JobIDCounter]) -> None:
-        self.store, self.make = jobs, new_counter
+    def _counters(self, jobs: JobStore) -> None:
+        self.store = jobs
         self.coordinator = AttemptCoordinator(jobs)
         self.attempt = self.coordinator.register(make_registration()).attempt
 
+    def new(self, job_id: JobId = JOB) -> JobIDCounter:
+        """Return another counter, not started."""
+        return JobIDCounter(self.store, job_id)
+
     def started(self) -> JobIDCounter:
         """Return another counter of the job, in use."""
-        counter = self.make(JOB)
+        counter = self.new()
         counter.start()
         return counter
 
@@ -56,14 +58,14 @@ class CheckpointIDCounterContract:
         assert counter.get() == 2
 
     def test_a_counter_of_a_job_that_never_was_does_not_start(self) -> None:
-        counter = self.make(job_id_of("another"))
+        counter = self.new(job_id_of("another"))
         with pytest.raises(CheckpointNotFoundError):
             counter.start()
         with pytest.raises(CoordinatorError):
             counter.get()
 
     def test_a_counter_is_used_between_start_and_shutdown_only(self) -> None:
-        counter = self.make(JOB)
+        counter = self.new()
         calls = (counter.get_and_increment, counter.get, lambda: counter.set_count(5))
         for call in calls:
             with pytest.raises(CoordinatorError, match="start"):

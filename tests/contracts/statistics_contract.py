@@ -119,7 +119,8 @@ class StatisticsContract:
         with store.transaction(JOB) as tx:
             pending = tx.checkpoint(checkpoint_id)
             if pending is not None:
-                transitions.complete(tx, pending, make_acknowledgement(attempt, checkpoint_id))
+                message = make_acknowledgement(attempt, checkpoint_id)
+                transitions.complete(tx, pending, transitions.acknowledged(tx, pending, message))
             raise CoordinatorError("given up")
 
     @staticmethod

@@ -27,12 +27,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.state_handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.sql_state_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryStates
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 
 pytestmark = pytest.mark.airflow
@@ -102,7 +99,6 @@ class Airflow:
         coordinator_attempt = coordinator.register(registration).attempt
         complete_checkpoint(coordinator, coordinator_attempt)
         self.give_token()
-        self.give_handle(coordinator_attempt)
         self.give_snapshot(coordinator_attempt)
         with self.engine.begin() as connection:
             statement = "INSERT INTO variable (key, val, is_encrypted) VALUES ('kept', 'by airflow', false)"
@@ -110,10 +106,6 @@ class Airflow:
 
     def give_token(self) -> None:
         TokenKeeper(SqlTokenStore(self.engine), SystemClock()).issue(CALLER)
-
-    def give_handle(self, attempt: AttemptRef) -> None:
-        rows = SqlHandleRows(self.engine, attempt.job_id, attempt.operator_id)
-        LeasedStateHandleStore(rows, InMemoryStates(), attempt).add_and_lock("counts", b"1")
 
     def give_snapshot(self, attempt: AttemptRef) -> None:
         keys: dict[str, Any] = {"job_id": attempt.job_id, "operator_id": attempt.operator_id}

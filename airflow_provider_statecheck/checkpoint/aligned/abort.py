@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import DiscardPlan, private_states
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import DiscardPlan, outside, private_states
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import confirm_discarded, latest_id
@@ -72,27 +72,18 @@ class CheckpointAborter:
 
     def clean(self, checkpoint: CheckpointRecord, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
         """Delete the files of an aborted checkpoint in the background."""
-        states = () if checkpoint.discarded_at is not None else self._states(acknowledgements)
+        states = outside(self._states(acknowledgements), checkpoint.location)
         plan = DiscardPlan(states=states, location=checkpoint.location)
         self._components.cleaner.clean(
             plan, f"checkpoint {checkpoint.checkpoint_id}", partial(self._cleaned, checkpoint)
         )
 
     def _discard(self, aborted: Aborted) -> None:
-        checkpoint = aborted.checkpoint
-        if checkpoint.discarded_at is not None:
-            log.error(
-                "Checkpoint %s may be in the completed store; its files at %s are retained, delete them if it is not",
-                checkpoint.checkpoint_id,
-                checkpoint.location,
-            )
-            return
         try:
-            self.clean(checkpoint, aborted.acknowledgements)
+            self.clean(aborted.checkpoint, aborted.acknowledgements)
         except CoordinatorError as error:
-            log.warning(
-                "The files of checkpoint %s are left to garbage collection: %s", checkpoint.checkpoint_id, error
-            )
+            checkpoint_id = aborted.checkpoint.checkpoint_id
+            log.warning("The files of checkpoint %s are left to garbage collection: %s", checkpoint_id, error)
 
     def _states(self, acknowledgements: Iterable[AcknowledgementRecord]) -> tuple[StreamStateHandle, ...]:
         # The coordinator's manifest refers to state that other checkpoints own.

@@ -111,18 +111,28 @@ class DiscardPlan:
 
     metadata_uri: str | None = None
     states: tuple[StreamStateHandle, ...] = ()
-    """The private state, which is deleted in any order."""
+    """The private state outside the directory, which is deleted in any order."""
     location: str | None = None
     """The directory, which is deleted last with its other files."""
 
     @classmethod
     def of(cls, checkpoint: CompletedCheckpoint) -> Self:
         """Return the plan to delete a completed checkpoint."""
+        location = checkpoint.external_pointer
         return cls(
             metadata_uri=checkpoint.metadata_uri,
-            states=tuple(private_states(checkpoint.operator_states.values())),
-            location=checkpoint.external_pointer,
+            states=outside(private_states(checkpoint.operator_states.values()), location),
+            location=location,
         )
+
+
+def outside(handles: Iterable[StreamStateHandle], directory: str) -> tuple[StreamStateHandle, ...]:
+    """Return the states that are not deleted with a directory; a large checkpoint is deleted with few requests."""
+    return tuple(handle for handle in handles if not _is_file_below(handle, f"{directory}/"))
+
+
+def _is_file_below(handle: StreamStateHandle, prefix: str) -> bool:
+    return isinstance(handle, FileStateHandle | SegmentFileStateHandle) and handle.uri.startswith(prefix)
 
 
 def location_of(handle: StreamStateHandle) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """
 Store of the completed checkpoints of a job: Flink's ``CompletedCheckpointStore``.
 
-A state handle per checkpoint refers to its metadata. Adding a checkpoint drops the ones that it subsumes; an unknown
-outcome of adding drops and deletes nothing.
+The rows of the checkpoints are their state handles. Adding a checkpoint completes its row and drops the ones that it
+subsumes; an unknown outcome of adding drops and deletes nothing.
 """
 
 from __future__ import annotations
@@ -10,34 +10,30 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set as AbstractSet
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner, no_op
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
+    CheckpointHandleStore,
+    RetrievableStateHandle,
+    handle_name,
+)
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreMode
-from airflow_provider_statecheck.checkpoint.state_pointers import RetrievableStateHandle, StateHandleStore
-from airflow_provider_statecheck.checkpoint.subsumption import subsumable
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
     CorruptStateError,
-    HandleExistsError,
-    HandleNotFoundError,
     IncompatibleCheckpointError,
+    StaleAttemptError,
 )
 
 log = logging.getLogger(__name__)
 
 DEFAULT_RETAINED = 2
-_DIGITS = 19
 _UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
-
-
-def handle_name(checkpoint_id: int) -> str:
-    """Return the name of a checkpoint's handle; names sort in the order of ids."""
-    return f"chk-{checkpoint_id:0{_DIGITS}d}"
 
 
 class CompletedCheckpointStore(Protocol):
@@ -116,9 +112,9 @@ class CompletedCheckpointStore(Protocol):
 
 class DefaultCompletedCheckpointStore:
     """
-    Completed checkpoint store over a state handle store.
+    Completed checkpoint store over the state handles of an operator's checkpoints.
 
-    :param handles: The state handle store; it contains handles of checkpoints only.
+    :param handles: The state handle store.
     :param registry: The registry of the files that recovered checkpoints share.
     :param num_retained: The number of checkpoints to retain; a number below 1 means 2.
     :param skip_corrupt: Whether to skip unreadable checkpoints instead of raising.
@@ -126,7 +122,7 @@ class DefaultCompletedCheckpointStore:
 
     def __init__(
         self,
-        handles: StateHandleStore[CompletedCheckpoint],
+        handles: CheckpointHandleStore,
         registry: SharedStateRegistry,
         num_retained: int = DEFAULT_RETAINED,
         *,
@@ -146,11 +142,10 @@ class DefaultCompletedCheckpointStore:
         """Load the stored checkpoints."""
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
-        found = {c.checkpoint_id: c for c in self._load()}
+        loaded = (self._read(handle) for handle, _ in self._handles.get_all_and_lock())
+        found = {checkpoint.checkpoint_id: checkpoint for checkpoint in loaded if checkpoint is not None}
         for checkpoint_id in sorted(found.keys() - self._retained.keys()):
-            checkpoint = found[checkpoint_id]
-            mode = RestoreMode.NO_CLAIM if checkpoint.properties.unclaimed else RestoreMode.CLAIM
-            self._registry.register_all_after_restored(checkpoint, mode)
+            self._register(found[checkpoint_id])
         with self._lock:
             self._retained = found
             self._is_recovered = True
@@ -160,7 +155,9 @@ class DefaultCompletedCheckpointStore:
     ) -> CompletedCheckpoint | None:
         """Add a checkpoint, then drop the checkpoints that it subsumes."""
         self._require_in_use()
-        self._persist(checkpoint)
+        handle = self._handles.add_and_lock(handle_name(checkpoint.checkpoint_id), checkpoint)
+        if not handle.record.is_restorable:
+            return None
         with self._lock:
             self._retained[checkpoint.checkpoint_id] = checkpoint
         try:
@@ -216,43 +213,15 @@ class DefaultCompletedCheckpointStore:
         """Return ``True``: rows contain no state."""
         return True
 
-    def _load(self) -> list[CompletedCheckpoint]:
-        names = self._handles.get_all_handles()
-        handles = {name: handle for handle, name in self._handles.get_all_and_lock()}
-        for name in names:
-            handle = handles.get(name) or self._unlisted(name)
-            if handle is not None:
-                handles[name] = handle
-        loaded = [self._read(name, handle) for name, handle in handles.items()]
-        return [checkpoint for checkpoint in loaded if checkpoint is not None]
-
-    def _unlisted(self, name: str) -> RetrievableStateHandle[CompletedCheckpoint] | None:
-        """Return a handle that a listing omitted; finish its removal if it was being removed."""
+    def _read(self, handle: RetrievableStateHandle) -> CompletedCheckpoint | None:
+        known = self._retained.get(handle.record.checkpoint_id)
+        if known is not None and known.properties == handle.record.properties:
+            return known
         try:
-            return self._handles.get_and_lock(name)
-        except HandleNotFoundError:
-            self._finish_removal(name)
-        except CorruptStateError as error:
-            self._skip_or_raise(name, error)
-        return None
-
-    def _finish_removal(self, name: str) -> None:
-        try:
-            self._handles.release_and_try_remove(name)
-        except Exception:
-            log.exception("State handle %s could not be removed; the next recovery retries", name)
-
-    def _read(self, name: str, handle: RetrievableStateHandle[CompletedCheckpoint]) -> CompletedCheckpoint | None:
-        known = {handle_name(i): checkpoint for i, checkpoint in self._retained.items()}
-        if name in known:
-            return known[name]
-        try:
-            checkpoint = handle.retrieve_state()
-            _require_name(checkpoint, name)
+            return handle.retrieve_state()
         except _UNREADABLE as error:
-            self._skip_or_raise(name, error)
+            self._skip_or_raise(handle_name(handle.record.checkpoint_id), error)
             return None
-        return checkpoint
 
     def _skip_or_raise(
         self, name: str, error: CorruptStateError | CheckpointNotFoundError | IncompatibleCheckpointError
@@ -264,18 +233,13 @@ class DefaultCompletedCheckpointStore:
             ) from error
         log.error("Completed checkpoint %s cannot be read and is skipped: %s", name, error)
 
-    def _persist(self, checkpoint: CompletedCheckpoint) -> None:
-        name = handle_name(checkpoint.checkpoint_id)
-        try:
-            self._handles.add_and_lock(name, checkpoint)
-        except HandleExistsError:
-            # An earlier call may have added it and failed before it returned.
-            if not _is_same(self._handles.get_and_lock(name).retrieve_state(), checkpoint):
-                raise
+    def _register(self, checkpoint: CompletedCheckpoint) -> None:
+        mode = RestoreMode.NO_CLAIM if checkpoint.properties.unclaimed else RestoreMode.CLAIM
+        self._registry.register_all_after_restored(checkpoint, mode)
 
     def _subsume(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> CompletedCheckpoint | None:
-        surplus = subsumable(self.get_all_checkpoints(), self._num_retained)
-        dropped = [checkpoint for checkpoint in surplus if self._try_drop(checkpoint)]
+        removed = {record.checkpoint_id for record in self._handles.subsume(self._num_retained)}
+        dropped = self._forget(removed)
         for checkpoint in dropped:
             cleaner.add_subsumed(checkpoint)
         try:
@@ -284,17 +248,9 @@ class DefaultCompletedCheckpointStore:
             log.exception("Subsumed checkpoints could not be cleaned; the next checkpoint retries")
         return dropped[-1] if dropped else None
 
-    def _try_drop(self, checkpoint: CompletedCheckpoint) -> bool:
-        """Remove the handle of a checkpoint and return whether it was removed; the next checkpoint retries."""
-        try:
-            is_removed = self._handles.release_and_try_remove(handle_name(checkpoint.checkpoint_id))
-        except Exception:
-            log.exception("Checkpoint %s is subsumed, but could not be dropped", checkpoint.checkpoint_id)
-            return False
-        if is_removed:
-            with self._lock:
-                self._retained.pop(checkpoint.checkpoint_id, None)
-        return is_removed
+    def _forget(self, checkpoint_ids: AbstractSet[int]) -> list[CompletedCheckpoint]:
+        with self._lock:
+            return [self._retained.pop(i) for i in sorted(checkpoint_ids & self._retained.keys())]
 
     def _clean_below(self, lowest_id: int, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> None:
         cleaner.clean_subsumed(lowest_id, self._registry.unregister_unused(lowest_id), post_cleanup)
@@ -309,7 +265,7 @@ class DefaultCompletedCheckpointStore:
         errors: list[Exception] = []
         for checkpoint in retained:
             try:
-                self._drop(checkpoint, status, cleaner, post_cleanup)
+                self._drop(checkpoint, checkpoint.properties.discard_on(status), cleaner, post_cleanup)
             except Exception as error:
                 errors.append(error)
         _raise_first(errors)
@@ -320,20 +276,18 @@ class DefaultCompletedCheckpointStore:
     def _drop(
         self,
         checkpoint: CompletedCheckpoint,
-        status: JobStatus,
+        should_discard: bool,
         cleaner: CheckpointsCleaner,
         post_cleanup: Callable[[], None],
     ) -> None:
-        if not self._handles.release_and_try_remove(handle_name(checkpoint.checkpoint_id)):
-            log.info(
-                "Checkpoint %s is in use and retained at %s", checkpoint.checkpoint_id, checkpoint.external_pointer
+        name = handle_name(checkpoint.checkpoint_id)
+        if should_discard and not self._handles.release_and_try_remove(name):
+            raise StaleAttemptError(
+                f"Expected to remove {name} as the leader, found a newer one; stop this coordinator."
             )
-            return
-        should_discard = checkpoint.properties.discard_on(status)
         cleaner.clean_checkpoint(checkpoint, should_discard, post_cleanup)
         if should_discard:
-            with self._lock:
-                self._retained.pop(checkpoint.checkpoint_id, None)
+            self._forget({checkpoint.checkpoint_id})
 
     def _require_in_use(self) -> None:
         if self._is_shut_down:
@@ -349,21 +303,10 @@ def _at_least_one(num_retained: int) -> int:
     return DEFAULT_RETAINED
 
 
-def _require_name(checkpoint: CompletedCheckpoint, name: str) -> None:
-    if handle_name(checkpoint.checkpoint_id) != name:
-        raise CorruptStateError(
-            f"Expected state handle {name} to refer to its checkpoint, found checkpoint {checkpoint.checkpoint_id}."
-        )
-
-
-def _is_same(one: CompletedCheckpoint, other: CompletedCheckpoint) -> bool:
-    return one == other and (one.metadata_uri, one.metadata_sha256) == (other.metadata_uri, other.metadata_sha256)
-
-
 def _raise_first(errors: list[Exception]) -> None:
     if errors:
         for other in errors[1:]:
-            errors[0].add_note(f"Another checkpoint could not be dropped either: {other}")
+            errors[0].add_note(f"Another checkpoint could not be dropped: {other}")
         raise errors[0]
 
 

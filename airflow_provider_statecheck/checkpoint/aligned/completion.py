@@ -8,8 +8,8 @@ lease expires, another coordinator repeats the finalization with the same result
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
+from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter, running
@@ -19,26 +19,23 @@ from airflow_provider_statecheck.checkpoint.aligned.notifications import Acknowl
 from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import register_carried
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
-    StoredFile,
+    StatePointer,
     completed_of,
     contents,
     merged,
+    metadata_of,
     require_whole_union_state,
     unreferenced_streams,
 )
-from airflow_provider_statecheck.checkpoint.aligned.transitions import Aborted, Assessment, Verdict
+from airflow_provider_statecheck.checkpoint.aligned.transitions import Assessment, Verdict
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
-    CommitStateUnknownError,
     CoordinatorError,
-    CoordinatorUnavailableError,
-    HandleExistsError,
     StaleAttemptError,
     StateCheckError,
 )
@@ -49,6 +46,7 @@ ENDED_SUBTASKS = "ended_subtasks"
 """The metric for the number of subtasks that had ended."""
 ENDED_WITHOUT_STATE = "ended_subtasks_without_state"
 """The metric for the number of subtasks that had ended and reported no state."""
+_SUBSUMED = CheckpointException(CheckpointFailureReason.CHECKPOINT_SUBSUMED)
 
 
 class AcknowledgementHandler:
@@ -151,7 +149,7 @@ class AcknowledgementHandler:
         tx: JobTransaction,
         message: AcknowledgeMessage,
         acknowledgements: Iterable[AcknowledgementRecord],
-        manifest: StoredFile | None,
+        manifest: StatePointer | None,
     ) -> CheckpointRecord | None:
         own = transitions.acknowledgement_of(acknowledgements, message.attempt_id)
         if own is None:
@@ -167,7 +165,7 @@ class AcknowledgementHandler:
             tx, message.checkpoint_id, self._components.name, self._components.lease
         )
 
-    def _delete_surplus(self, manifest: StoredFile, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
+    def _delete_surplus(self, manifest: StatePointer, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
         if manifest.uri in {a.manifest_uri for a in acknowledgements}:
             return
         try:
@@ -199,21 +197,12 @@ class AcknowledgementHandler:
         return merged(found).operator_states
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """A checkpoint that was added to the completed store, or a savepoint, which is never added."""
-
-    record: CheckpointRecord
-    checkpoint: CompletedCheckpoint
-    subsumed: CompletedCheckpoint | None
-
-
 class CheckpointFinalizer:
     """
     Finalizes checkpoints.
 
-    A finalization writes the metadata, adds the checkpoint to the completed store and updates the rows, in this order.
-    Each step is idempotent; another finalizer repeats the steps after the lease has expired.
+    A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row. Each
+    step is idempotent; another finalizer repeats the steps after the lease has expired.
 
     :param components: The components of the coordinator.
     :param aborter: The aborter of checkpoints that cannot be finalized.
@@ -227,10 +216,10 @@ class CheckpointFinalizer:
         self._aborter = aborter
         self._ended = ended
 
-    def try_finalize(self, record: CheckpointRecord, *, is_taken_over: bool = False) -> None:
+    def try_finalize(self, record: CheckpointRecord) -> None:
         """Finalize a checkpoint and log a failure, which the rows and the future report."""
         try:
-            self.finalize(record, is_taken_over=is_taken_over)
+            self.finalize(record)
         except StateCheckError:
             log.warning("Checkpoint %s could not be finalized", record.checkpoint_id, exc_info=True)
 
@@ -239,124 +228,83 @@ class CheckpointFinalizer:
         with self._components.transition() as tx:
             taken = transitions.take_over(tx, self._components.name, self._components.lease)
         for record in taken:
-            self.try_finalize(record, is_taken_over=True)
+            self.try_finalize(record)
 
-    def finalize(self, record: CheckpointRecord, *, is_taken_over: bool = False) -> None:
+    def finalize(self, record: CheckpointRecord) -> None:
         """
         Complete a checkpoint that is assigned to this finalizer.
 
-        :param is_taken_over: Whether another finalizer may have done some of the steps.
         :raises CheckpointException: if the checkpoint cannot be completed and was aborted.
         :raises StaleAttemptError: if another leader has taken over; nothing is deleted.
         """
+        retained = {c.checkpoint_id for c in self._components.completed_store.get_all_checkpoints()}
+        subsumed = None
         try:
-            outcome = self._store(record)
+            checkpoint = self._written(record)
+            subsumed = self._add(checkpoint)
         except StaleAttemptError:
             raise
         except Exception as error:
-            is_in_doubt = is_taken_over or _is_unknown(error)
-            added = self._added(record) if is_in_doubt else None
-            if added is None:
-                self._abort_failed(record, error, keeps_bytes=is_in_doubt)
+            completed = self._found_completed(record)
+            if completed is None:
+                self._abort_failed(record, error)
                 return
-            log.warning(
-                "Checkpoint %s is in the completed store, although an error was reported: %s",
-                record.checkpoint_id,
-                error,
-            )
-            outcome = added
-        aborted = self._complete(outcome)
-        if aborted is not None:
-            self._announce(outcome, aborted)
+            log.warning("Checkpoint %s is complete, although an error was reported: %s", record.checkpoint_id, error)
+            checkpoint = completed
+        self._announce(checkpoint, subsumed, retained)
         self._ended()
 
-    def _store(self, record: CheckpointRecord) -> _Outcome:
+    def _written(self, record: CheckpointRecord) -> CompletedCheckpoint:
         with self._components.transition() as tx:
             transitions.require_finalizing(tx.checkpoint(record.checkpoint_id), record.checkpoint_id)
             acknowledged = tx.acknowledgements(record.checkpoint_id)
         filled = _filled(record, acknowledged)
         content = merged(contents(self._components.storage, acknowledged))
         require_whole_union_states({state.operator_id: state for state in content.operator_states}, acknowledged)
-        metadata = self._components.storage.write_metadata(filled, content)
-        filled = replace(
-            filled,
-            metadata_uri=metadata.uri,
-            metadata_size=metadata.size,
-            metadata_sha256=metadata.sha256,
-            full_size_bytes=sum(state.state_size for state in content.operator_states),
-        )
-        checkpoint = completed_of(filled, content, metadata)
-        subsumed = None if checkpoint.properties.is_savepoint else self._add(checkpoint)
-        return _Outcome(record=filled, checkpoint=checkpoint, subsumed=subsumed)
-
-    def _added(self, record: CheckpointRecord) -> _Outcome | None:
-        """
-        Return the outcome of a checkpoint that the completed store already contains, ``None`` if it does not.
-
-        :raises StateCheckError: if the store cannot be read; the checkpoint keeps its status for the next finalizer.
-        """
-        if record.properties.is_savepoint:
-            return None
-        with self._components.transition() as tx:
-            # The transaction waits for the job's row, which an unfinished commit holds. The store is read after it.
-            acknowledged = tx.acknowledgements(record.checkpoint_id)
-        self._components.completed_store.recover()
-        found = self._components.completed_store.get_all_checkpoints()
-        checkpoint = next((c for c in found if c.checkpoint_id == record.checkpoint_id), None)
-        if checkpoint is None:
-            return None
-        filled = replace(
-            _filled(record, acknowledged),
-            metadata_uri=checkpoint.metadata_uri,
-            metadata_size=checkpoint.metadata_size,
-            metadata_sha256=checkpoint.metadata_sha256,
-            full_size_bytes=sum(state.state_size for state in checkpoint.operator_states.values()),
-        )
-        return _Outcome(record=filled, checkpoint=checkpoint, subsumed=None)
+        return completed_of(filled, content, self._components.storage.write_metadata(filled, content))
 
     def _add(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint | None:
-        directories = retained_checkpoints.refresh(self._components)
-        register_carried(self._components.registry, checkpoint, directories)
-        self._components.registry.checkpoint_completed(checkpoint.checkpoint_id)
+        if not checkpoint.properties.is_savepoint:
+            directories = retained_checkpoints.refresh(self._components)
+            register_carried(self._components.registry, checkpoint, directories)
+            self._components.registry.checkpoint_completed(checkpoint.checkpoint_id)
         return self._components.completed_store.add_checkpoint_and_subsume_oldest(
             checkpoint, self._components.cleaner, self._ended
         )
 
-    def _complete(self, outcome: _Outcome) -> list[Aborted] | None:
-        """Mark a stored checkpoint as completed in the rows; ``None`` if it had already ended."""
+    def _found_completed(self, record: CheckpointRecord) -> CompletedCheckpoint | None:
+        # The first write of the transaction waits for a commit that is still in progress.
         with self._components.transition() as tx:
-            found = tx.checkpoint(outcome.record.checkpoint_id)
-            if found is None or found.status is not CheckpointStatus.FINALIZING:
-                log.info("Checkpoint %s was finalized by another finalizer", outcome.record.checkpoint_id)
-                return None
-            return transitions.complete(tx, outcome.record)
+            found = tx.checkpoint(record.checkpoint_id)
+        if found is None or found.status is not CheckpointStatus.COMPLETED:
+            return None
+        self._components.completed_store.recover()
+        return completed_of(found, self._components.storage.read(metadata_of(found)), metadata_of(found))
 
-    def _abort_failed(self, record: CheckpointRecord, error: Exception, *, keeps_bytes: bool) -> None:
+    def _abort_failed(self, record: CheckpointRecord, error: Exception) -> None:
         failure = _failure(error)
         with self._components.transition() as tx:
             if not transitions.is_held(tx, record):
-                # Another finalizer took over, or the transition was committed although it reported an error.
-                log.warning(
-                    "Checkpoint %s has another finalizer; this one failed with: %s", record.checkpoint_id, error
-                )
+                log.warning("Checkpoint %s was finalized elsewhere; here it failed: %s", record.checkpoint_id, error)
                 return
-            aborted = transitions.abort(tx, record, failure, keeps_bytes=keeps_bytes)
+            aborted = transitions.abort(tx, record, failure)
         self._aborter.settle([aborted])
         self._ended()
         raise failure from error
 
-    def _announce(self, outcome: _Outcome, aborted: list[Aborted]) -> None:
-        checkpoint, components = outcome.checkpoint, self._components
+    def _announce(
+        self, checkpoint: CompletedCheckpoint, subsumed: CompletedCheckpoint | None, retained: AbstractSet[int]
+    ) -> None:
+        components = self._components
         log.info("Checkpoint %s is complete at %s", checkpoint.checkpoint_id, checkpoint.external_pointer)
-        self._aborter.settle(aborted)
+        if transitions.ends_others(checkpoint.properties):
+            self._aborter.abort(lambda tx: transitions.subsumable(tx, checkpoint.checkpoint_id), _SUBSUMED)
         components.failure_manager.handle_checkpoint_success(checkpoint.checkpoint_id)
-        try:
-            for dropped in retained_checkpoints.mark_subsumed(components):
-                components.notifier.notify_subsumed(running(components), dropped.checkpoint_id)
-        except StateCheckError as error:
-            log.warning("The rows of subsumed checkpoints could not be updated; the next checkpoint retries: %s", error)
-        if transitions.ends_others(outcome.record):
-            self._notify(checkpoint, outcome.subsumed)
+        still = {c.checkpoint_id for c in components.completed_store.get_all_checkpoints()}
+        for dropped in sorted(retained - still):
+            components.notifier.notify_subsumed(running(components), dropped)
+        if transitions.ends_others(checkpoint.properties):
+            self._notify(checkpoint, subsumed)
 
     def _notify(self, checkpoint: CompletedCheckpoint, subsumed: CompletedCheckpoint | None) -> None:
         is_discarded = subsumed is not None and subsumed.properties.discard_on_subsumed
@@ -370,25 +318,13 @@ class CheckpointFinalizer:
 
 
 def _filled(record: CheckpointRecord, acknowledged: list[AcknowledgementRecord]) -> CheckpointRecord:
-    """Return the completed row, derived from rows only: every finalizer writes the same one."""
+    """Return the row with the figures of its acknowledgements: every finalizer writes the same metadata."""
     times = [a.acknowledged_at for a in acknowledged if a.acknowledged_at is not None]
     return replace(
         record,
-        status=CheckpointStatus.COMPLETED,
-        finalizer=None,
-        lease_until=None,
         completed_at=max(times, default=record.triggered_at),
         state_size_bytes=sum(a.state_size_bytes for a in acknowledged),
-        counts={"operators": sum(_has_state(a) for a in acknowledged)},
     )
-
-
-def _has_state(acknowledgement: AcknowledgementRecord) -> bool:
-    return acknowledgement.manifest_uri is not None and acknowledgement.operator_id != ALIGNED_OPERATOR_ID
-
-
-def _is_unknown(error: BaseException) -> bool:
-    return isinstance(error, CommitStateUnknownError | CoordinatorUnavailableError | HandleExistsError)
 
 
 def _failure(error: Exception) -> CheckpointException:

@@ -531,7 +531,7 @@ class CheckpointCoordinator:
         :param status: The status of the job.
         :raises StateCheckError: if the database or the storage fails; the call may be repeated.
         """
-        retained_checkpoints.end_with_job(self._components, status)
+        self._components.completed_store.shutdown(status, self._components.cleaner)
 
     def shutdown(self) -> None:
         """Abort all pending and queued checkpoints, close the hooks and reject further calls; may be repeated."""

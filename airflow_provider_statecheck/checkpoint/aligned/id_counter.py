@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -65,9 +64,9 @@ class CheckpointIDCounter(Protocol):
         ...
 
 
-class JobIDCounter(ABC):
+class JobIDCounter:
     """
-    Counter in the row of a job; subclasses raise the count.
+    Counter in the row of a job, which also counts the checkpoints of its stages.
 
     :param jobs: The store of the job's rows.
     :param job_id: The job.
@@ -121,15 +120,11 @@ class JobIDCounter(ABC):
                     f"{count}; set it before the first trigger."
                 )
             if count > following:
-                self._raise_to(tx, count)
+                tx.set_next_checkpoint_id(count)
 
     def shutdown(self, status: JobStatus) -> None:
         """Stop the counter; a second call has no effect."""
         self._is_shut_down = True
-
-    @abstractmethod
-    def _raise_to(self, tx: JobTransaction, count: int) -> None:
-        """Set the next id to a higher number."""
 
     def _require_in_use(self) -> None:
         if self._is_shut_down:

@@ -14,11 +14,7 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import 
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorRestoreMode
-from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import (
-    confirm_discarded,
-    mark_subsumed,
-    refresh,
-)
+from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import confirm_discarded, refresh
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     completed_of,
@@ -148,7 +144,10 @@ class StateRestorer:
         )
         with self._components.transition() as tx:
             self._require_unclaimed(tx, found.external_pointer, is_claimed=is_claimed)
-            transitions.adopt(tx, self._components.leader, own)
+            known = tx.checkpoint(own.checkpoint_id)
+            if known is not None and known.location != own.external_pointer:
+                # The job has used the id for a checkpoint of its own.
+                own = replace(own, checkpoint_id=self._components.id_counter.draw(tx))
         return own
 
     def _require_unclaimed(self, tx: JobTransaction, pointer: str, *, is_claimed: bool) -> None:
@@ -237,7 +236,6 @@ def resume(components: CoordinatorComponents, aborter: CheckpointAborter, finali
         aborter.abort_one(record.checkpoint_id, error)
     refresh(components)
     finalizer.take_over()
-    mark_subsumed(components)
     _resume_cleaning(components, aborter)
 
 

@@ -1,5 +1,5 @@
 """
-Synchronization of the completed store, the shared state registry and the rows.
+Synchronization of the completed store and the shared state registry with the rows.
 
 Other processes may complete checkpoints at any time. :func:`refresh` therefore runs before anything is dropped.
 """
@@ -23,14 +23,12 @@ from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import contents, merged
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType, JobStatus
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import StateCheckError
 
 log = logging.getLogger(__name__)
@@ -86,61 +84,6 @@ def latest(components: CoordinatorComponents) -> CompletedCheckpoint | None:
 def latest_id(components: CoordinatorComponents) -> int:
     """Return the id of the newest completed checkpoint known to this process, -1 for none."""
     return components.completed_store.get_latest_checkpoint_id() or -1
-
-
-def mark_subsumed(components: CoordinatorComponents) -> list[CheckpointRecord]:
-    """
-    Mark the completed checkpoints that the store has dropped as subsumed in the rows.
-
-    :return: The newly marked checkpoints.
-    :raises StateCheckError: if the store or the rows cannot be read.
-    """
-    with components.transition() as tx:
-        # The store is read after the rows: a checkpoint is added to the store before its row is completed.
-        completed = [c for c in transitions.of_status(tx, CheckpointStatus.COMPLETED) if c.is_restorable]
-    components.completed_store.recover()
-    retained = {c.checkpoint_id for c in components.completed_store.get_all_checkpoints()}
-    oldest = min(retained, default=0)
-    marked = []
-    with components.transition() as tx:
-        for record in completed:
-            found = tx.checkpoint(record.checkpoint_id)
-            if found is None or found.status is not CheckpointStatus.COMPLETED:
-                continue
-            # A checkpoint above the oldest one may be about to be added by another process.
-            if record.checkpoint_id in retained or record.checkpoint_id > oldest:
-                continue
-            subsumed = replace(found, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
-            tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
-            marked.append(subsumed)
-    for record in marked:
-        # Its files may have been deleted before the row was marked.
-        if not components.storage.exists(record.location):
-            confirm_discarded(components, record.checkpoint_id)
-    return marked
-
-
-def end_with_job(components: CoordinatorComponents, status: JobStatus) -> None:
-    """
-    Shut down the completed store, after the rows record which checkpoints are deleted.
-
-    Retained checkpoints then belong to the user, who must delete them.
-
-    :param status: The status of the job.
-    :raises StateCheckError: if the database or the store fails; the call may be repeated.
-    """
-    if status.is_globally_terminal:
-        with components.transition() as tx:
-            for record in transitions.of_status(tx, CheckpointStatus.COMPLETED):
-                if record.is_restorable:
-                    tx.update_checkpoint(_ended_with(record, status, tx), expected=CheckpointStatus.COMPLETED)
-    components.completed_store.shutdown(status, components.cleaner)
-
-
-def _ended_with(record: CheckpointRecord, status: JobStatus, tx: JobTransaction) -> CheckpointRecord:
-    if record.properties.discard_on(status):
-        return replace(record, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
-    return replace(record, properties=replace(record.properties, discard_on_subsumed=False))
 
 
 def confirm_discarded(components: CoordinatorComponents, checkpoint_id: int) -> None:

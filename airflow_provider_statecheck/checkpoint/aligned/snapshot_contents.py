@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import 
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan, ExecutionTask
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -33,8 +34,8 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Coor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """A file with its expected size and checksum."""
+class StatePointer:
+    """Pointer to a file with state, with its size in bytes and its checksum."""
 
     uri: str
     size: int
@@ -47,6 +48,8 @@ class SnapshotContent:
 
     operator_states: tuple[OperatorState, ...] = ()
     master_states: tuple[MasterState, ...] = ()
+    properties: CheckpointProperties | None = None
+    """The properties with which it was written; ``None`` before."""
 
 
 class SnapshotStorage(Protocol):
@@ -89,7 +92,7 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
+    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
         """
         Write a manifest to the directory of the checkpoint, with a name derived from the bytes.
 
@@ -97,7 +100,7 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
         """
         Write the metadata of a checkpoint atomically.
 
@@ -105,7 +108,7 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def read(self, file: StoredFile) -> SnapshotContent:
+    def read(self, file: StatePointer) -> SnapshotContent:
         """
         Read a manifest or the metadata.
 
@@ -149,11 +152,11 @@ class SnapshotStorage(Protocol):
         ...
 
 
-def manifest_of(acknowledgement: AcknowledgementRecord) -> StoredFile | None:
+def manifest_of(acknowledgement: AcknowledgementRecord) -> StatePointer | None:
     """Return the manifest of an acknowledgement, ``None`` if it has no state."""
     if acknowledgement.manifest_uri is None:
         return None
-    return StoredFile(
+    return StatePointer(
         uri=acknowledgement.manifest_uri, size=acknowledgement.manifest_size, sha256=acknowledgement.manifest_sha256
     )
 
@@ -316,7 +319,7 @@ def _operator_handles(state: OperatorState) -> Iterator[OperatorStateHandle]:
     return chain.from_iterable((*s.managed_operator, *s.raw_operator) for s in state.subtask_states.values())
 
 
-def completed_of(checkpoint: CheckpointRecord, content: SnapshotContent, metadata: StoredFile) -> CompletedCheckpoint:
+def completed_of(checkpoint: CheckpointRecord, content: SnapshotContent, metadata: StatePointer) -> CompletedCheckpoint:
     """Return a completed checkpoint from its row, content and metadata file."""
     return CompletedCheckpoint(
         job_id=checkpoint.job_id,
@@ -331,10 +334,11 @@ def completed_of(checkpoint: CheckpointRecord, content: SnapshotContent, metadat
         metadata_size=metadata.size,
         metadata_sha256=metadata.sha256,
         checkpointed_size=checkpoint.state_size_bytes,
+        restored_properties=None if content.properties == checkpoint.properties else content.properties,
     )
 
 
-def metadata_of(checkpoint: CheckpointRecord) -> StoredFile:
+def metadata_of(checkpoint: CheckpointRecord) -> StatePointer:
     """
     Return the metadata file of a completed checkpoint.
 
@@ -345,7 +349,7 @@ def metadata_of(checkpoint: CheckpointRecord) -> StoredFile:
             f"Expected metadata of checkpoint {checkpoint.checkpoint_id}, found none; the checkpoint is "
             f"{checkpoint.status.value}."
         )
-    return StoredFile(uri=checkpoint.metadata_uri, size=checkpoint.metadata_size, sha256=checkpoint.metadata_sha256)
+    return StatePointer(uri=checkpoint.metadata_uri, size=checkpoint.metadata_size, sha256=checkpoint.metadata_sha256)
 
 
 def unreferenced_streams(

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from airflow_provider_statecheck.checkpoint import statistics
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     CheckpointRecord,
@@ -245,100 +245,30 @@ def is_held(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
     )
 
 
-def complete(tx: JobTransaction, completed: CheckpointRecord) -> list[Aborted]:
-    """
-    Complete a checkpoint and abort the earlier pending ones that it subsumes.
-
-    :raises CoordinatorError: if the checkpoint is not being finalized; the caller must roll back the transaction.
-    """
-    tx.update_checkpoint(completed, expected=CheckpointStatus.FINALIZING)
-    statistics.ended(tx, completed)
-    request = tx.request(completed.request_key)
-    if request is not None and request.status.is_open:
-        tx.save_request(replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now))
-    if not ends_others(completed):
-        return []
-    earlier = [c for c in of_status(tx, CheckpointStatus.PENDING) if c.checkpoint_id < completed.checkpoint_id]
-    error = CheckpointException(CheckpointFailureReason.CHECKPOINT_SUBSUMED)
-    return [abort(tx, c, error) for c in earlier if not c.properties.is_savepoint]
-
-
-def ends_others(checkpoint: CheckpointRecord) -> bool:
+def ends_others(properties: CheckpointProperties) -> bool:
     """Return whether a completed checkpoint subsumes earlier ones and tasks are notified of it."""
-    return not checkpoint.properties.is_savepoint or checkpoint.properties.is_synchronous
+    return not properties.is_savepoint or properties.is_synchronous
+
+
+def subsumable(tx: JobTransaction, checkpoint_id: int) -> list[CheckpointRecord]:
+    """Return the pending checkpoints that a completed one with a higher id ends."""
+    pending = of_status(tx, CheckpointStatus.PENDING)
+    return [c for c in pending if c.checkpoint_id < checkpoint_id and not c.properties.is_savepoint]
 
 
 def abort(
-    tx: JobTransaction,
-    checkpoint: CheckpointRecord,
-    error: CheckpointException,
-    *,
-    attempt_id: str | None = None,
-    keeps_bytes: bool = False,
+    tx: JobTransaction, checkpoint: CheckpointRecord, error: CheckpointException, *, attempt_id: str | None = None
 ) -> Aborted:
     """
     Abort a checkpoint and fail its request.
 
     :param error: The cause of the abort.
     :param attempt_id: The attempt that caused the abort, ``None`` for the coordinator.
-    :param keeps_bytes: Whether its files must not be deleted, because it may be in the completed store.
     :raises CoordinatorError: if the checkpoint has ended; the caller must roll back the transaction.
     """
-    aborted = replace(
-        checkpoint,
-        status=CheckpointStatus.ABORTED,
-        ended_at=tx.now,
-        discarded_at=tx.now if keeps_bytes else None,
-        failure_reason=error.reason.value,
-        failure_message=_failure_message(error),
-    )
-    tx.update_checkpoint(aborted, expected=checkpoint.status)
-    statistics.ended(tx, aborted)
-    request = tx.request(checkpoint.request_key)
-    if request is not None:
-        fail_request(tx, request, error)
+    aborted = rows.abort(tx, checkpoint, error.reason, _failure_message(error))
     acknowledgements = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
     return Aborted(checkpoint=aborted, acknowledgements=acknowledgements, error=error, attempt_id=attempt_id)
-
-
-def adopt(tx: JobTransaction, leader: AttemptRef, snapshot: CompletedCheckpoint) -> None:
-    """
-    Add a row for a restored snapshot as a completed checkpoint of the job.
-
-    An existing row with its id remains; if the row is of the claimed savepoint itself, its properties are updated.
-    """
-    known = tx.checkpoint(snapshot.checkpoint_id)
-    if known is None:
-        tx.add_checkpoint(_adopted(tx, leader, snapshot))
-    elif _is_own_of(known, snapshot) and not snapshot.properties.unclaimed:
-        tx.update_checkpoint(replace(known, properties=snapshot.properties), expected=CheckpointStatus.COMPLETED)
-
-
-def _is_own_of(known: CheckpointRecord, snapshot: CompletedCheckpoint) -> bool:
-    is_ours = known.operator_id == ALIGNED_OPERATOR_ID and known.status is CheckpointStatus.COMPLETED
-    return is_ours and known.location == snapshot.external_pointer
-
-
-def _adopted(tx: JobTransaction, leader: AttemptRef, snapshot: CompletedCheckpoint) -> CheckpointRecord:
-    operator = tx.operator(ALIGNED_OPERATOR_ID)
-    return CheckpointRecord(
-        job_id=leader.job_id,
-        checkpoint_id=snapshot.checkpoint_id,
-        operator_id=ALIGNED_OPERATOR_ID,
-        epoch=leader.epoch,
-        generation=operator.generation if operator is not None else 1,
-        status=CheckpointStatus.COMPLETED,
-        request_key=new_key(),
-        location=snapshot.external_pointer,
-        triggered_at=tx.now,
-        expires_at=tx.now,
-        completed_at=tx.now,
-        properties=snapshot.properties,
-        metadata_uri=snapshot.metadata_uri,
-        metadata_size=snapshot.metadata_size,
-        metadata_sha256=snapshot.metadata_sha256,
-        full_size_bytes=sum(state.state_size for state in snapshot.operator_states.values()),
-    )
 
 
 def fail_request(tx: JobTransaction, request: SnapshotRequest, error: CheckpointException) -> None:

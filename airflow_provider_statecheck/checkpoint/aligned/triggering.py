@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choic
 from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import latest, must_be_full
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
-    StoredFile,
+    StatePointer,
     coordinator_content,
 )
 from airflow_provider_statecheck.checkpoint.clock import Clock
@@ -160,7 +160,7 @@ class CheckpointTrigger:
         if finalizing is not None:
             self._finalizer.try_finalize(finalizing)
 
-    def _write_coordinator_manifest(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StoredFile | None:
+    def _write_coordinator_manifest(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StatePointer | None:
         components, checkpoint_id, timeout = self._components, checkpoint.checkpoint_id, self._components.config.timeout
         components.storage.initialize_location(checkpoint.location)
         coordinators = components.operator_coordinators.checkpoint(checkpoint_id, timeout)
@@ -187,7 +187,7 @@ class CheckpointTrigger:
         for task in plan.tasks_to_trigger:
             task.trigger_checkpoint(checkpoint.checkpoint_id, checkpoint.triggered_at, options)
 
-    def _acknowledge(self, checkpoint: CheckpointRecord, manifest: StoredFile | None) -> CheckpointRecord | None:
+    def _acknowledge(self, checkpoint: CheckpointRecord, manifest: StatePointer | None) -> CheckpointRecord | None:
         with self._components.transition() as tx:
             found = tx.checkpoint(checkpoint.checkpoint_id)
             if found is None or found.status is not CheckpointStatus.PENDING:

@@ -227,7 +227,7 @@ class TestDiscarder:
 def test_a_cleaning_that_fails_at_any_delete_is_made_good_by_the_next(storage, job, mode, is_parallel):
     calls, point = 1, 1
     while point <= calls:
-        names = [f"{job}/chk-1/{name}" for name in ("_metadata", "a", "b", "left over")]
+        names = [f"{job}/{name}" for name in ("chk-1/_metadata", "chk-0/a", "chk-0/b", "chk-1/c", "chk-1/left over")]
         for uri in names:
             storage.write_bytes(uri, b"x")
         storage.write_bytes(f"{job}/chk-2/_metadata", b"x")

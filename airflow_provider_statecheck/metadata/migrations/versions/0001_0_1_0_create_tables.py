@@ -194,25 +194,6 @@ _TABLES: dict[str, tuple[sa.schema.SchemaItem, ...]] = {
         sa.PrimaryKeyConstraint("token_hash", name="pk_statecheck_token"),
         sa.Index("idx_statecheck_token_expires_at", "expires_at"),
     ),
-    "statecheck_state_handle": (
-        sa.Column("job_id", sa.String(32), nullable=False),
-        sa.Column("operator_id", sa.String(32), nullable=False),
-        sa.Column("name", sa.String(255), nullable=False),
-        sa.Column("handle", sa.LargeBinary(), nullable=False),
-        sa.Column("version", sa.BigInteger(), nullable=False),
-        sa.Column("deleting", sa.Boolean(), nullable=False),
-        sa.Column("created_at", _TIME, nullable=False),
-        sa.Column("updated_at", _TIME, nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "operator_id", "name", name="pk_statecheck_state_handle"),
-    ),
-    "statecheck_state_handle_lock": (
-        sa.Column("job_id", sa.String(32), nullable=False),
-        sa.Column("operator_id", sa.String(32), nullable=False),
-        sa.Column("name", sa.String(255), nullable=False),
-        sa.Column("holder", sa.String(32), nullable=False),
-        sa.Column("expires_at", _TIME, nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "operator_id", "name", "holder", name="pk_statecheck_state_handle_lock"),
-    ),
 }
 
 

@@ -39,18 +39,18 @@ def incremental(
         key_group_range=KeyGroupRange(start, start + 63),
         checkpoint_id=checkpoint_id,
         shared=tuple(sorted(shared.items())),
-        private=(("wal", file(f"chk-{checkpoint_id}/wal")),),
-        meta=file(f"chk-{checkpoint_id}/meta"),
+        private=(("wal", file(f"own-{checkpoint_id}/wal")),),
+        meta=file(f"own-{checkpoint_id}/meta"),
     )
 
 
 def keyed(checkpoint_id: int) -> KeyGroupsStateHandle:
-    return KeyGroupsStateHandle(KeyGroupRange(0, 0), (0,), file(f"chk-{checkpoint_id}/keyed"))
+    return KeyGroupsStateHandle(KeyGroupRange(0, 0), (0,), file(f"own-{checkpoint_id}/keyed"))
 
 
 def operator_list(checkpoint_id: int) -> OperatorStateHandle:
     meta = OperatorStateMeta((0,), DistributionMode.SPLIT_DISTRIBUTE)
-    return OperatorStateHandle((("list", meta),), file(f"chk-{checkpoint_id}/list"))
+    return OperatorStateHandle((("list", meta),), file(f"own-{checkpoint_id}/list"))
 
 
 def operator_state(*subtasks: OperatorSubtaskState, **changes: Any) -> OperatorState:

@@ -8,24 +8,17 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
+from airflow_provider_statecheck.testing.aligned_job import AlignedJob
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.memory_store import (
-    InMemoryCheckpointIDCounter,
-    InMemoryHandleRows,
-    InMemoryJobStore,
-)
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> AlignedJob:
     clock = ManualClock()
     jobs = InMemoryJobStore(clock)
-    rows = InMemoryHandleRows(jobs, JOB)
     return AlignedJob(
         jobs,
-        lambda: rows,
-        lambda: InMemoryCheckpointIDCounter(jobs, JOB),
         CheckpointStorage.open(str(tmp_path / "checkpoints")),
         clock,
         savepoint_dir=str(tmp_path / "savepoints"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -31,7 +32,7 @@ def whole(checkpoint_id: int, **changes):
         managed_keyed=(incremental(checkpoint_id, {"1.sst": file("shared/1")}),),
         raw_keyed=(keyed(checkpoint_id),),
     )
-    state = operator_state(subtask, coordinator_state=file(f"chk-{checkpoint_id}/coordinator"))
+    state = operator_state(subtask, coordinator_state=file(f"own-{checkpoint_id}/coordinator"))
     return completed(checkpoint_id, state, **changes)
 
 
@@ -50,8 +51,14 @@ def cleaner(discarder) -> CheckpointsCleaner:
 
 def test_metadata_goes_first_then_private_state_then_the_directory(cleaner, discarder):
     cleaner.clean_checkpoint(whole(1), True)
-    states = [f"state chk-1/{name}" for name in PRIVATE]
+    states = [f"state own-1/{name}" for name in PRIVATE]
     assert discarder.calls == ["metadata chk-1/_metadata", *states, "location chk-1"]
+
+
+def test_state_in_the_directory_goes_with_it(cleaner, discarder):
+    subtask = OperatorSubtaskState(managed_operator=(replace(operator_list(1), stream=file("chk-1/list")),))
+    cleaner.clean_checkpoint(completed(1, operator_state(subtask)), True)
+    assert discarder.calls == ["metadata chk-1/_metadata", "location chk-1"]
 
 
 def test_shared_state_is_not_touched(cleaner, discarder):
@@ -69,7 +76,7 @@ def test_one_that_is_kept_loses_nothing_and_the_log_says_where_it_is(cleaner, di
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])
-@pytest.mark.parametrize("failing", ["metadata chk-1/_metadata", "state chk-1/wal", "location chk-1"])
+@pytest.mark.parametrize("failing", ["metadata chk-1/_metadata", "state own-1/wal", "location chk-1"])
 def test_one_failed_delete_does_not_stop_the_others(discarder, failing, is_parallel, caplog):
     cleaner = CheckpointsCleaner(discarder, InlineExecutor(), is_parallel=is_parallel)
     discarder.failing = {failing}
@@ -82,17 +89,17 @@ def test_one_failed_delete_does_not_stop_the_others(discarder, failing, is_paral
 
 
 def test_errors_are_reported_once(cleaner, discarder, caplog):
-    discarder.failing = {f"state chk-1/{name}" for name in PRIVATE}
+    discarder.failing = {f"state own-1/{name}" for name in PRIVATE}
     cleaner.clean_checkpoint(whole(1), True)
     assert [r.getMessage() for r in caplog.records] == [
-        f"5 deletes of checkpoint 1 failed, the first with: injected at state chk-1/{PRIVATE[0]}"
+        f"5 deletes of checkpoint 1 failed, the first with: injected at state own-1/{PRIVATE[0]}"
     ]
 
 
 def test_it_is_told_when_nothing_is_left_and_only_then(discarder):
     gone = []
     cleaner = CheckpointsCleaner(discarder, InlineExecutor(), discarded=lambda c: gone.append(c.checkpoint_id))
-    discarder.failing = {"state chk-2/wal"}
+    discarder.failing = {"state own-2/wal"}
     for number, goes in ((1, True), (2, True), (3, False)):
         cleaner.clean_checkpoint(whole(number), goes)
     assert gone == [1]

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StoredFile
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StatePointer
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, RestoreMode
@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorError,
+    CoordinatorUnavailableError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     StorageError,
@@ -102,15 +103,19 @@ class Context:
 class FailingFiles(SnapshotFiles):
     """Files of which the metadata cannot be written."""
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
         raise StorageError("injected")
 
 
-def failing_add(coordinator: CheckpointCoordinator, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def add(*_: Any) -> None:
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", add)
+    return call
+
+
+def failing_add(coordinator: CheckpointCoordinator, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", raising(error))
 
 
 # Construction
@@ -373,21 +378,29 @@ def test_store_that_refuses_a_checkpoint_discards_it_and_keeps_the_latest(
     assert job.coordinator()._components.completed_store.get_latest_checkpoint_id() == 1
 
 
-def test_unknown_outcome_of_the_store_deletes_nothing(
-    job: AlignedJob,
-    coordinator: CheckpointCoordinator,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_addition_of_unknown_outcome_is_settled_by_the_row(
+    job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future = coordinator.trigger_checkpoint(CHECKPOINT)
     failing_add(coordinator, CommitStateUnknownError("injected"), monkeypatch)
     with pytest.raises(CheckpointException):
         job.acknowledge_all(coordinator, 1)
     assert reason_of(future) is Reason.FINALIZE_CHECKPOINT_FAILURE
+    assert (job.status(1), job.storage.exists(job.location(1))) == ("aborted", False)
+
+
+def test_addition_of_unknown_outcome_deletes_nothing_while_the_row_cannot_be_read(
+    job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    monkeypatch.setattr(coordinator._finalizer, "_found_completed", raising(CoordinatorUnavailableError("injected")))
+    failing_add(coordinator, CommitStateUnknownError("injected"), monkeypatch)
+    with pytest.raises(CoordinatorUnavailableError):
+        job.acknowledge_all(coordinator, 1)
     assert job.storage.exists(f"{job.location(1)}/_metadata")
-    assert job.location(1) in caplog.text
-    job.coordinator()
-    assert job.storage.exists(f"{job.location(1)}/_metadata")
+    job.pass_time(600)
+    job.coordinator().tick()
+    assert (job.status(1), future.result(0).checkpoint_id) == ("completed", 1)
 
 
 def test_task_that_fails_at_a_completion_is_failed(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:

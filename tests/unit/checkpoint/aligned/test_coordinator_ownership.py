@@ -32,7 +32,6 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     SnapshotClaimedError,
-    StorageError,
 )
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
 
@@ -179,27 +178,6 @@ def test_savepoints_and_full_checkpoints_hold_copies_of_carried_state(job: Align
 
 
 # Rows and store
-
-
-def test_a_checkpoint_in_the_store_is_completed_although_its_takeover_fails(
-    job: AlignedJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coordinator = job.coordinator()
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
-    monkeypatch.setattr(coordinator._finalizer, "_complete", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        job.acknowledge_all(coordinator, 1)
-    assert job.status(1) == "finalizing"
-    second = job.coordinator()
-
-    def broken(*_: Any) -> Any:
-        raise StorageError("injected")
-
-    monkeypatch.setattr(second._components.storage, "write_metadata", broken)
-    job.pass_time(600)
-    second.tick()
-    assert job.status(1) == "completed"
-    assert future.result(0).checkpoint_id == 1
 
 
 def test_an_addition_that_had_its_effect_completes_the_checkpoint(

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.subsumption import subsumable
+from airflow_provider_statecheck.checkpoint.subsumption import beyond_retention
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.aligned.completed import completed
 
@@ -28,7 +28,7 @@ def checkpoints(text: str) -> list[CompletedCheckpoint]:
 
 def kept(text: str, num_retained: int) -> str:
     found = checkpoints(text)
-    gone = {c.checkpoint_id for c in subsumable(found, num_retained)}
+    gone = {c.checkpoint_id for c in beyond_retention(found, num_retained)}
     return " ".join(word for word in text.split() if int(word[1:]) not in gone)
 
 
@@ -59,12 +59,12 @@ def test_the_rule_of_subsumption(before, num_retained, after):
 
 
 def test_the_oldest_go_first_and_come_first():
-    assert [c.checkpoint_id for c in subsumable(checkpoints("c1 c2 s3 s4 s5"), 1)] == [1, 3, 4]
+    assert [c.checkpoint_id for c in beyond_retention(checkpoints("c1 c2 s3 s4 s5"), 1)] == [1, 3, 4]
 
 
 def test_a_number_below_one_is_refused():
     with pytest.raises(InvalidConfigurationError, match="num_retained"):
-        subsumable(checkpoints("c1"), 0)
+        beyond_retention(checkpoints("c1"), 0)
 
 
 def walked(text: str, num_retained: int) -> str:

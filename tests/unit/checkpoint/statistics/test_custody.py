@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import timedelta
-
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
@@ -20,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -153,14 +150,3 @@ def test_a_snapshot_that_was_claimed_belongs_to_the_job_which_may_go_on_using_it
     assert job.custody() == [("job", False), ("job", False)]
     view = job.coordinator.describe(JOB)
     assert "later checkpoints may reference its files" in custody_of(view, view.checkpoints[0]).because
-
-
-def test_an_aborted_checkpoint_whose_bytes_were_left_because_it_may_be_complete_is_not_safe() -> None:
-    job = Job()
-    job.complete()
-    view = job.coordinator.describe(JOB)
-    now = view.read_at
-    row = replace(view.checkpoints[0], status=CheckpointStatus.ABORTED, ended_at=now, discarded_at=now)
-    assert not custody_of(view, row).is_safe_to_delete
-    later = replace(row, discarded_at=now + timedelta(seconds=1))
-    assert custody_of(view, later).because == "its files are deleted"

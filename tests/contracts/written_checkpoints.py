@@ -1,0 +1,147 @@
+"""Completed checkpoints with files in a folder, and rows whose commits fail as planned."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, shared_uri
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    FileStateHandle,
+    IncrementalKeyedStateHandle,
+    MasterState,
+    OperatorState,
+    OperatorSubtaskState,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.exceptions import CommitStateUnknownError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
+from airflow_provider_statecheck.testing.faults import FaultPlan
+
+JOB = job_id_of("sales")
+OPERATOR = operator_id_of("aggregate")
+NEVER = CheckpointProperties.for_checkpoint(CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION)
+SAVEPOINT = CheckpointProperties.for_savepoint()
+UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
+
+
+class FaultyCommits:
+    """Rows whose commits a plan counts; where one fails, its outcome is unknown."""
+
+    def __init__(self, jobs: JobStore, plan: FaultPlan) -> None:
+        self._jobs = jobs
+        self._plan = plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jobs, name)
+
+    @contextmanager
+    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[JobTransaction]:
+        """Begin a transaction that may fail before or after its commit."""
+        with ExitStack() as stack:
+            yield stack.enter_context(self._jobs.transaction(job_id, create_as=create_as))
+            # Popped inside: where the commit does not happen, the error rolls back.
+            self._plan.carry_out("commit", lambda: stack.pop_all().close(), CommitStateUnknownError)
+
+
+class Crash(BaseException):
+    """The end of the process, as far as the code that runs can tell."""
+
+
+class CrashPlan(FaultPlan):
+    """Ends the process at a point, before or after its effect."""
+
+    def carry_out(self, name: str, call: Callable[[], Any], error: type[BaseException]) -> Any:
+        """Make a call, or end."""
+        return super().carry_out(name, call, Crash)  # type: ignore[arg-type]
+
+
+class WrittenCheckpoints:
+    """Writes the files of checkpoints, each with a private and some shared ones."""
+
+    def __init__(self, storage: CheckpointStorage, clock: Clock) -> None:
+        self._storage = storage
+        self._clock = clock
+
+    def write(
+        self, checkpoint_id: int, shared: tuple[str, ...] = ("common",), properties: CheckpointProperties = NEVER
+    ) -> CompletedCheckpoint:
+        """Write the files of a checkpoint and return it."""
+        location = checkpoint_uri(self._storage.base_uri, JOB, checkpoint_id)
+        handle = IncrementalKeyedStateHandle(
+            backend_id="backend",
+            key_group_range=KeyGroupRange(0, 3),
+            checkpoint_id=checkpoint_id,
+            shared=tuple((name, self._file(self.shared(name))) for name in shared),
+            private=(("own", self._file(f"{location}/own")),),
+        )
+        state = OperatorState(
+            operator_id=OPERATOR,
+            uid="aggregate",
+            parallelism=1,
+            max_parallelism=4,
+            subtask_states={0: OperatorSubtaskState(managed_keyed=(handle,))},
+        )
+        return self._completed(checkpoint_id, location, state, properties)
+
+    def shared(self, name: str = "common") -> str:
+        """Return the URI of a shared file."""
+        return f"{shared_uri(self._storage.base_uri, JOB, OPERATOR)}/{name}/file"
+
+    def is_whole(self, checkpoint: CompletedCheckpoint) -> bool:
+        """Tell whether every file of a checkpoint is there."""
+        (handle,) = checkpoint.operator_states[OPERATOR].subtask_states[0].managed_keyed
+        assert isinstance(handle, IncrementalKeyedStateHandle)
+        streams = [stream for _, stream in (*handle.shared, *handle.private)]
+        uris = [checkpoint.metadata_uri, *(s.uri for s in streams if isinstance(s, FileStateHandle))]
+        return all(self._storage.exists(uri) for uri in uris)
+
+    def _file(self, uri: str) -> FileStateHandle:
+        data = uri.encode()
+        self._storage.write_bytes(uri, data, overwrite=True)
+        return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
+
+    def _completed(
+        self, checkpoint_id: int, location: str, state: OperatorState, properties: CheckpointProperties
+    ) -> CompletedCheckpoint:
+        masters = (MasterState(name="hook", version=1, data=b"\x00"),)
+        uri = f"{location}/{METADATA_FILE}"
+        document = CheckpointDocument(
+            job_id=JOB,
+            job_name="sales",
+            operator_id=OPERATOR,
+            uid="aggregate",
+            checkpoint_id=checkpoint_id,
+            epoch=1,
+            generation=1,
+            snapshots=(),
+            state=InlineStateHandle(value={}),
+            created_at="",
+            properties=properties,
+            operator_states=(state,),
+            master_states=masters,
+        )
+        data = encode_metadata(document, uri=uri)
+        self._storage.write_bytes(uri, data, overwrite=True)
+        return CompletedCheckpoint(
+            job_id=JOB,
+            checkpoint_id=checkpoint_id,
+            triggered_at=self._clock.now(),
+            completed_at=self._clock.now(),
+            operator_states={OPERATOR: state},
+            master_states=masters,
+            properties=properties,
+            external_pointer=location,
+            metadata_uri=uri,
+            metadata_size=len(data),
+            metadata_sha256=hashlib.sha256(data).hexdigest(),
+            checkpointed_size=5,
+        )
