@@ -28,6 +28,7 @@ _NAMES: dict[Any, str] = {
     bool: "true or false",
     datetime: "a time such as 2026-01-01T00:00:00+00:00",
 }
+_PLAIN = (str, int, float, bool, types.NoneType)
 
 
 def encode(value: Any) -> Any:
@@ -37,6 +38,8 @@ def encode(value: Any) -> Any:
     :param value: A dataclass whose fields are numbers, texts, enums, aware times, tuples, mappings with text keys, or
         dataclasses of these.
     """
+    if type(value) in _PLAIN:  # most values; a text enum is of none of these classes
+        return value
     if is_dataclass(value):
         return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):
@@ -135,6 +138,8 @@ def decode(kind: type[Message], data: Any) -> Message:
 
 
 def _decode(kind: Any, data: Any) -> Any:
+    if type(data) is kind:  # most values, which need no conversion
+        return data
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return None if data is None else _decode(_non_optional(kind), data)
@@ -164,6 +169,8 @@ def _tuple(kinds: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
     # A text is iterable too and must not be decoded as a list.
     items = _of_form(list | tuple, data, "a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
+        if all(type(each) is kinds[0] for each in items):
+            return tuple(items)
         return tuple(_below(place, kinds[0], each) for place, each in enumerate(items))
     if len(items) != len(kinds):
         raise MalformedMessageError(f"a list of {len(kinds)}")
@@ -216,7 +223,7 @@ def _non_optional(kind: Any) -> Any:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return {name: getattr(hint, "__supertype__", hint) for name, hint in get_type_hints(kind).items()}
 
 
 Reply = TypeVar("Reply")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.texts import json_size, storable_text, truncated
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,8 @@ class SnapshotSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON for a row."""
-        return asdict(self)
+        content: dict[str, Any] = encode(self)
+        return content
 
     @classmethod
     def of(cls, content: Mapping[str, Any] | None) -> SnapshotSummary | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint
@@ -105,13 +106,13 @@ class CheckpointEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON."""
-        return _json_values(_values(self)) | {"counts": dict(self.counts)}
+        content: dict[str, Any] = encode(self)
+        return content | {"counts": dict(self.counts)}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> CheckpointEntry:
         """Parse the result of :meth:`to_json`."""
-        values = {name: value for name, value in content.items() if name != "counts"}
-        return cls(**_typed_values(values), counts=tuple(content.get("counts", {}).items()))
+        return decode(cls, {**content, "counts": tuple(content.get("counts", {}).items())})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,15 +141,6 @@ class RestoredEntry:
             full_size_bytes=checkpoint.full_size_bytes,
             location=truncated_location(checkpoint.location),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON."""
-        return _json_values(_values(self))
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> RestoredEntry:
-        """Parse the result of :meth:`to_json`."""
-        return cls(**_typed_values(content))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,21 +179,6 @@ class StatsSummary:
             maximum=value if self.maximum is None else max(self.maximum, value),
             newest=(*self.newest, value)[-NEWEST_VALUES:],
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
-        return {
-            "count": self.count,
-            "total": self.total,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "newest": list(self.newest),
-        }
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> StatsSummary:
-        """Parse the result of :meth:`to_json`."""
-        return cls(**content | {"newest": tuple(content["newest"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,18 +269,18 @@ class OperatorStatistics:
     def to_content(self) -> dict[str, Any]:
         """Return the statistics as JSON for a row."""
         return {
-            "checkpoints": asdict(self.checkpoints),
-            "savepoints": asdict(self.savepoints),
+            "checkpoints": encode(self.checkpoints),
+            "savepoints": encode(self.savepoints),
             "rejected": self.rejected,
             "failures": dict(self.failures),
-            "state_size_bytes": self.state_size.to_json(),
-            "full_size_bytes": self.full_size.to_json(),
-            "duration_milliseconds": self.duration.to_json(),
+            "state_size_bytes": encode(self.state_size),
+            "full_size_bytes": encode(self.full_size),
+            "duration_milliseconds": encode(self.duration),
             "history": [entry.to_json() for entry in self.history],
             "latest_completed": _optional_json(self.latest_completed),
             "latest_savepoint": _optional_json(self.latest_savepoint),
             "latest_failed": _optional_json(self.latest_failed),
-            "latest_restored": _optional_json(self.latest_restored),
+            "latest_restored": encode(self.latest_restored),
             "counted_ids": list(self.counted_ids),
         }
 
@@ -322,18 +299,18 @@ class OperatorStatistics:
     @classmethod
     def _read(cls, content: dict[str, Any]) -> OperatorStatistics:
         return cls(
-            checkpoints=EndedCounts(**content["checkpoints"]),
-            savepoints=EndedCounts(**content["savepoints"]),
+            checkpoints=decode(EndedCounts, content["checkpoints"]),
+            savepoints=decode(EndedCounts, content["savepoints"]),
             rejected=content["rejected"],
             failures=tuple(content["failures"].items()),
-            state_size=StatsSummary.from_json(content["state_size_bytes"]),
-            full_size=StatsSummary.from_json(content["full_size_bytes"]),
-            duration=StatsSummary.from_json(content["duration_milliseconds"]),
+            state_size=decode(StatsSummary, content["state_size_bytes"]),
+            full_size=decode(StatsSummary, content["full_size_bytes"]),
+            duration=decode(StatsSummary, content["duration_milliseconds"]),
             history=tuple(CheckpointEntry.from_json(dict(entry)) for entry in content["history"]),
             latest_completed=_optional_entry(content["latest_completed"]),
             latest_savepoint=_optional_entry(content["latest_savepoint"]),
             latest_failed=_optional_entry(content["latest_failed"]),
-            latest_restored=RestoredEntry.from_json(latest) if (latest := content["latest_restored"]) else None,
+            latest_restored=decode(RestoredEntry, latest) if (latest := content["latest_restored"]) else None,
             counted_ids=tuple(content["counted_ids"]),
         )
 
@@ -422,26 +399,12 @@ def _incremented(counts: tuple[tuple[str, int], ...], key: str) -> tuple[tuple[s
     return tuple(sorted((known | {key: known.get(key, 0) + 1}).items()))
 
 
-def _optional_json(entry: CheckpointEntry | RestoredEntry | None) -> dict[str, Any] | None:
+def _optional_json(entry: CheckpointEntry | None) -> dict[str, Any] | None:
     return None if entry is None else entry.to_json()
 
 
 def _optional_entry(content: dict[str, Any] | None) -> CheckpointEntry | None:
     return None if content is None else CheckpointEntry.from_json(dict(content))
-
-
-def _values(entry: CheckpointEntry | RestoredEntry) -> dict[str, Any]:
-    # asdict() would make a deep copy of the history at each transition.
-    return {field.name: getattr(entry, field.name) for field in fields(entry)}
-
-
-def _json_values(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in content.items()}
-
-
-def _typed_values(content: dict[str, Any]) -> dict[str, Any]:
-    times = {key for key in content if key.endswith("_at") and content[key] is not None}
-    return {key: datetime.fromisoformat(value) if key in times else value for key, value in content.items()}
 
 
 def truncated_cause(text: str) -> str:

@@ -8,6 +8,7 @@ import statistics
 import pytest
 from hypothesis import given, strategies as st
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.statistics import NEWEST_VALUES, StatsSummary
 
 
@@ -46,4 +47,4 @@ def test_nothing_has_no_average_and_no_percentile() -> None:
 @given(st.lists(st.integers(0, 2**62), max_size=20))
 def test_a_summary_survives_json(values: list[int]) -> None:
     found = summary_of(values)
-    assert StatsSummary.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert decode(StatsSummary, json.loads(json.dumps(encode(found)))) == found
