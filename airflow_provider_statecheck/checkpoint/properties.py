@@ -10,17 +10,6 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SnapshotClaimedError
 
 
-class SharingStrategy(StrEnum):
-    """Sharing of files between snapshots."""
-
-    FORWARD_BACKWARD = "forward_backward"
-    """The snapshot may reference files of earlier snapshots, and later ones may reference its files."""
-    FORWARD = "forward"
-    """The snapshot references no earlier files; later snapshots may reference its files."""
-    NO_SHARING = "no_sharing"
-    """The snapshot shares no files."""
-
-
 class SavepointFormat(StrEnum):
     """Format of the state in a savepoint."""
 
@@ -56,15 +45,6 @@ class CheckpointType(StrEnum):
     def is_terminate(self) -> bool:
         """Return whether it finishes the job."""
         return self is CheckpointType.SAVEPOINT_TERMINATE
-
-    @property
-    def sharing(self) -> SharingStrategy:
-        """Return the sharing of files with other snapshots."""
-        if self is CheckpointType.CHECKPOINT:
-            return SharingStrategy.FORWARD_BACKWARD
-        if self is CheckpointType.FULL_CHECKPOINT:
-            return SharingStrategy.FORWARD
-        return SharingStrategy.NO_SHARING
 
 
 class JobStatus(StrEnum):

@@ -186,7 +186,7 @@ def _reason_to_keep(view: JobView, checkpoint: CheckpointRecord, owner: Owner) -
     if owner is Owner.OTHER:
         return "it belongs to another owner, and only the owner may delete it"
     if checkpoint.discarded_at is not None:
-        return _reason_if_in_doubt(checkpoint)
+        return None
     if checkpoint.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING):
         return "it is being written"
     if _is_pinned(view, checkpoint):
@@ -200,12 +200,6 @@ def _reason_if_retained(owner: Owner) -> str:
     if owner is Owner.USER:
         return "a job may be restored from it; dispose deletes it, unless another job claimed it"
     return "the job may be restored from it"
-
-
-def _reason_if_in_doubt(checkpoint: CheckpointRecord) -> str | None:
-    # The transition that aborts an aligned checkpoint with an unknown outcome excludes it from garbage collection.
-    is_in_doubt = checkpoint.status is CheckpointStatus.ABORTED and checkpoint.discarded_at == checkpoint.ended_at
-    return "it may have been completed; its files are retained" if is_in_doubt else None
 
 
 def _reason_if_claimed(checkpoint: CheckpointRecord, owner: Owner) -> str | None:

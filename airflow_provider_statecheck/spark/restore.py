@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.savepoint_restore import as_adopted
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
-    PlaceholderStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
     streams_of,
@@ -197,8 +196,6 @@ class StateVerifier:
 
 
 def _require_intact(storage: CheckpointStorage, stream: StreamStateHandle, *, is_deep: bool) -> None:
-    if isinstance(stream, PlaceholderStateHandle):
-        raise CorruptStateError("Expected a handle with state, found a placeholder; the state was never uploaded.")
     if isinstance(stream, FileStateHandle):
         _require_size(storage.size(stream.uri) == stream.size, f"{stream.size} bytes", stream.uri)
         _require_digest(storage, stream.uri, 0, stream.size, stream.sha256 if is_deep else "")

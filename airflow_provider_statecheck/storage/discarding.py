@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Set as AbstractSet
 
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
@@ -257,13 +258,19 @@ def _own_files(
         return
     job, _, name = checkpoint.location.rpartition("/")
     # Files elsewhere belong to another job, or are deleted with the directory of the claimed savepoint.
-    shared = f"{job}/shared/{checkpoint.operator_id}" if checkpoint_id_of(name) is not None else None
+    shared = _shared_directory(job, checkpoint) if checkpoint_id_of(name) is not None else None
     is_retained = _contains_any(checkpoint, keep)
     streams = (stream for state in document.operator_states for stream in streams_of(state))
     for stream in dict.fromkeys(s for s in streams if isinstance(s, FileStateHandle)):
         is_shared = shared is not None and _is_below(stream.uri, shared)
         if is_shared or (is_retained and _is_below(stream.uri, checkpoint.location)):
             yield stream
+
+
+def _shared_directory(job: str, checkpoint: CheckpointRecord) -> str:
+    # An aligned checkpoint contains the state of several operators, each with a directory of its own.
+    is_aligned = checkpoint.operator_id == ALIGNED_OPERATOR_ID
+    return f"{job}/shared" if is_aligned else f"{job}/shared/{checkpoint.operator_id}"
 
 
 def _contains_state(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:

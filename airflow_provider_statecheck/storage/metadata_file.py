@@ -211,7 +211,7 @@ def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> 
 
     :param uri: URI of the metadata file. Without it, the job's directory is derived from the files that the same attempt
         wrote; if there are none, and for a savepoint, all URIs are absolute.
-    :raises InvalidConfigurationError: if the state contains a placeholder or a URI that is not absolute.
+    :raises InvalidConfigurationError: if the state contains a URI that is not absolute.
     """
     values = _to_json(document, _relative_uris(document, uri))
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

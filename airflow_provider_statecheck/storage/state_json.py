@@ -31,7 +31,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, KeyGroupRangeOffsets
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 Json = dict[str, Any]
 UriForm = Callable[[str], str]
@@ -43,7 +42,6 @@ def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
     Return the JSON form of an operator's state.
 
     :param shorten: Converts a URI to its stored form.
-    :raises InvalidConfigurationError: if the state contains a placeholder.
     """
     coordinator = state.coordinator_state
     return {
@@ -109,25 +107,20 @@ def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
     Return the JSON form of a stream handle.
 
     :param shorten: Converts a URI to its stored form.
-    :raises InvalidConfigurationError: for a placeholder, which only the coordinator can resolve.
     """
     if isinstance(handle, ByteStreamStateHandle):
         return {"kind": "bytes", "name": handle.name, "data": encode_bytes(handle.data)}
     if isinstance(handle, FileStateHandle):
         return {"kind": "file", "uri": shorten(handle.uri), "size": handle.size, "sha256": handle.sha256}
-    if isinstance(handle, SegmentFileStateHandle):
-        return {
-            "kind": "segment",
-            "uri": shorten(handle.uri),
-            "start": handle.start,
-            "length": handle.length,
-            "scope": handle.scope.value,
-            "logical_id": handle.logical_id,
-            "sha256": handle.sha256,
-        }
-    raise InvalidConfigurationError(
-        f"Expected state that a restore can read, found {type(handle).__name__}; replace placeholders by the handles of the stored files."
-    )
+    return {
+        "kind": "segment",
+        "uri": shorten(handle.uri),
+        "start": handle.start,
+        "length": handle.length,
+        "scope": handle.scope.value,
+        "logical_id": handle.logical_id,
+        "sha256": handle.sha256,
+    }
 
 
 def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
@@ -155,7 +148,7 @@ def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
 
 
 def encode_keyed(handle: KeyedStateHandle, shorten: UriForm) -> Json:
-    """Return the JSON form of a keyed state handle; raises as :func:`encode_stream`."""
+    """Return the JSON form of a keyed state handle."""
     key_groups = [handle.key_group_range.start, handle.key_group_range.end]
     if isinstance(handle, KeyGroupsStateHandle):
         stream = encode_stream(handle.stream, shorten)
@@ -192,7 +185,7 @@ def decode_keyed(values: Json, lengthen: UriForm) -> KeyedStateHandle:
 
 
 def encode_operator(handle: OperatorStateHandle, shorten: UriForm) -> Json:
-    """Return the JSON form of an operator state handle; raises as :func:`encode_stream`."""
+    """Return the JSON form of an operator state handle."""
     states = [[name, {"offsets": list(meta.offsets), "mode": meta.mode.value}] for name, meta in handle.states]
     return {"states": states, "stream": encode_stream(handle.stream, shorten)}
 

@@ -19,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
 from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -39,8 +38,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -108,7 +108,6 @@ class AlignedJob:
         for key in [k for k in changes if hasattr(CheckpointConfig, k) and k != "checkpoint_storage"]:
             setattr(config, key, changes.pop(key))
         discarder = changes.pop("discarder", None) or StorageDiscarder(self.storage, self.job_id, self._owns)
-        registry = SharedStateRegistry(discarder)
         files = SnapshotFiles(self.storage, self.job_id, JOB_NAME, self.savepoint_dir)
         failures = CheckpointFailureManager(
             UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, self.failed, self.statistics()
@@ -119,10 +118,10 @@ class AlignedJob:
             "tasks_to_trigger": self.tasks[:1],
             "tasks_to_wait_for": self.tasks,
             "tasks_to_commit_to": self.tasks,
-            "registry": registry,
+            "deleter": EffectDiscards(self.storage, DocumentCache(lambda _: self.storage)),
             "id_counter": JobIDCounter(self.jobs, self.job_id),
             "completed_store": DefaultCompletedCheckpointStore(
-                CheckpointHandleStore(self.jobs, leader, files), registry, num_retained
+                CheckpointHandleStore(self.jobs, leader, files), num_retained
             ),
             "checkpoint_storage": files,
             "executor": self.executor,

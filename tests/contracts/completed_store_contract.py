@@ -8,7 +8,7 @@ are files of the test's folder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set as AbstractSet
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +19,14 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import DefaultCompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
     JobStatus,
 )
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, StreamStateHandle
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -40,7 +37,9 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StorageError,
 )
+from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
@@ -67,24 +66,17 @@ class _AtOnce(Executor):
         return future
 
 
-class _Deleting:
-    """Deletes below one storage and keeps in which order."""
+class _Deleting(EffectDiscards):
+    """Deletes checkpoints and keeps in which order."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
-        self._storage = storage
-        self.deleted: list[str] = []
+        super().__init__(storage, DocumentCache(lambda _: storage))
+        self.deleted: list[int] = []
 
-    def discard_metadata(self, uri: str) -> None:
-        self.deleted.append(uri)
-        self._storage.delete_file(uri)
-
-    def discard_state(self, handle: StreamStateHandle) -> None:
-        assert isinstance(handle, FileStateHandle)
-        self.deleted.append(handle.uri)
-        self._storage.delete_file(handle.uri)
-
-    def discard_location(self, uri: str) -> None:
-        self._storage.delete_directory(uri)
+    def discard(self, effects: OpenEffects, pinned: AbstractSet[str] = frozenset()) -> tuple[int, ...]:
+        deleted = super().discard(effects, pinned)
+        self.deleted += deleted
+        return deleted
 
 
 class CompletedCheckpointStoreContract:
@@ -104,13 +96,13 @@ class CompletedCheckpointStoreContract:
         self.is_whole = self.files.is_whole
         self.attempt = self.coordinator.register(make_registration()).attempt
         self.deleting = _Deleting(self.bytes)
-        self.registry = SharedStateRegistry(self.deleting)
-        self.cleaner = CheckpointsCleaner(self.deleting, _AtOnce(), discarded=self.confirm)
+        self.cleaner = self.new_cleaner()
 
-    def confirm(self, discarded: CompletedCheckpoint) -> None:
-        """Record that the files of a checkpoint are deleted."""
-        gone = (discarded.checkpoint_id,)
-        self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=gone, attempt=self.attempt))
+    def new_cleaner(self) -> CheckpointsCleaner:
+        """Return another cleaner of the present attempt."""
+        discarder = StorageDiscarder(self.bytes, JOB)
+        storage = SnapshotFiles(self.bytes, JOB, "sales")
+        return CheckpointsCleaner(self.rows, self.attempt, storage, self.deleting, discarder, _AtOnce())
 
     def handles(self, plan: FaultPlan | None = None) -> CheckpointHandleStore:
         """Return another store of handles, whose commits a plan may count."""
@@ -119,9 +111,8 @@ class CompletedCheckpointStoreContract:
 
     def opened(self, plan: FaultPlan | None = None, num_retained: int = 1, *, skip_corrupt: bool = False) -> Store:
         """Return another store of the present attempt that has recovered."""
-        self.registry = SharedStateRegistry(self.deleting)
         plan = plan or FaultPlan()
-        store = Store(self.handles(plan), self.registry, num_retained, skip_corrupt=skip_corrupt)
+        store = Store(self.handles(plan), num_retained, skip_corrupt=skip_corrupt)
         point, plan.point = plan.point, None
         store.recover()
         plan.point, plan.calls = point, []
@@ -131,7 +122,6 @@ class CompletedCheckpointStoreContract:
         """Add checkpoints and return what the last of them subsumed."""
         dropped = None
         for checkpoint in checkpoints:
-            self.registry.register_all(checkpoint.operator_states.values(), checkpoint.checkpoint_id)
             dropped = store.add_checkpoint_and_subsume_oldest(checkpoint, self.cleaner)
         return dropped
 
@@ -156,7 +146,7 @@ class CompletedCheckpointStoreContract:
     # --- life
 
     def test_a_store_is_used_between_recover_and_shutdown_only(self) -> None:
-        store = Store(self.handles(), self.registry)
+        store = Store(self.handles())
         with pytest.raises(CoordinatorError, match="recover"):
             self.add(store, self.written(1))
         with pytest.raises(CoordinatorError, match="recover"):
@@ -195,10 +185,10 @@ class CompletedCheckpointStoreContract:
     @pytest.mark.parametrize("number", [0, -1])
     def test_a_number_to_retain_below_one_is_taken_for_two(self, number: int, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):
-            store = Store(self.handles(), self.registry, number)
+            store = Store(self.handles(), number)
         assert store.get_max_number_of_retained() == 2
         assert "at least 1" in caplog.text
-        assert Store(self.handles(), self.registry).get_max_number_of_retained() == 2
+        assert Store(self.handles()).get_max_number_of_retained() == 2
 
     def test_checkpoints_need_metadata_on_storage(self) -> None:
         assert self.opened().requires_externalized_checkpoints()
@@ -299,7 +289,12 @@ class CompletedCheckpointStoreContract:
     def test_the_row_goes_before_the_bytes(self) -> None:
         store = self.filled(1, num_retained=1)
         rows: list[list[str]] = []
-        self.deleting.discard_metadata = lambda uri: rows.append(self.names())  # type: ignore[method-assign]
+
+        def discard(*_: Any) -> tuple[int, ...]:
+            rows.append(self.names())
+            return ()
+
+        self.deleting.discard = discard  # type: ignore[method-assign, assignment]
         self.add(store, self.written(2))
         assert rows == [[handle_name(2)]]
 
@@ -315,18 +310,6 @@ class CompletedCheckpointStoreContract:
     def test_checkpoints_are_recovered_oldest_first(self) -> None:
         self.filled(10, 9, 100)
         assert self.ids(self.opened()) == [9, 10, 100]
-
-    def test_recovering_registers_the_files_that_checkpoints_share(self) -> None:
-        self.filled(1, 2)
-        self.opened()
-        (entry,) = self.registry.entries.values()
-        assert (entry.created_by, entry.last_used, entry.is_confirmed) == (1, 2, True)
-        assert self.registry.highest_not_claimed_id == 0
-
-    def test_recovering_what_was_restored_without_a_claim_protects_its_files(self) -> None:
-        self.add(self.opened(), self.written(3, properties=UNCLAIMED))
-        self.opened()
-        assert self.registry.highest_not_claimed_id == 3
 
     def corrupt_metadata(self, checkpoint: CompletedCheckpoint) -> None:
         self.bytes.write_bytes(checkpoint.metadata_uri, b"none", overwrite=True)
@@ -391,8 +374,7 @@ class CompletedCheckpointStoreContract:
     def test_where_the_job_is_over_the_oldest_goes_first(self) -> None:
         store = self.filled(1, 2, 3)
         store.shutdown(JobStatus.FINISHED, self.cleaner)
-        metadata = [uri for uri in self.deleting.deleted if uri.endswith(METADATA_FILE)]
-        assert metadata == [f"{checkpoint_uri(self.bytes.base_uri, JOB, i)}/{METADATA_FILE}" for i in (1, 2, 3)]
+        assert self.deleting.deleted == [1, 2, 3]
 
     def test_what_stays_after_the_end_is_named_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         store = self.opened()

@@ -1,4 +1,4 @@
-"""Aborts of checkpoints: the rows change first, then files are deleted and tasks notified."""
+"""Aborts of checkpoints: the rows change first, then tasks are notified and files deleted."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import DiscardPlan, outside, private_states
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import confirm_discarded, latest_id
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import contents, merged
 from airflow_provider_statecheck.checkpoint.aligned.transitions import Aborted
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.states.handles import StreamStateHandle
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
 
 log = logging.getLogger(__name__)
 
@@ -63,46 +57,23 @@ class CheckpointAborter:
         return aborted
 
     def settle(self, aborted: Iterable[Aborted]) -> None:
-        """Delete the files, notify the tasks and count the failures of aborted checkpoints; errors are logged."""
+        """Notify the tasks, count the failures and delete the files of aborted checkpoints; errors are logged."""
+        aborted = tuple(aborted)
         for each in aborted:
             log.info("Aborted checkpoint %s: %s", each.checkpoint.checkpoint_id, each.error)
-            for step in (self._discard, self._notify):
-                _run_logged(partial(step, each), each.checkpoint.checkpoint_id)
+            _run_logged(partial(self._notify, each))
             self._count(each)
+        if aborted:
+            _run_logged(self._clean)
 
-    def clean(self, checkpoint: CheckpointRecord, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
-        """Delete the files of an aborted checkpoint in the background."""
-        states = outside(self._states(acknowledgements), checkpoint.location)
-        plan = DiscardPlan(states=states, location=checkpoint.location)
-        self._components.cleaner.clean(
-            plan, f"checkpoint {checkpoint.checkpoint_id}", partial(self._cleaned, checkpoint)
-        )
-
-    def _discard(self, aborted: Aborted) -> None:
-        try:
-            self.clean(aborted.checkpoint, aborted.acknowledgements)
-        except CoordinatorError as error:
-            checkpoint_id = aborted.checkpoint.checkpoint_id
-            log.warning("The files of checkpoint %s are left to garbage collection: %s", checkpoint_id, error)
-
-    def _states(self, acknowledgements: Iterable[AcknowledgementRecord]) -> tuple[StreamStateHandle, ...]:
-        # The coordinator's manifest refers to state that other checkpoints own.
-        of_tasks = [a for a in acknowledgements if a.operator_id != ALIGNED_OPERATOR_ID]
-        try:
-            return tuple(private_states(merged(contents(self._components.storage, of_tasks)).operator_states))
-        except StateCheckError as error:
-            log.warning("Deleting only the directory of an aborted checkpoint; a manifest cannot be read: %s", error)
-            return ()
-
-    def _cleaned(self, checkpoint: CheckpointRecord) -> None:
-        if not self._components.storage.exists(checkpoint.location):
-            confirm_discarded(self._components, checkpoint.checkpoint_id)
-        self._ended()
+    def _clean(self) -> None:
+        self._components.cleaner.clean(self._ended)
 
     def _notify(self, aborted: Aborted) -> None:
         checkpoint = aborted.checkpoint
-        latest, timestamp = latest_id(self._components), checkpoint.triggered_at
-        self._components.notifier.notify_aborted(running(self._components), checkpoint.checkpoint_id, latest, timestamp)
+        latest = self._components.completed_store.get_latest_checkpoint_id() or -1
+        tasks, checkpoint_id = running(self._components), checkpoint.checkpoint_id
+        self._components.notifier.notify_aborted(tasks, checkpoint_id, latest, checkpoint.triggered_at)
         self._components.operator_coordinators.notify_checkpoint_aborted(checkpoint.checkpoint_id)
 
     def _count(self, aborted: Aborted) -> None:
@@ -126,8 +97,8 @@ def running(components: CoordinatorComponents) -> list[ExecutionTask]:
     return [task for task in components.tasks if task.status is ExecutionStatus.RUNNING]
 
 
-def _run_logged(step: Callable[[], None], checkpoint_id: int) -> None:
+def _run_logged(step: Callable[[], None]) -> None:
     try:
         step()
     except Exception:
-        log.exception("A step after the abort of checkpoint %s failed", checkpoint_id)
+        log.exception("A step after the abort of checkpoints failed")

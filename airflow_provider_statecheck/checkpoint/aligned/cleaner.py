@@ -1,56 +1,99 @@
-"""Background deletion of subsumed checkpoints: Flink's ``CheckpointsCleaner``."""
+"""Background deletion of the files of ended checkpoints: Flink's ``CheckpointsCleaner``."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Set as AbstractSet
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import (
-    CompletedCheckpoint,
-    DiscardPlan,
-    StateDiscarder,
+from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage, contents, merged
+from airflow_provider_statecheck.checkpoint.fencing import require_running
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
+from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    FileStateHandle,
+    SegmentFileStateHandle,
+    StreamStateHandle,
+    streams_of,
 )
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CoordinatorError
 
 log = logging.getLogger(__name__)
 
-Job = Callable[[], None]
+_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
-def no_op(*_: object) -> None:
+def no_op() -> None:
     """Do nothing."""
+
+
+class CheckpointDeleter(Protocol):
+    """Deletes the files of checkpoints; all calls are idempotent and thread-safe."""
+
+    def discard(self, effects: OpenEffects, pinned: AbstractSet[str] = frozenset()) -> tuple[int, ...]:
+        """
+        Delete the checkpoints that the effects discard, without the files that retained checkpoints name.
+
+        :param pinned: URIs of further files that must stay.
+        :return: The ids of the checkpoints that are deleted completely.
+        """
+        ...
+
+
+class StateDiscarder(Protocol):
+    """Deletes single files of a job; calls are idempotent and thread-safe."""
+
+    def discard_state(self, handle: StreamStateHandle) -> None:
+        """
+        Delete the state of a handle.
+
+        :raises StorageError: if the state may still exist.
+        """
+        ...
 
 
 class CheckpointsCleaner:
     """
-    Deletes checkpoints in the background.
+    Deletes the ended checkpoints of a coordinator in the background.
 
-    A failed delete does not stop the others; a later cleaning deletes the rest of a subsumed checkpoint. Callbacks run
-    without a lock.
+    The rows decide what may be deleted, and record what was. A file stays while a retained checkpoint, the manifest of a
+    checkpoint in progress or the checkpoint that the leader restored names it. A deletion that fails is repeated by the next
+    cleaning. Callbacks run without a lock.
 
-    :param discarder: The deleter of files.
+    :param jobs: The store of the job's rows.
+    :param leader: The leader of the checkpoints.
+    :param storage: The storage of manifests.
+    :param deleter: The deleter of checkpoints.
+    :param discarder: The deleter of single files.
     :param executor: The executor that runs the deletes.
-    :param is_parallel: Whether the files of one checkpoint are deleted concurrently.
-    :param discarded: Called with each completed checkpoint after its last file was deleted.
+    :param is_parallel: Whether checkpoints are deleted concurrently.
     """
 
     def __init__(
         self,
+        jobs: JobStore,
+        leader: AttemptRef,
+        storage: SnapshotStorage,
+        deleter: CheckpointDeleter,
         discarder: StateDiscarder,
         executor: Executor,
         *,
         is_parallel: bool = True,
-        discarded: Callable[[CompletedCheckpoint], None] = no_op,
     ) -> None:
+        self._jobs = jobs
+        self._leader = leader
+        self._storage = storage
+        self._deleter = deleter
         self._discarder = discarder
         self._executor = executor
         self._is_parallel = is_parallel
-        self._discarded = discarded
         self._changed = threading.Condition()
-        self._subsumed: dict[int, CompletedCheckpoint] = {}
         self._cleanings = 0
         self._unfinished = 0
         self._is_closed = False
@@ -60,62 +103,29 @@ class CheckpointsCleaner:
         """Return the number of cleanings in progress, which limits new checkpoints."""
         return self._cleanings
 
-    @property
-    def subsumed(self) -> tuple[CompletedCheckpoint, ...]:
-        """Return the subsumed checkpoints that await cleaning, oldest first."""
-        with self._changed:
-            return tuple(self._subsumed[i] for i in sorted(self._subsumed))
-
-    def add_subsumed(self, checkpoint: CompletedCheckpoint) -> None:
-        """Queue a subsumed checkpoint for :meth:`clean_subsumed`."""
-        with self._changed:
-            self._subsumed[checkpoint.checkpoint_id] = checkpoint
-
-    def clean_subsumed(
-        self, lowest_valid_id: int, in_use_ids: AbstractSet[int], post_cleanup: Callable[[], None] = no_op
-    ) -> None:
+    def clean(self, post_cleanup: Callable[[], None] = no_op) -> None:
         """
-        Delete the queued subsumed checkpoints that are no longer in use; the others stay in the queue.
+        Delete all ended checkpoints whose files nothing needs.
 
-        :param lowest_valid_id: The id of the oldest retained checkpoint.
-        :param in_use_ids: The ids of checkpoints whose files others use.
-        :param post_cleanup: A callback that runs after each cleaning.
+        :param post_cleanup: A callback that runs after each deletion, even if it failed.
+        :raises CoordinatorError: if the cleaner was closed.
+        :raises StaleAttemptError: if another leader has taken over.
+        """
+        with self._jobs.transaction(self._leader.job_id) as tx:
+            require_running(tx, self._leader)
+            effects = transitions.effects_of(tx, self._leader.operator_id)
+            acknowledged = self._acknowledged(tx)
+        parts = [replace(effects, discards=(c,)) for c in effects.discards] if self._is_parallel else [effects]
+        for part in parts if effects.discards else ():
+            self._start(partial(self._delete, part, acknowledged), post_cleanup)
+
+    def discard_states(self, handles: Iterable[StreamStateHandle]) -> None:
+        """
+        Delete the state of a rejected acknowledgement.
+
         :raises CoordinatorError: if the cleaner was closed.
         """
-        with self._changed:
-            ready = [i for i in sorted(self._subsumed) if i < lowest_valid_id and i not in in_use_ids]
-            self._begin(len(ready))
-            checkpoints = [self._subsumed.pop(i) for i in ready]
-        for checkpoint in checkpoints:
-            ended = partial(self._end_subsumed, checkpoint, post_cleanup)
-            self._run(self._stages_of(checkpoint, checkpoint.properties.discard_on_subsumed), ended)
-
-    def clean_checkpoint(
-        self, checkpoint: CompletedCheckpoint, should_discard: bool, post_cleanup: Callable[[], None] = no_op
-    ) -> None:
-        """
-        Delete a completed checkpoint, or log the location of one to retain.
-
-        :param should_discard: Whether to delete the files.
-        :param post_cleanup: A callback that runs afterwards, even if a delete failed.
-        :raises CoordinatorError: if the cleaner was closed.
-        """
-        with self._changed:
-            self._begin(1)
-        ended = partial(self._end_checkpoint, checkpoint, should_discard, post_cleanup)
-        self._run(self._stages_of(checkpoint, should_discard), ended)
-
-    def clean(self, plan: DiscardPlan, subject: str, post_cleanup: Callable[[], None] = no_op) -> None:
-        """
-        Delete the files of an aborted checkpoint or of a late acknowledgement.
-
-        :param subject: The description for the log.
-        :param post_cleanup: A callback that runs afterwards, even if a delete failed.
-        :raises CoordinatorError: if the cleaner was closed.
-        """
-        with self._changed:
-            self._begin(1)
-        self._run(self._stages(plan), partial(self._end, subject, post_cleanup))
+        self._start(partial(self._discard_each, tuple(handles)), no_op)
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """
@@ -128,131 +138,54 @@ class CheckpointsCleaner:
             self._is_closed = True
             return self._changed.wait_for(lambda: self._unfinished == 0, timeout_seconds)
 
-    def _begin(self, count: int) -> None:
-        if self._is_closed:
-            raise CoordinatorError(
-                "Expected an open cleaner of checkpoints, found a closed one; run airflow statecheck gc to delete the files."
-            )
-        self._cleanings += count
-        self._unfinished += count
+    def _acknowledged(self, tx: JobTransaction) -> list[AcknowledgementRecord]:
+        rows = [c for c in tx.open_checkpoints(self._leader.operator_id) if c.status in _IN_PROGRESS]
+        return [acknowledged for c in rows for acknowledged in tx.acknowledgements(c.checkpoint_id)]
 
-    def _stages_of(self, checkpoint: CompletedCheckpoint, should_discard: bool) -> list[list[Job]]:
-        if should_discard:
-            return self._stages(DiscardPlan.of(checkpoint))
-        where = (checkpoint.checkpoint_id, checkpoint.external_pointer)
-        return [[partial(log.info, "Checkpoint %s is retained at %s", *where)]]
+    def _delete(self, effects: OpenEffects, acknowledged: list[AcknowledgementRecord]) -> None:
+        deleted = self._deleter.discard(effects, self._named(acknowledged))
+        if deleted:
+            with self._jobs.transaction(self._leader.job_id) as tx:
+                require_running(tx, self._leader)
+                transitions.mark_discarded(tx, self._leader.operator_id, deleted)
 
-    def _stages(self, plan: DiscardPlan) -> list[list[Job]]:
-        discarder = self._discarder
-        metadata = [partial(discarder.discard_metadata, uri) for uri in (plan.metadata_uri,) if uri is not None]
-        states = [partial(discarder.discard_state, handle) for handle in plan.states]
-        location = [partial(discarder.discard_location, uri) for uri in (plan.location,) if uri is not None]
-        return [[*metadata], [*states], [*location]]
+    def _named(self, acknowledged: list[AcknowledgementRecord]) -> frozenset[str]:
+        states = merged(contents(self._storage, acknowledged)).operator_states
+        streams = (stream for state in states for stream in streams_of(state))
+        return frozenset(s.uri for s in streams if isinstance(s, FileStateHandle | SegmentFileStateHandle))
 
-    def _run(self, stages: list[list[Job]], ended: Callable[[list[Exception]], None]) -> None:
-        StagedWork(self._executor, stages, ended, is_parallel=self._is_parallel).start()
+    def _discard_each(self, handles: Iterable[StreamStateHandle]) -> None:
+        for handle in handles:
+            self._discarder.discard_state(handle)
 
-    def _end_subsumed(
-        self, checkpoint: CompletedCheckpoint, post_cleanup: Callable[[], None], errors: list[Exception]
-    ) -> None:
-        if errors:
-            self.add_subsumed(checkpoint)
-        self._end_checkpoint(checkpoint, checkpoint.properties.discard_on_subsumed, post_cleanup, errors)
+    def _start(self, delete: Callable[[], None], post_cleanup: Callable[[], None]) -> None:
+        with self._changed:
+            if self._is_closed:
+                raise CoordinatorError(
+                    "Expected an open cleaner of checkpoints, found a closed one; run airflow statecheck gc to delete the "
+                    "files."
+                )
+            self._cleanings += 1
+            self._unfinished += 1
+        try:
+            self._executor.submit(self._run, delete, post_cleanup)
+        except RuntimeError:
+            # The executor was shut down. The files are left to the next leader or to garbage collection.
+            self._run(no_op, post_cleanup)
 
-    def _end_checkpoint(
-        self,
-        checkpoint: CompletedCheckpoint,
-        was_discarded: bool,
-        post_cleanup: Callable[[], None],
-        errors: list[Exception],
-    ) -> None:
-        subject = f"checkpoint {checkpoint.checkpoint_id}"
-        if was_discarded and not errors:
-            _run_logged(partial(self._discarded, checkpoint), subject)
-        self._end(subject, post_cleanup, errors)
-
-    def _end(self, subject: str, post_cleanup: Callable[[], None], errors: list[Exception]) -> None:
-        if errors:
-            log.warning(
-                "%s deletes of %s failed, the first with: %s", len(errors), subject, errors[0], exc_info=errors[0]
-            )
+    def _run(self, delete: Callable[[], None], post_cleanup: Callable[[], None]) -> None:
+        _run_logged(delete)
         with self._changed:
             self._cleanings -= 1
         # The callback may read ``cleanings``, which must not count this cleaning.
-        _run_logged(post_cleanup, subject)
+        _run_logged(post_cleanup)
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
 
 
-def _run_logged(callback: Callable[[], None], subject: str) -> None:
+def _run_logged(step: Callable[[], None]) -> None:
     try:
-        callback()
+        step()
     except Exception:
-        log.exception("A callback after the cleaning of %s failed", subject)
-
-
-class StagedWork:
-    """
-    Runs jobs in stages.
-
-    A failed job does not stop the others. No executor thread waits for another job.
-
-    :param executor: The executor that runs the jobs.
-    :param stages: The jobs; a stage starts after all jobs of the previous one have ended.
-    :param ended: Called exactly once, after the last job, with the errors that the jobs raised.
-    :param is_parallel: Whether the jobs of one stage run concurrently.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        stages: Sequence[Sequence[Job]],
-        ended: Callable[[list[Exception]], None],
-        *,
-        is_parallel: bool = True,
-    ) -> None:
-        self._executor = executor
-        stages = [[job for stage in stages for job in stage]] if not is_parallel else stages
-        self._waiting = [stage for stage in stages if stage] or [[no_op]]
-        self._is_parallel = is_parallel
-        self._ended = ended
-        self._lock = threading.Lock()
-        self._running = 0
-        self._errors: list[Exception] = []
-
-    def start(self) -> None:
-        """Submit the first stage and return."""
-        stage = self._waiting.pop(0)
-        bundles = [[job] for job in stage] if self._is_parallel else [list(stage)]
-        self._running = len(bundles)
-        for bundle in bundles:
-            self._submit(bundle)
-
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        try:
-            self._executor.submit(self._run, jobs)
-        except RuntimeError as error:
-            # The executor was shut down and will not run the jobs.
-            self._finish([error])
-
-    def _run(self, jobs: Sequence[Job]) -> None:
-        errors: list[Exception] = []
-        for job in jobs:
-            try:
-                job()
-            except Exception as error:
-                errors.append(error)
-        self._finish(errors)
-
-    def _finish(self, errors: list[Exception]) -> None:
-        with self._lock:
-            self._errors += errors
-            self._running -= 1
-            is_stage_over = self._running == 0
-        if not is_stage_over:
-            return
-        if self._waiting:
-            self.start()
-        else:
-            self._ended(self._errors)
+        log.warning("A cleaning of checkpoints failed; the next one repeats it", exc_info=True)

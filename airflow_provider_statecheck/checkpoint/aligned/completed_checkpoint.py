@@ -1,16 +1,14 @@
-"""Completed checkpoints and the order of deleting their files."""
+"""Completed checkpoints and the state that belongs to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, Self
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    ByteStreamStateHandle,
     FileStateHandle,
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
@@ -69,79 +67,13 @@ class CompletedCheckpoint:
         return hash((self.job_id, self.checkpoint_id))
 
 
-class StateDiscarder(Protocol):
-    """
-    Deletes the files of checkpoints.
-
-    Calls are idempotent: deleting a missing file succeeds. Implementations are thread-safe.
-    """
-
-    def discard_metadata(self, uri: str) -> None:
-        """
-        Delete the metadata of a checkpoint.
-
-        :raises StorageError: if the file may still exist.
-        """
-        ...
-
-    def discard_state(self, handle: StreamStateHandle) -> None:
-        """
-        Delete the state of a handle.
-
-        :raises StorageError: if the state may still exist.
-        """
-        ...
-
-    def discard_location(self, uri: str) -> None:
-        """
-        Delete the directory of a checkpoint.
-
-        :raises StorageError: if a file of it may still exist.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiscardPlan:
-    """
-    The files that belong to one checkpoint, without shared state.
-
-    The metadata is deleted first: no restore can read a partly deleted checkpoint. The registry deletes shared state.
-    """
-
-    metadata_uri: str | None = None
-    states: tuple[StreamStateHandle, ...] = ()
-    """The private state outside the directory, which is deleted in any order."""
-    location: str | None = None
-    """The directory, which is deleted last with its other files."""
-
-    @classmethod
-    def of(cls, checkpoint: CompletedCheckpoint) -> Self:
-        """Return the plan to delete a completed checkpoint."""
-        location = checkpoint.external_pointer
-        return cls(
-            metadata_uri=checkpoint.metadata_uri,
-            states=outside(private_states(checkpoint.operator_states.values()), location),
-            location=location,
-        )
-
-
-def outside(handles: Iterable[StreamStateHandle], directory: str) -> tuple[StreamStateHandle, ...]:
-    """Return the states that are not deleted with a directory; a large checkpoint is deleted with few requests."""
-    return tuple(handle for handle in handles if not _is_file_below(handle, f"{directory}/"))
-
-
-def _is_file_below(handle: StreamStateHandle, prefix: str) -> bool:
-    return isinstance(handle, FileStateHandle | SegmentFileStateHandle) and handle.uri.startswith(prefix)
-
-
 def location_of(handle: StreamStateHandle) -> tuple[str, ...]:
     """Return a key of the stored bytes; handles with equal keys refer to the same bytes."""
     if isinstance(handle, FileStateHandle):
         return ("file", handle.uri)
     if isinstance(handle, SegmentFileStateHandle):
         return ("segment", handle.uri, handle.logical_id)
-    return ("inline", handle.name if isinstance(handle, ByteStreamStateHandle) else "")
+    return ("inline", handle.name)
 
 
 def private_states(operator_states: Iterable[OperatorState]) -> Iterator[StreamStateHandle]:

@@ -8,20 +8,18 @@ subsumes; an unknown outcome of adding drops and deletes nothing.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Set as AbstractSet
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner, no_op
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
     CheckpointHandleStore,
     RetrievableStateHandle,
     handle_name,
 )
-from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
@@ -115,7 +113,6 @@ class DefaultCompletedCheckpointStore:
     Completed checkpoint store over the state handles of an operator's checkpoints.
 
     :param handles: The state handle store.
-    :param registry: The registry of the files that recovered checkpoints share.
     :param num_retained: The number of checkpoints to retain; a number below 1 means 2.
     :param skip_corrupt: Whether to skip unreadable checkpoints instead of raising.
     """
@@ -123,13 +120,11 @@ class DefaultCompletedCheckpointStore:
     def __init__(
         self,
         handles: CheckpointHandleStore,
-        registry: SharedStateRegistry,
         num_retained: int = DEFAULT_RETAINED,
         *,
         skip_corrupt: bool = False,
     ) -> None:
         self._handles = handles
-        self._registry = registry
         self._num_retained = _at_least_one(num_retained)
         self._skip_corrupt = skip_corrupt
         self._lock = threading.Lock()
@@ -143,11 +138,8 @@ class DefaultCompletedCheckpointStore:
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
         loaded = (self._read(handle) for handle, _ in self._handles.get_all_and_lock())
-        found = {checkpoint.checkpoint_id: checkpoint for checkpoint in loaded if checkpoint is not None}
-        for checkpoint_id in sorted(found.keys() - self._retained.keys()):
-            self._register(found[checkpoint_id])
         with self._lock:
-            self._retained = found
+            self._retained = {each.checkpoint_id: each for each in loaded if each is not None}
             self._is_recovered = True
 
     def add_checkpoint_and_subsume_oldest(
@@ -233,27 +225,20 @@ class DefaultCompletedCheckpointStore:
             ) from error
         log.error("Completed checkpoint %s cannot be read and is skipped: %s", name, error)
 
-    def _register(self, checkpoint: CompletedCheckpoint) -> None:
-        mode = RestoreMode.NO_CLAIM if checkpoint.properties.unclaimed else RestoreMode.CLAIM
-        self._registry.register_all_after_restored(checkpoint, mode)
-
     def _subsume(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> CompletedCheckpoint | None:
-        removed = {record.checkpoint_id for record in self._handles.subsume(self._num_retained)}
-        dropped = self._forget(removed)
-        for checkpoint in dropped:
-            cleaner.add_subsumed(checkpoint)
-        try:
-            self._clean_below(min(self._retained), cleaner, post_cleanup)
-        except Exception:
-            log.exception("Subsumed checkpoints could not be cleaned; the next checkpoint retries")
+        dropped = self._forget({record.checkpoint_id for record in self._handles.subsume(self._num_retained)})
+        self._clean(cleaner, post_cleanup)
         return dropped[-1] if dropped else None
 
     def _forget(self, checkpoint_ids: AbstractSet[int]) -> list[CompletedCheckpoint]:
         with self._lock:
             return [self._retained.pop(i) for i in sorted(checkpoint_ids & self._retained.keys())]
 
-    def _clean_below(self, lowest_id: int, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> None:
-        cleaner.clean_subsumed(lowest_id, self._registry.unregister_unused(lowest_id), post_cleanup)
+    def _clean(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> None:
+        try:
+            cleaner.clean(post_cleanup)
+        except Exception:
+            log.exception("Ended checkpoints could not be cleaned; the next checkpoint retries")
 
     def _drop_all(
         self,
@@ -265,29 +250,23 @@ class DefaultCompletedCheckpointStore:
         errors: list[Exception] = []
         for checkpoint in retained:
             try:
-                self._drop(checkpoint, checkpoint.properties.discard_on(status), cleaner, post_cleanup)
+                self._drop(checkpoint, status)
             except Exception as error:
                 errors.append(error)
         _raise_first(errors)
         self._handles.clear_entries()
-        # Retained checkpoints keep the files that they share.
-        self._clean_below(min(self._retained, default=sys.maxsize), cleaner, post_cleanup)
+        self._clean(cleaner, post_cleanup)
 
-    def _drop(
-        self,
-        checkpoint: CompletedCheckpoint,
-        should_discard: bool,
-        cleaner: CheckpointsCleaner,
-        post_cleanup: Callable[[], None],
-    ) -> None:
+    def _drop(self, checkpoint: CompletedCheckpoint, status: JobStatus) -> None:
+        if not checkpoint.properties.discard_on(status):
+            log.info("Checkpoint %s is retained at %s", checkpoint.checkpoint_id, checkpoint.external_pointer)
+            return
         name = handle_name(checkpoint.checkpoint_id)
-        if should_discard and not self._handles.release_and_try_remove(name):
+        if not self._handles.release_and_try_remove(name):
             raise StaleAttemptError(
                 f"Expected to remove {name} as the leader, found a newer one; stop this coordinator."
             )
-        cleaner.clean_checkpoint(checkpoint, should_discard, post_cleanup)
-        if should_discard:
-            self._forget({checkpoint.checkpoint_id})
+        self._forget({checkpoint.checkpoint_id})
 
     def _require_in_use(self) -> None:
         if self._is_shut_down:

@@ -11,12 +11,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
+from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter, running
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint, DiscardPlan
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
-from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import register_carried
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     StatePointer,
@@ -35,7 +34,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
-    CoordinatorError,
     StaleAttemptError,
     StateCheckError,
 )
@@ -74,7 +72,6 @@ class AcknowledgementHandler:
         :raises CheckpointException: if the checkpoint cannot be completed.
         """
         assessment = self._assess(message)
-        message = self._registered(message, assessment)
         if assessment.verdict is Verdict.SUCCESS and assessment.checkpoint is not None:
             assessment = self._store(message, assessment.checkpoint)
         if assessment.verdict is not Verdict.SUCCESS:
@@ -102,21 +99,6 @@ class AcknowledgementHandler:
                 transitions.record_late(tx, assessment.checkpoint, size)
         except StateCheckError as error:
             log.warning("Late acknowledgement of checkpoint %s was not recorded: %s", message.checkpoint_id, error)
-
-    def _registered(self, message: AcknowledgeMessage, assessment: Assessment) -> AcknowledgeMessage:
-        is_savepoint = assessment.checkpoint is not None and assessment.checkpoint.properties.is_savepoint
-        if message.state is None or is_savepoint:
-            return message
-        try:
-            states = self._components.registry.register_all([message.state], message.checkpoint_id)
-        except CoordinatorError as error:
-            if assessment.verdict is Verdict.SUCCESS:
-                declined = CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED, error)
-                self._aborter.abort_one(message.checkpoint_id, declined, attempt_id=message.attempt_id)
-                raise declined from error
-            log.warning("Shared state of a late acknowledgement was not registered: %s", error)
-            return message
-        return replace(message, state=states[message.state.operator_id])
 
     def _store(self, message: AcknowledgeMessage, checkpoint: CheckpointRecord) -> Assessment:
         self._require_whole(message)
@@ -178,9 +160,9 @@ class AcknowledgementHandler:
         if state is None:
             return
         try:
-            plan = DiscardPlan(states=unreferenced_streams([state], self._named_states(assessment)))
-            if plan.states:
-                self._components.cleaner.clean(plan, f"state of operator {state.uid!r} from a rejected acknowledgement")
+            rejected = unreferenced_streams([state], self._named_states(assessment))
+            if rejected:
+                self._components.cleaner.discard_states(rejected)
         except StateCheckError as error:
             # The references of the checkpoint are unknown, so nothing may be deleted.
             log.warning("State of operator %s was rejected and is left to garbage collection: %s", state.uid, error)
@@ -264,10 +246,6 @@ class CheckpointFinalizer:
         return completed_of(filled, content, self._components.storage.write_metadata(filled, content))
 
     def _add(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint | None:
-        if not checkpoint.properties.is_savepoint:
-            directories = retained_checkpoints.refresh(self._components)
-            register_carried(self._components.registry, checkpoint, directories)
-            self._components.registry.checkpoint_completed(checkpoint.checkpoint_id)
         return self._components.completed_store.add_checkpoint_and_subsume_oldest(
             checkpoint, self._components.cleaner, self._ended
         )

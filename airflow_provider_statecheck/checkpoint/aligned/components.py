@@ -19,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.aligned.notifications import Checkpo
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinators
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlanCalculator, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
-from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException
@@ -47,7 +46,6 @@ class CoordinatorComponents:
     decider: CheckpointRequestDecider
     id_counter: JobIDCounter
     completed_store: CompletedCheckpointStore
-    registry: SharedStateRegistry
     storage: SnapshotStorage
     cleaner: CheckpointsCleaner
     notifier: CheckpointNotifier

@@ -10,10 +10,10 @@ from random import Random
 from threading import Lock
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
+from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
-from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint, StateDiscarder
+from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointDeleter, CheckpointsCleaner, StateDiscarder
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
@@ -42,8 +42,6 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
     properties_of,
 )
 from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
-from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import GuardedDiscarder
-from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     SnapshotStorage,
@@ -106,7 +104,7 @@ class CheckpointCoordinator:
     :param tasks_to_trigger: The tasks to trigger.
     :param tasks_to_wait_for: The tasks that must acknowledge a checkpoint.
     :param tasks_to_commit_to: The tasks to notify of the end of a checkpoint.
-    :param registry: The registry of shared state, which the completed store must use as well.
+    :param deleter: The deleter of checkpoints.
     :param id_counter: The counter of checkpoint ids.
     :param completed_store: The store of completed checkpoints.
     :param checkpoint_storage: The storage of checkpoint files.
@@ -114,7 +112,7 @@ class CheckpointCoordinator:
     :param failure_manager: The manager that counts failures.
     :param jobs: The store of the job's rows.
     :param leader: The leader; calls of earlier leaders have no effect.
-    :param discarder: The deleter of files.
+    :param discarder: The deleter of the files of rejected acknowledgements.
     :param fail_task: A callback that fails a task after an error on a completion.
     :param clock: The clock of periodic checkpoints; all other times are database times.
     :param random: The source of the delay before the first periodic checkpoint.
@@ -134,7 +132,7 @@ class CheckpointCoordinator:
         tasks_to_trigger: Sequence[ExecutionTask],
         tasks_to_wait_for: Sequence[ExecutionTask],
         tasks_to_commit_to: Sequence[ExecutionTask],
-        registry: SharedStateRegistry,
+        deleter: CheckpointDeleter,
         id_counter: JobIDCounter,
         completed_store: CompletedCheckpointStore,
         checkpoint_storage: SnapshotStorage,
@@ -163,12 +161,13 @@ class CheckpointCoordinator:
         self._has_base_locations = False
         self._is_shut_down = False
         cleaner = CheckpointsCleaner(
-            GuardedDiscarder(discarder, registry),
+            jobs,
+            leader,
+            checkpoint_storage,
+            deleter,
+            discarder,
             executor,
             is_parallel=config.cleaner_parallel_mode,
-            discarded=lambda completed: retained_checkpoints.confirm_discarded(
-                self._components, completed.checkpoint_id
-            ),
         )
         self._components = CoordinatorComponents(
             jobs=jobs,
@@ -183,7 +182,6 @@ class CheckpointCoordinator:
             decider=CheckpointRequestDecider(config.effective_max_concurrent_checkpoints, config.effective_min_pause),
             id_counter=id_counter,
             completed_store=completed_store,
-            registry=registry,
             storage=checkpoint_storage,
             cleaner=cleaner,
             notifier=CheckpointNotifier(executor, fail_task),

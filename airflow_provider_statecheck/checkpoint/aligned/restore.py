@@ -8,22 +8,17 @@ from dataclasses import replace
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import statistics
-from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
+from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorRestoreMode
-from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import confirm_discarded, refresh
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
-    SnapshotContent,
-    completed_of,
     contents,
     merged,
-    metadata_of,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -91,7 +86,7 @@ class StateRestorer:
         :raises CoordinatorError: if a required checkpoint does not exist, or a hook or operator coordinator fails.
         :raises IncompatibleCheckpointError: if a state does not fit; no task was restored.
         """
-        retained_checkpoints.refresh(self._components)
+        self._components.completed_store.recover()
         latest = self._components.completed_store.get_latest_checkpoint()
         if latest is None:
             return self._start_without_checkpoint(error_if_no_checkpoint, mode)
@@ -121,7 +116,7 @@ class StateRestorer:
         :raises SnapshotClaimedError: if another job has claimed the snapshot.
         """
         found = self._components.storage.resolve_checkpoint(pointer)
-        retained_checkpoints.refresh(self._components)
+        self._components.completed_store.recover()
         newest = self._components.completed_store.get_latest_checkpoint_id()
         if newest > found.checkpoint_id:
             raise CoordinatorError(
@@ -131,7 +126,6 @@ class StateRestorer:
         _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
         self._components.id_counter.set_count(found.checkpoint_id + 1)
         claimed = self._adopted(found, mode)
-        self._components.registry.register_all_after_restored(claimed, mode)
         self._components.completed_store.add_checkpoint_and_subsume_oldest(claimed, self._components.cleaner)
         return claimed
 
@@ -234,9 +228,8 @@ def resume(components: CoordinatorComponents, aborter: CheckpointAborter, finali
     for record, reason in _unrecoverable(components):
         error = CheckpointException(CheckpointFailureReason.JOB_FAILURE, CoordinatorError(reason))
         aborter.abort_one(record.checkpoint_id, error)
-    refresh(components)
     finalizer.take_over()
-    _resume_cleaning(components, aborter)
+    components.cleaner.clean()
 
 
 def _unrecoverable(components: CoordinatorComponents) -> list[tuple[CheckpointRecord, str]]:
@@ -256,26 +249,3 @@ def _unrecoverable(components: CoordinatorComponents) -> list[tuple[CheckpointRe
         except (CheckpointNotFoundError, CorruptStateError) as error:
             unrecoverable.append((record, f"acknowledged state cannot be read: {error}"))
     return unrecoverable
-
-
-def _resume_cleaning(components: CoordinatorComponents, aborter: CheckpointAborter) -> None:
-    """Resume unfinished deletions; a subsumed checkpoint is deleted when none of its files is in use."""
-    with components.transition() as tx:
-        rows = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.awaits_discard]
-        candidates = [(c, tx.acknowledgements(c.checkpoint_id)) for c in rows]
-    for record, acknowledged in candidates:
-        if not components.storage.exists(record.location):
-            confirm_discarded(components, record.checkpoint_id)
-        elif record.status is CheckpointStatus.SUBSUMED:
-            components.cleaner.add_subsumed(_subsumed(components, record))
-        else:
-            aborter.clean(record, acknowledged)
-
-
-def _subsumed(components: CoordinatorComponents, record: CheckpointRecord) -> CompletedCheckpoint:
-    metadata = metadata_of(record)
-    try:
-        return completed_of(record, components.storage.read(metadata), metadata)
-    except (CheckpointNotFoundError, CorruptStateError):
-        # Partly deleted before; deleting the directory removes the remaining files.
-        return completed_of(record, SnapshotContent(), metadata)

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
-from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import latest, must_be_full
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     StatePointer,
@@ -129,10 +129,22 @@ class CheckpointTrigger:
             return transitions.begin(tx, self._components.leader, request, plan, checkpoint_id, location, timeout)
 
     def _with_snapshot_type(self, request: SnapshotRequest) -> SnapshotRequest:
-        if request.properties.is_savepoint or not must_be_full(self._components):
+        if request.properties.is_savepoint or not self._must_be_full():
             return request
         full = replace(request.properties, snapshot_type=CheckpointType.FULL_CHECKPOINT)
         return replace(request, properties=full)
+
+    def _must_be_full(self) -> bool:
+        # The owner of a snapshot that was restored without a claim may delete its files.
+        self._components.completed_store.recover()
+        retained = self._components.completed_store.get_all_checkpoints()
+        foreign = max((c.checkpoint_id for c in retained if c.properties.unclaimed), default=0)
+        full = (c.checkpoint_id for c in retained if c.properties.snapshot_type is CheckpointType.FULL_CHECKPOINT)
+        return foreign > max(full, default=0)
+
+    def _latest(self) -> CompletedCheckpoint | None:
+        self._components.completed_store.recover()
+        return self._components.completed_store.get_latest_checkpoint()
 
     def _refuse(self, request: SnapshotRequest, error: CheckpointException) -> None:
         with self._components.transition() as tx:
@@ -175,7 +187,7 @@ class CheckpointTrigger:
 
     def _restored(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> dict[OperatorId, OperatorState]:
         """Return the states of operators that have not started, copied for full checkpoints and savepoints."""
-        found = latest(self._components) if plan.not_started else None
+        found = self._latest() if plan.not_started else None
         waiting = {task.operator_id for task in plan.not_started}
         states = [] if found is None else [s for i, s in found.operator_states.items() if i in waiting]
         is_self_contained = checkpoint.properties.snapshot_type is not CheckpointType.CHECKPOINT

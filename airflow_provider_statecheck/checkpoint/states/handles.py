@@ -65,14 +65,7 @@ class SegmentFileStateHandle:
         return self.length
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceholderStateHandle:
-    """Placeholder for state that an earlier checkpoint uploaded."""
-
-    state_size: int = 0
-
-
-StreamStateHandle = ByteStreamStateHandle | FileStateHandle | SegmentFileStateHandle | PlaceholderStateHandle
+StreamStateHandle = ByteStreamStateHandle | FileStateHandle | SegmentFileStateHandle
 """State as one stream of bytes."""
 
 

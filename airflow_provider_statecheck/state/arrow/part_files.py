@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
 from airflow_provider_statecheck.state.arrow.layout import DELETED, KEY_GROUP, NAMESPACE, position_names, single
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.schemas import StateSchema
@@ -340,14 +340,10 @@ class _OpenFile:
         os.close(self.descriptor)
 
 
-def _location(handle: StreamStateHandle) -> tuple[str, int]:
+def _location(handle: FileStateHandle | SegmentFileStateHandle) -> tuple[str, int]:
     if isinstance(handle, FileStateHandle):
         return handle.uri, 0
-    if isinstance(handle, SegmentFileStateHandle):
-        return handle.uri, handle.start
-    raise InvalidConfigurationError(
-        f"Expected a readable state handle, found {type(handle).__name__}; replace placeholders by their handles."
-    )
+    return handle.uri, handle.start
 
 
 def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:

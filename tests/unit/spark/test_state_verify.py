@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     FileStateHandle,
     OperatorState,
-    PlaceholderStateHandle,
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.exceptions import StorageError
@@ -93,10 +92,6 @@ def test_changed_bytes_are_told_by_a_deep_look(stage):
         assert problems(stage.storage, stream) == []
         (told,) = problems(stage.storage, stream, is_deep=True)
         assert "changed after they were written" in told
-
-
-def test_a_placeholder_is_a_problem(stage):
-    assert "placeholder" in problems(stage.storage, PlaceholderStateHandle())[0]
 
 
 def test_a_storage_that_does_not_answer_says_nothing_about_the_state(stage):

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -19,19 +17,13 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
-    KeyGroupsStateHandle,
-    OperatorState,
-    OperatorSubtaskState,
-    PlaceholderStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, encode_metadata
-from airflow_provider_statecheck.testing.aligned_job import InlineExecutor
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.documents import JOB_ID, make_document, make_snapshot
 
@@ -125,6 +117,34 @@ def test_a_snapshot_goes_with_the_last_checkpoint_that_named_it(written):
     assert written.files() == set()
 
 
+def test_metadata_goes_first_and_the_directory_last(written, storage):
+    first, plan = written.checkpoint(1, written.snapshot("old")), FaultPlan()
+    assert written.discard([first], [], storage=faulty_storage(storage, plan))[0] == (1,)
+    deletes = [call for call in plan.calls if call.startswith("delete")]
+    assert deletes == ["delete_file", "delete_directory", "delete_directory"]
+
+
+@pytest.mark.parametrize("point", [1, 2, 3])
+def test_a_delete_that_fails_leaves_the_checkpoint_to_the_next_discard(written, storage, point):
+    first, plan = written.checkpoint(1, written.snapshot("old")), FaultPlan()
+    plan.point = None
+    sick = faulty_storage(storage, plan)
+    deletes = iter(range(1, 4))
+    delete_file, delete_directory = sick.delete_file, sick.delete_directory
+
+    def failing(delete):
+        def call(uri):
+            if next(deletes) == point:
+                raise StorageError("injected")
+            return delete(uri)
+
+        return call
+
+    sick.delete_file, sick.delete_directory = failing(delete_file), failing(delete_directory)
+    assert written.discard([first], [], storage=sick)[0] == ()
+    assert written.discard([first], [])[0] == (1,)
+
+
 def test_a_pinned_snapshot_stays(written):
     old = written.snapshot("old")
     assert written.discard([written.checkpoint(1, old)], [], frozenset({old}))[0] == (1,)
@@ -209,62 +229,13 @@ class TestDiscarder:
             discarder.discard_location(f"{job}/chk-1")
         assert storage.list_files(job) == {}
 
-    @pytest.mark.parametrize("kind", ["inline", "placeholder", "segment"])
+    @pytest.mark.parametrize("kind", ["inline", "segment"])
     def test_what_is_no_file_of_its_own_is_left_alone(self, storage, job, kind):
         uri = f"{job}/chk-1/a"
         storage.write_bytes(uri, b"x")
         handles: dict[str, StreamStateHandle] = {
             "inline": ByteStreamStateHandle("a", b"x"),
-            "placeholder": PlaceholderStateHandle(),
             "segment": SegmentFileStateHandle(uri, 0, 1, CheckpointedStateScope.SHARED, "s1"),
         }
         StorageDiscarder(storage, JobId(job.rpartition("/")[2])).discard_state(handles[kind])
         assert storage.exists(uri)
-
-
-@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
-@pytest.mark.parametrize("is_parallel", [True, False])
-def test_a_cleaning_that_fails_at_any_delete_is_made_good_by_the_next(storage, job, mode, is_parallel):
-    calls, point = 1, 1
-    while point <= calls:
-        names = [f"{job}/{name}" for name in ("chk-1/_metadata", "chk-0/a", "chk-0/b", "chk-1/c", "chk-1/left over")]
-        for uri in names:
-            storage.write_bytes(uri, b"x")
-        storage.write_bytes(f"{job}/chk-2/_metadata", b"x")
-        plan, told = FaultPlan(point, mode), list[CompletedCheckpoint]()
-        cleaner = CheckpointsCleaner(
-            StorageDiscarder(faulty_storage(storage, plan), JobId(job.rpartition("/")[2])),
-            InlineExecutor(),
-            is_parallel=is_parallel,
-            discarded=told.append,
-        )
-        cleaner.add_subsumed(completed(job, *names))
-        cleaner.clean_subsumed(2, set())
-        assert (len(told), len(cleaner.subsumed)) == (0, 1)
-        cleaner.clean_subsumed(2, set())
-        assert (len(told), len(cleaner.subsumed)) == (1, 0)
-        assert list(storage.list_files(job)) == ["chk-2/_metadata"]
-        calls, point = len(plan.calls) // 2, point + 1
-    assert point == 5
-
-
-def completed(job: str, metadata_uri: str, *uris: str) -> CompletedCheckpoint:
-    """Make a checkpoint whose files are these, but for the last, which nobody knows."""
-    key_groups = KeyGroupRange(0, 0)
-    handles = tuple(KeyGroupsStateHandle(key_groups, (0,), FileStateHandle(uri, 1)) for uri in uris[:-1])
-    state = OperatorState(
-        operator_id=OperatorId("op"),
-        uid="op",
-        parallelism=1,
-        max_parallelism=1,
-        subtask_states={0: OperatorSubtaskState(managed_keyed=handles)},
-    )
-    return CompletedCheckpoint(
-        job_id=JobId(JOB_ID),
-        checkpoint_id=1,
-        triggered_at=MOMENT,
-        completed_at=MOMENT,
-        operator_states={state.operator_id: state},
-        external_pointer=f"{job}/chk-1",
-        metadata_uri=metadata_uri,
-    )

@@ -16,10 +16,7 @@ from hypothesis import given, settings, strategies as st
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
-    IncrementalKeyedStateHandle,
-    KeyGroupsStateHandle,
     OperatorSubtaskState,
-    PlaceholderStateHandle,
 )
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
@@ -37,12 +34,10 @@ from airflow_provider_statecheck.storage.metadata_file import (
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
 from tests.unit.storage.operator_states import (
-    RANGE,
     SAVEPOINT_URI,
     documents,
     make_operator_state,
     make_savepoint,
-    operator_handle,
 )
 
 SAVEPOINT_METADATA = f"{SAVEPOINT_URI}/_metadata"
@@ -130,30 +125,6 @@ class TestRoundTrip:
             return values
 
         assert decode_metadata(with_body(with_more(body_of(data))), uri=SAVEPOINT_METADATA) == make_savepoint()
-
-
-class TestPlaceholders:
-    PLACEHOLDER = PlaceholderStateHandle(7)
-
-    @pytest.mark.parametrize(
-        "subtask",
-        [
-            OperatorSubtaskState(managed_operator=(operator_handle(PLACEHOLDER),)),
-            OperatorSubtaskState(raw_keyed=(KeyGroupsStateHandle(RANGE, (0, 1, 2), PLACEHOLDER),)),
-            OperatorSubtaskState(
-                managed_keyed=(
-                    IncrementalKeyedStateHandle(
-                        backend_id="b", key_group_range=RANGE, checkpoint_id=1, shared=(("x", PLACEHOLDER),)
-                    ),
-                )
-            ),
-        ],
-        ids=["operator", "key groups", "incremental"],
-    )
-    def test_placeholder_is_refused(self, subtask: OperatorSubtaskState) -> None:
-        state = replace(make_operator_state(), subtask_states={0: subtask})
-        with pytest.raises(InvalidConfigurationError, match="PlaceholderStateHandle; replace placeholders"):
-            encode_metadata(make_document(operator_states=(state,)), uri=METADATA_URI)
 
 
 class TestRelocation:

@@ -1,249 +1,203 @@
-"""Discarding checkpoints in the background."""
+"""Deleting ended checkpoints in the background, as their rows say."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import DiscardPlan
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
-from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.testing.aligned_job import HeldExecutor, InlineExecutor
-from tests.unit.checkpoint.aligned.completed import (
-    RecordingDiscarder,
-    completed,
-    file,
-    incremental,
-    keyed,
-    operator_list,
-    operator_state,
-)
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.messages import OpenEffects
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, StreamStateHandle
+from airflow_provider_statecheck.exceptions import CoordinatorError, StaleAttemptError, StorageError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
+from airflow_provider_statecheck.testing.aligned_job import AlignedJob, HeldExecutor, InlineExecutor
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from tests.unit.checkpoint.aligned.test_coordinator import CHECKPOINT
 
 
-def whole(checkpoint_id: int, **changes):
-    """Make a checkpoint that has every kind of state."""
-    subtask = OperatorSubtaskState(
-        managed_operator=(operator_list(checkpoint_id),),
-        managed_keyed=(incremental(checkpoint_id, {"1.sst": file("shared/1")}),),
-        raw_keyed=(keyed(checkpoint_id),),
-    )
-    state = operator_state(subtask, coordinator_state=file(f"own-{checkpoint_id}/coordinator"))
-    return completed(checkpoint_id, state, **changes)
+class Deleting:
+    """A deleter and discarder that notes what it was asked for, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
+        self.discarded: list[str] = []
+        self.pinned: list[AbstractSet[str]] = []
+        self.failing = False
+
+    def discard(self, effects: OpenEffects, pinned: AbstractSet[str] = frozenset()) -> tuple[int, ...]:
+        ids = tuple(c.checkpoint_id for c in effects.discards)
+        self.asked.append(ids)
+        self.pinned.append(pinned)
+        if self.failing:
+            raise StorageError("injected")
+        return ids
+
+    def discard_state(self, handle: StreamStateHandle) -> None:
+        assert isinstance(handle, FileStateHandle)
+        self.discarded.append(handle.uri)
 
 
-PRIVATE = ["coordinator", "list", "wal", "meta", "keyed"]
+class Job:
+    """An operator that retains one checkpoint, and its cleaners."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rows = InMemoryJobStore(ManualClock())
+        self.coordinator = AttemptCoordinator(self.rows)
+        self.attempt = self.coordinator.register(make_registration(num_retained=1)).attempt
+        self.storage = SnapshotFiles(CheckpointStorage.open(str(folder)), self.attempt.job_id, "sales")
+        self.deleting = Deleting()
+
+    def complete(self, count: int) -> None:
+        for _ in range(count):
+            complete_checkpoint(self.coordinator, self.attempt)
+
+    def cleaner(self, executor: Executor | None = None, *, is_parallel: bool = True) -> CheckpointsCleaner:
+        return CheckpointsCleaner(
+            self.rows,
+            self.attempt,
+            self.storage,
+            self.deleting,
+            self.deleting,
+            executor or InlineExecutor(),
+            is_parallel=is_parallel,
+        )
+
+    def row(self, checkpoint_id: int) -> CheckpointRecord:
+        found = self.rows.checkpoint(self.attempt.job_id, checkpoint_id)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
-def discarder() -> RecordingDiscarder:
-    return RecordingDiscarder()
+def stage(tmp_path: Path) -> Job:
+    return Job(tmp_path)
 
 
-@pytest.fixture
-def cleaner(discarder) -> CheckpointsCleaner:
-    return CheckpointsCleaner(discarder, InlineExecutor())
+@pytest.mark.parametrize(("is_parallel", "asked"), [(True, [(1,), (2,)]), (False, [(1, 2)])])
+def test_ended_checkpoints_are_deleted_and_their_rows_say_so(stage: Job, is_parallel: bool, asked: Any) -> None:
+    stage.complete(3)
+    stage.cleaner(is_parallel=is_parallel).clean()
+    assert stage.deleting.asked == asked
+    assert [stage.row(i).discarded_at is not None for i in (1, 2, 3)] == [True, True, False]
 
 
-def test_metadata_goes_first_then_private_state_then_the_directory(cleaner, discarder):
-    cleaner.clean_checkpoint(whole(1), True)
-    states = [f"state own-1/{name}" for name in PRIVATE]
-    assert discarder.calls == ["metadata chk-1/_metadata", *states, "location chk-1"]
+def test_a_deletion_that_fails_is_repeated_by_the_next_cleaning(stage: Job, caplog: pytest.LogCaptureFixture) -> None:
+    stage.complete(2)
+    stage.deleting.failing = True
+    followed: list[int] = []
+    stage.cleaner().clean(lambda: followed.append(1))
+    assert (stage.row(1).discarded_at, followed) == (None, [1])
+    assert "the next one repeats it" in caplog.text
+    stage.deleting.failing = False
+    stage.cleaner().clean()
+    assert stage.row(1).discarded_at is not None
 
 
-def test_state_in_the_directory_goes_with_it(cleaner, discarder):
-    subtask = OperatorSubtaskState(managed_operator=(replace(operator_list(1), stream=file("chk-1/list")),))
-    cleaner.clean_checkpoint(completed(1, operator_state(subtask)), True)
-    assert discarder.calls == ["metadata chk-1/_metadata", "location chk-1"]
-
-
-def test_shared_state_is_not_touched(cleaner, discarder):
-    cleaner.clean_checkpoint(whole(1), True)
-    assert not any("shared" in call for call in discarder.calls)
-
-
-def test_one_that_is_kept_loses_nothing_and_the_log_says_where_it_is(cleaner, discarder, caplog):
-    followed = []
-    with caplog.at_level("INFO"):
-        cleaner.clean_checkpoint(whole(1), False, lambda: followed.append(1))
-    assert discarder.calls == []
-    assert followed == [1]
-    assert "Checkpoint 1 is retained at memory://base/chk-1" in caplog.text
-
-
-@pytest.mark.parametrize("is_parallel", [True, False])
-@pytest.mark.parametrize("failing", ["metadata chk-1/_metadata", "state own-1/wal", "location chk-1"])
-def test_one_failed_delete_does_not_stop_the_others(discarder, failing, is_parallel, caplog):
-    cleaner = CheckpointsCleaner(discarder, InlineExecutor(), is_parallel=is_parallel)
-    discarder.failing = {failing}
-    followed = []
-    cleaner.clean_checkpoint(whole(1), True, lambda: followed.append(cleaner.cleanings))
-    assert len(discarder.calls) == 2 + len(PRIVATE)
-    assert discarder.calls[-1] == "location chk-1"
-    assert followed == [0]
-    assert "1 deletes of checkpoint 1 failed" in caplog.text
-
-
-def test_errors_are_reported_once(cleaner, discarder, caplog):
-    discarder.failing = {f"state own-1/{name}" for name in PRIVATE}
-    cleaner.clean_checkpoint(whole(1), True)
-    assert [r.getMessage() for r in caplog.records] == [
-        f"5 deletes of checkpoint 1 failed, the first with: injected at state own-1/{PRIVATE[0]}"
-    ]
-
-
-def test_it_is_told_when_nothing_is_left_and_only_then(discarder):
-    gone = []
-    cleaner = CheckpointsCleaner(discarder, InlineExecutor(), discarded=lambda c: gone.append(c.checkpoint_id))
-    discarder.failing = {"state own-2/wal"}
-    for number, goes in ((1, True), (2, True), (3, False)):
-        cleaner.clean_checkpoint(whole(number), goes)
-    assert gone == [1]
-
-
-def test_private_state_is_deleted_at_the_same_time(discarder):
+def test_without_ended_checkpoints_nothing_is_started(stage: Job) -> None:
+    stage.complete(1)
     executor = HeldExecutor()
-    CheckpointsCleaner(discarder, executor).clean_checkpoint(whole(1), True)
-    executor.run_next()
-    assert len(executor.held) == len(PRIVATE)
-
-
-def test_one_after_the_other_where_that_is_wanted(discarder):
-    executor = HeldExecutor()
-    CheckpointsCleaner(discarder, executor, is_parallel=False).clean_checkpoint(whole(1), True)
-    executor.run_next()
+    stage.cleaner(executor).clean()
     assert executor.held == []
-    assert discarder.calls[0] == "metadata chk-1/_metadata"
-    assert discarder.calls[-1] == "location chk-1"
 
 
-def test_cleanings_in_progress_are_counted(discarder):
+def test_a_fenced_leader_deletes_and_records_nothing(stage: Job) -> None:
+    stage.complete(2)
     executor = HeldExecutor()
-    cleaner = CheckpointsCleaner(discarder, executor)
-    counts = []
-    for number in (1, 2):
-        cleaner.clean_checkpoint(whole(number), number == 1, lambda: counts.append(cleaner.cleanings))
+    cleaner = stage.cleaner(executor)
+    cleaner.clean()
+    stage.coordinator.register(make_registration(num_retained=1))
+    executor.run_all()
+    assert stage.row(1).discarded_at is None
+    with pytest.raises(StaleAttemptError):
+        cleaner.clean()
+
+
+def test_cleanings_in_progress_are_counted(stage: Job) -> None:
+    stage.complete(3)
+    executor = HeldExecutor()
+    cleaner = stage.cleaner(executor)
+    counts: list[int] = []
+    cleaner.clean(lambda: counts.append(cleaner.cleanings))
     assert cleaner.cleanings == 2
     executor.run_all()
-    # What follows a cleaning finds it ended: the one that is kept ends first.
     assert counts == [1, 0]
 
 
-def test_many_cleanings_fit_on_one_thread(discarder):
-    with ThreadPoolExecutor(1) as executor:
-        cleaner = CheckpointsCleaner(discarder, executor)
-        for number in range(1, 20):
-            cleaner.clean_checkpoint(whole(number), True)
-        assert cleaner.close(timeout_seconds=60)
-    assert len(discarder.calls) == 19 * (2 + len(PRIVATE))
+def test_what_follows_a_cleaning_may_fail_or_ask_for_another(stage: Job, caplog: pytest.LogCaptureFixture) -> None:
+    stage.complete(2)
+    cleaner = stage.cleaner()
 
-
-def test_what_follows_a_cleaning_may_fail(cleaner, caplog):
-    def fail() -> None:
+    def follow() -> None:
+        cleaner.clean()
         raise ValueError("not my day")
 
-    cleaner.clean_checkpoint(whole(1), True, fail)
+    cleaner.clean(follow)
     assert cleaner.cleanings == 0
-    assert cleaner.close(timeout_seconds=0)
     assert "not my day" in caplog.text
 
 
-def test_what_follows_a_cleaning_may_ask_for_another(cleaner, discarder):
-    cleaner.clean_checkpoint(whole(1), True, lambda: cleaner.clean_checkpoint(whole(2), True))
-    assert "location chk-2" in discarder.calls
+def test_state_of_a_rejected_acknowledgement_goes_alone(stage: Job) -> None:
+    stage.cleaner().discard_states([FileStateHandle("memory://a", 1), FileStateHandle("memory://b", 1)])
+    assert (stage.deleting.discarded, stage.deleting.asked) == (["memory://a", "memory://b"], [])
 
 
-class TestSubsumed:
-    def test_they_are_cleaned_below_the_lowest_valid_one_unless_in_use(self, cleaner, discarder):
-        for number in (4, 1, 2, 3):
-            cleaner.add_subsumed(completed(number))
-        cleaner.clean_subsumed(4, {2})
-        assert [c for c in discarder.calls if c.startswith("location")] == ["location chk-1", "location chk-3"]
-        assert [c.checkpoint_id for c in cleaner.subsumed] == [2, 4]
-
-    def test_they_go_when_they_are_not_in_use_any_more(self, cleaner, discarder):
-        cleaner.add_subsumed(completed(2))
-        cleaner.clean_subsumed(4, {2})
-        assert discarder.calls == []
-        cleaner.clean_subsumed(4, set())
-        cleaner.clean_subsumed(4, set())
-        assert discarder.calls == ["metadata chk-2/_metadata", "location chk-2"]
-
-    def test_one_whose_owner_keeps_it_leaves_the_queue_and_stays(self, cleaner, discarder):
-        cleaner.add_subsumed(completed(1, properties=CheckpointProperties.for_unclaimed_snapshot()))
-        cleaner.clean_subsumed(2, set())
-        assert discarder.calls == []
-        assert cleaner.subsumed == ()
-
-    def test_what_is_left_of_one_goes_with_the_next_cleaning(self, cleaner, discarder):
-        cleaner.add_subsumed(completed(1))
-        discarder.failing = {"location chk-1"}
-        cleaner.clean_subsumed(2, set())
-        assert [c.checkpoint_id for c in cleaner.subsumed] == [1]
-        discarder.failing = set()
-        cleaner.clean_subsumed(2, set())
-        assert cleaner.subsumed == ()
-
-    def test_what_follows_runs_after_each(self, cleaner):
-        followed = []
-        for number in (1, 2):
-            cleaner.add_subsumed(completed(number))
-        cleaner.clean_subsumed(3, set(), lambda: followed.append(cleaner.cleanings))
-        assert len(followed) == 2
+def test_a_closed_cleaner_waits_and_accepts_nothing(stage: Job) -> None:
+    stage.complete(20)
+    with ThreadPoolExecutor(1) as executor:
+        cleaner = stage.cleaner(executor)
+        cleaner.clean()
+        assert cleaner.close(timeout_seconds=60)
+        assert len(stage.deleting.asked) == 19
+        with pytest.raises(CoordinatorError, match="airflow statecheck gc"):
+            cleaner.discard_states([])
+    stage.complete(1)
+    with pytest.raises(CoordinatorError, match="airflow statecheck gc"):
+        cleaner.clean()
 
 
-class TestUnfinished:
-    def test_a_pending_one_goes_without_metadata(self, cleaner, discarder):
-        cleaner.clean(DiscardPlan(states=(file("chk-7/a"),), location="memory://base/chk-7"), "pending checkpoint 7")
-        assert discarder.calls == ["state chk-7/a", "location chk-7"]
-
-    def test_late_state_goes_alone(self, cleaner, discarder):
-        cleaner.clean(DiscardPlan(states=(file("chk-7/a"),)), "a late acknowledgement")
-        assert discarder.calls == ["state chk-7/a"]
-
-    def test_nothing_to_delete_is_success(self, cleaner, discarder):
-        followed = []
-        cleaner.clean(DiscardPlan(), "nothing", lambda: followed.append(1))
-        assert (discarder.calls, followed) == ([], [1])
+def test_closing_gives_up_after_its_time(stage: Job) -> None:
+    stage.complete(2)
+    cleaner = stage.cleaner(HeldExecutor())
+    cleaner.clean()
+    assert not cleaner.close(timeout_seconds=0)
 
 
-class TestClosing:
-    def test_it_waits_for_what_is_in_progress(self, discarder):
-        executor = HeldExecutor()
-        cleaner = CheckpointsCleaner(discarder, executor)
-        followed = []
-        cleaner.clean_checkpoint(completed(1), True, lambda: followed.append(1))
-        assert not cleaner.close(timeout_seconds=0)
-        waiting = threading.Thread(target=cleaner.close)
-        waiting.start()
-        executor.run_all()
-        waiting.join(timeout=60)
-        assert not waiting.is_alive()
-        assert followed == [1]
+def test_an_executor_that_was_shut_down_leaves_the_files(stage: Job) -> None:
+    stage.complete(2)
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    followed: list[int] = []
+    cleaner = stage.cleaner(executor)
+    cleaner.clean(lambda: followed.append(1))
+    assert (stage.deleting.asked, followed, cleaner.cleanings) == ([], [1], 0)
 
-    def test_nothing_more_is_accepted(self, cleaner, discarder):
-        cleaner.add_subsumed(completed(1))
-        cleaner.close()
-        for call in (
-            lambda: cleaner.clean_checkpoint(completed(2), True),
-            lambda: cleaner.clean_subsumed(5, set()),
-            lambda: cleaner.clean(DiscardPlan(location="memory://base/chk-9"), "pending"),
-        ):
-            with pytest.raises(CoordinatorError, match="closed"):
-                call()
-        assert discarder.calls == []
-        assert [c.checkpoint_id for c in cleaner.subsumed] == [1]
 
-    def test_an_executor_that_ended_before_leaves_no_cleaning_open(self, discarder, caplog):
-        executor = ThreadPoolExecutor(1)
-        executor.shutdown()
-        cleaner = CheckpointsCleaner(discarder, executor)
-        followed = []
-        cleaner.clean_checkpoint(whole(1), True, lambda: followed.append(1))
-        assert followed == [1]
-        assert cleaner.close(timeout_seconds=0)
-        assert "failed" in caplog.text
+def test_files_that_a_checkpoint_in_progress_names_are_pinned(job: AlignedJob) -> None:
+    coordinator, deleting = job.coordinator(), Deleting()
+    for number in (1, 2):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        job.acknowledge_all(coordinator, number)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    state = job.state(job.tasks[0], 3)
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 3, state=state))
+    with job.jobs.transaction(job.job_id) as tx:
+        found = tx.checkpoint(1)
+        assert found is not None
+        tx.update_checkpoint(replace(found, discarded_at=None), expected=found.status)
+    storage = SnapshotFiles(job.storage, job.job_id, "sales")
+    assert job.leader is not None
+    CheckpointsCleaner(job.jobs, job.leader, storage, deleting, deleting, InlineExecutor()).clean()
+    stream = state.subtask_states[0].managed_operator[0].stream
+    assert isinstance(stream, FileStateHandle)
+    assert deleting.asked == [(1,)]
+    assert deleting.pinned == [{stream.uri}]

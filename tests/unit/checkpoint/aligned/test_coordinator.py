@@ -304,6 +304,10 @@ def test_operator_that_has_not_begun_keeps_its_state_over_subsumption(job: Align
     for number in (4, 5):
         coordinator.trigger_checkpoint(CHECKPOINT)
         job.acknowledge_all(coordinator, number)
+    # The checkpoint that the leader restored is pinned until another one leads.
+    assert job.storage.exists(job.location(1))
+    job.lead()
+    job.coordinator()
     assert not job.storage.exists(job.location(1))
 
 
@@ -572,6 +576,9 @@ def test_savepoint_is_restored_and_ids_go_on_after_it(
     for number in (2, 3, 4):
         coordinator.trigger_checkpoint(CHECKPOINT)
         job.acknowledge_all(coordinator, number)
+    assert job.storage.allowing(pointer).exists(pointer)
+    job.lead()
+    job.coordinator()
     assert job.storage.allowing(pointer).exists(pointer) is (mode is RestoreMode.NO_CLAIM)
 
 

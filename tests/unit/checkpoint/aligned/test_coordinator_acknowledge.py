@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     IncrementalKeyedStateHandle,
     OperatorState,
     OperatorSubtaskState,
-    PlaceholderStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -33,7 +32,7 @@ def is_there(job: AlignedJob, state: OperatorState) -> bool:
     return all(job.storage.exists(uri) for uri in uris(state))
 
 
-def incremental(job: AlignedJob, checkpoint_id: int, shared: FileStateHandle | PlaceholderStateHandle) -> OperatorState:
+def incremental(job: AlignedJob, checkpoint_id: int, shared: FileStateHandle) -> OperatorState:
     handle = IncrementalKeyedStateHandle(
         backend_id="b", key_group_range=KeyGroupRange(0, 3), checkpoint_id=checkpoint_id, shared=(("f", shared),)
     )
@@ -178,22 +177,10 @@ def test_shared_files_of_a_late_acknowledgement_stay(job: AlignedJob, coordinato
     coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1, state=state))
     assert job.storage.exists(uri)
     coordinator.trigger_checkpoint(CHECKPOINT)
-    again = incremental(job, 2, PlaceholderStateHandle())
+    again = incremental(job, 2, FileStateHandle(uri, 1))
     assert coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 2, state=again))
     assert coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 2))
     assert job.status(2) == "completed"
-
-
-def test_placeholder_without_upload_declines_the_checkpoint(
-    job: AlignedJob, coordinator: CheckpointCoordinator
-) -> None:
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
-    state = incremental(job, 1, PlaceholderStateHandle())
-    with pytest.raises(CheckpointException):
-        coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1, state=state))
-    error = future.exception(0)
-    assert error is not None
-    assert error.reason is CheckpointFailureReason.CHECKPOINT_DECLINED
 
 
 def test_operator_without_state_is_acknowledged(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:

@@ -10,11 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import PlaceholderStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
-    InvalidConfigurationError,
     SnapshotCancelledError,
     StateMigrationError,
     StorageError,
@@ -279,16 +277,6 @@ def test_damaged_description_is_refused(tmp_path: Path, damage: bytes) -> None:
     handle = job.save(backend)
     with pytest.raises(BackendRestoreError, match="Expected snapshot metadata"):
         job.open(replace(handle, meta=replace(handle.meta, data=damage)))  # type: ignore[type-var]
-
-
-def test_placeholder_is_refused_when_it_is_read(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    backend = job.open()
-    _put(job, backend, range(10))
-    handle = job.save(backend)
-    shared = tuple((path, PlaceholderStateHandle()) for path, _ in handle.shared)
-    with pytest.raises(InvalidConfigurationError, match="placeholders"):
-        _values(job, job.open(replace(handle, shared=shared)), range(10))
 
 
 def test_keys_that_were_read_ahead_are_no_search(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     IncrementalKeyedStateHandle,
-    PlaceholderStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import (
@@ -127,7 +126,10 @@ def test_handle_with_too_few_offsets_is_refused(keyed: KeyedHarness) -> None:
 
 def test_handle_of_another_backend_is_refused(keyed: KeyedHarness) -> None:
     other = IncrementalKeyedStateHandle(
-        backend_id="b", key_group_range=KeyGroupRange(0, KEY_GROUPS - 1), checkpoint_id=1, meta=PlaceholderStateHandle()
+        backend_id="b",
+        key_group_range=KeyGroupRange(0, KEY_GROUPS - 1),
+        checkpoint_id=1,
+        meta=ByteStreamStateHandle("x", b""),
     )
     with pytest.raises(BackendRestoreError, match="another state backend"):
         keyed.open([other])

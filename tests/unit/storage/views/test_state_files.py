@@ -9,14 +9,12 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
-    PlaceholderStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
-    InvalidConfigurationError,
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -67,12 +65,6 @@ def test_every_kind_can_be_sought(storage: CheckpointStorage, handle: StreamStat
             stream.seek(-1)
 
 
-def test_a_placeholder_cannot_be_read(storage: CheckpointStorage) -> None:
-    for read in (read_state, open_input_stream):
-        with pytest.raises(InvalidConfigurationError, match="placeholders"):
-            read(storage, PlaceholderStateHandle())
-
-
 def test_other_bytes_are_found_by_their_checksum(storage: CheckpointStorage, uri: str) -> None:
     for handle in (
         FileStateHandle(uri, 14, "0" * 64),
@@ -116,7 +108,6 @@ def test_discarding_what_has_no_file_of_its_own_does_nothing(storage: Checkpoint
     counted = faulty_storage(storage, plan)
     discard_state(counted, ByteStreamStateHandle("x", b"a"))
     discard_state(counted, SegmentFileStateHandle(uri, 2, 10, EXCLUSIVE, "id"))
-    discard_state(counted, PlaceholderStateHandle())
     assert plan.calls == []
 
 

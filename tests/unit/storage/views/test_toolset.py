@@ -10,7 +10,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
-    PlaceholderStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
@@ -40,11 +39,10 @@ def test_copies_keep_order_and_size_and_are_files_of_their_own(memory: Checkpoin
     "handle",
     [
         ByteStreamStateHandle("x", b"a"),
-        PlaceholderStateHandle(),
         SegmentFileStateHandle("memory://x/y", 0, 1, EXCLUSIVE, "id"),
         FileStateHandle("file:///x/y", 1),
     ],
-    ids=["inline", "placeholder", "segment", "elsewhere"],
+    ids=["inline", "segment", "elsewhere"],
 )
 def test_what_is_no_file_on_the_same_servers_is_refused_and_nothing_copied(
     memory: CheckpointStorage, handle: StreamStateHandle
