@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy.engine import Connection
-
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     JobFigures,
@@ -25,24 +24,23 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.record_table import ATTEMPTS, CHECKPOINTS, JOB_FIGURES, attempt_owner, keys
+from airflow_provider_statecheck.metadata.record_table import ATTEMPTS, CHECKPOINTS, JOB_FIGURES
+from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork
 
 
 class FiguresOfTransition:
     """
-    Figures of a job during a transition, which writes them at its end if they have changed.
+    Figures of a job during a transition.
 
     The changes of a checkpoint or of a registration determine the new figures. After other changes, such as the end of an
     attempt or the rewind of a job, the figures that may have changed are read from the rows again.
 
-    :param connection: Connection that holds the lock on the job's row.
-    :param job_id: The job.
+    :param rows: Rows of the job in the transition.
     :param figures: Figures before the transition.
     """
 
-    def __init__(self, connection: Connection, job_id: JobId, figures: JobFigures) -> None:
-        self._connection = connection
-        self._job_id = job_id
+    def __init__(self, rows: UnitOfWork, figures: JobFigures) -> None:
+        self._rows = rows
         self._written = self._figures = figures
         self._running: set[tuple[OperatorId, int]] = set()
         self._has_other_status = False
@@ -104,8 +102,8 @@ class FiguresOfTransition:
         self._figures = JobFigures()
         self._has_other_status = self._has_other_checkpoint = self._has_other_failure = False
 
-    def write(self) -> None:
-        """Write the figures that have changed."""
+    def changes(self) -> dict[str, Any]:
+        """Return the columns of the job's row to change, at the end of the transition."""
         if self._has_other_status:
             self._read_status()
         if self._has_other_checkpoint:
@@ -114,9 +112,7 @@ class FiguresOfTransition:
             self._figures = replace(self._figures, failed_at=None, failure=None)
             for failure in self._read_failures():
                 self._add_failure(failure)
-        changes = JOB_FIGURES.changes(self._written, self._figures)
-        if changes:
-            self._connection.execute(statements.SET_FIGURES.values(changes), keys(job_id=self._job_id))
+        return JOB_FIGURES.changes(self._written, self._figures)
 
     def _is_newest(self, record: CheckpointRecord) -> bool:
         known = self._figures
@@ -125,7 +121,7 @@ class FiguresOfTransition:
         return (record.completed_at, record.checkpoint_id) > (known.completed_at, known.checkpoint_id)
 
     def _read_newest_checkpoint(self) -> None:
-        row = self._connection.execute(statements.NEWEST_CHECKPOINT_OF_JOB, keys(job_id=self._job_id)).one_or_none()
+        row = self._rows.execute(statements.NEWEST_CHECKPOINT_OF_JOB).one_or_none()
         self._set_checkpoint(*((None, None, None) if row is None else row))
 
     def _set_checkpoint(self, checkpoint_id: int | None, completed_at: datetime | None, size: int | None) -> None:
@@ -142,18 +138,14 @@ class FiguresOfTransition:
         if self._running:
             newest = [AttemptStatus.RUNNING]
         else:
-            rows = self._connection.execute(statements.NEWEST_ATTEMPTS, keys(job_id=self._job_id))
-            newest = [ATTEMPTS.read(row).status for row in rows]
-        has_attempts = newest or self._connection.scalar(statements.HAS_ATTEMPTS, keys(job_id=self._job_id))
+            newest = [attempt.status for attempt in self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)]
+        has_attempts = newest or self._rows.execute(statements.HAS_ATTEMPTS).scalar()
         self._figures = replace(self._figures, status=status_of(newest) if has_attempts else None)
 
     def _read_failures(self) -> list[Failure | None]:
-        values = keys(job_id=self._job_id)
-        attempts = self._connection.execute(statements.LAST_FAILED_ATTEMPTS, values).all()
-        checkpoints = self._connection.execute(statements.LAST_FAILED_CHECKPOINTS, values).all()
         return [
-            *(failure_of_attempt(ATTEMPTS.read(row)) for row in attempts),
-            *(failure_of_checkpoint(CHECKPOINTS.read(row)) for row in checkpoints),
+            *map(failure_of_attempt, self._rows.read(ATTEMPTS, statements.LAST_FAILED_ATTEMPTS)),
+            *map(failure_of_checkpoint, self._rows.read(CHECKPOINTS, statements.LAST_FAILED_CHECKPOINTS)),
         ]
 
 
@@ -161,13 +153,11 @@ class DagsOfTransition:
     """
     Dags with attempts of the operators of a job, kept up to date during a transition.
 
-    :param connection: Connection that holds the lock on the job's row.
-    :param job_id: The job.
+    :param rows: Rows of the job in the transition.
     """
 
-    def __init__(self, connection: Connection, job_id: JobId) -> None:
-        self._connection = connection
-        self._job_id = job_id
+    def __init__(self, rows: UnitOfWork) -> None:
+        self._rows = rows
 
     def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord) -> None:
         """
@@ -178,12 +168,10 @@ class DagsOfTransition:
         dag_id = dag_of(record.owner)
         if dag_id is None or (known is not None and dag_of(known.owner) == dag_id):
             return
-        values = {"job_id": self._job_id, "operator_id": record.operator_id, "dag_id": dag_id}
-        self._connection.execute(statements.ADD_DAG, values)
+        self._rows.execute(statements.ADD_DAG, operator_id=record.operator_id, dag_id=dag_id)
 
     def attempts_removed(self, operator_id: OperatorId) -> None:
         """Remove the Dags of an operator that have no attempt any more."""
-        values = keys(job_id=self._job_id)
-        owners = self._connection.scalars(statements.OWNERS_OF_OPERATOR, values | keys(operator_id=operator_id))
-        kept = {dag_id for owner in owners if (dag_id := dag_of(attempt_owner(owner))) is not None}
-        self._connection.execute(statements.remove_other_dags(operator_id, kept), values)
+        owners = self._rows.execute(statements.OWNERS_OF_OPERATOR, operator_id=operator_id).scalars()
+        kept = {dag_id for owner in owners if (dag_id := dag_of(owner)) is not None}
+        self._rows.execute(statements.remove_other_dags(operator_id, kept))

@@ -58,7 +58,7 @@ def job_list(connection: Connection, page: JobsPage) -> JobList:
     following = page.following(shown[-1].sort_value, shown[-1].name) if len(rows) > page.limit else None
     return JobList(
         jobs=tuple(_overview(row, dags[row.job_id]) for row in shown),
-        counts={ListedStatus(status): count for status, count in connection.execute(_count_query(page))},
+        counts=dict(connection.execute(_count_query(page)).all()),
         following=following,
     )
 
@@ -66,7 +66,7 @@ def job_list(connection: Connection, page: JobsPage) -> JobList:
 def _page_query(page: JobsPage) -> Select[Any]:
     conditions = _conditions(page)
     if page.status is not None:
-        conditions.append(_job.status == page.status.value)
+        conditions.append(_job.status == page.status)
     value = _VALUES[page.sort]
     order = (value.is_(None), value.desc() if page.descending else value, _job.name)
     # One more row shows whether there is another page.
@@ -161,4 +161,4 @@ def _dags_of(connection: Connection, job_ids: list[str]) -> dict[str, list[str]]
 
 def _overview(row: Row[Any], dag_ids: list[str]) -> JobOverview:
     values = {name: value for name, value in row._mapping.items() if name != "sort_value"}
-    return JobOverview(**values | {"status": ListedStatus(row.status), "dag_ids": tuple(sorted(dag_ids))})
+    return JobOverview(**values, dag_ids=tuple(sorted(dag_ids)))

@@ -1,5 +1,5 @@
 """
-Models of the tables ``statecheck_*`` and their column types.
+Models of the tables ``statecheck_*`` of the coordinator.
 
 They have a separate ``MetaData`` and no foreign keys to tables of Airflow. Such a key would block ``airflow db reset``,
 and would delete the checkpoints of a Dag run together with the run.
@@ -7,14 +7,13 @@ and would delete the checkpoints of a Dag run together with the run.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
-    DateTime,
     Float,
     Index,
     Integer,
@@ -24,31 +23,18 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.types import TypeDecorator
-from typing_extensions import override
 
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Dialect
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC time. SQLite stores no time zone, so it is added on reading."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    @override
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert an aware time to UTC."""
-        return None if value is None else value.astimezone(UTC)
-
-    @override
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return an aware UTC time."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
+from airflow_provider_statecheck.checkpoint.job_list import ListedStatus
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    AttemptStatus,
+    CheckpointStatus,
+    JobAction,
+    RequestStatus,
+)
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.metadata.column_types import EnumText, JsonOf, UtcDateTime, owner_of, properties_of
 
 _HEX = 32
 
@@ -85,7 +71,7 @@ class Job(Base):
     next_checkpoint_id: Mapped[int] = mapped_column(BigInteger, nullable=False)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
-    status: Mapped[str | None] = mapped_column(String(16))
+    status: Mapped[ListedStatus | None] = mapped_column(EnumText(ListedStatus, 16))
     checkpoint_id: Mapped[int | None] = mapped_column(BigInteger)
     completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     full_size_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -115,7 +101,7 @@ class Operator(Base):
     epoch: Mapped[int] = mapped_column(Integer, nullable=False)
     generation: Mapped[int] = mapped_column(Integer, nullable=False)
     first_run: Mapped[str] = mapped_column(Text, nullable=False)
-    damaged_snapshots: Mapped[list[str]] = mapped_column(JSON, nullable=False)
+    damaged_snapshots: Mapped[tuple[str, ...]] = mapped_column(JsonOf(tuple), nullable=False)
     next_restore: Mapped[int | None] = mapped_column(BigInteger)
 
 
@@ -129,8 +115,8 @@ class Attempt(Base):
     epoch: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     attempt_key: Mapped[str] = mapped_column(String(_HEX), nullable=False, unique=True)
     generation: Mapped[int] = mapped_column(Integer, nullable=False)
-    status: Mapped[str] = mapped_column(String(16), nullable=False)
-    owner: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
+    status: Mapped[AttemptStatus] = mapped_column(EnumText(AttemptStatus, 16), nullable=False)
+    owner: Mapped[AttemptOwner] = mapped_column(JsonOf(owner_of), nullable=False)
     start_reason: Mapped[str] = mapped_column(Text, nullable=False)
     restored_from: Mapped[int | None] = mapped_column(BigInteger)
     storage_base: Mapped[str] = mapped_column(Text, nullable=False)
@@ -138,11 +124,13 @@ class Attempt(Base):
     retained_runs: Mapped[int] = mapped_column(Integer, nullable=False)
     checkpoint_timeout_seconds: Mapped[float] = mapped_column(Float, nullable=False)
     registered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
-    retention: Mapped[str] = mapped_column(String(32), nullable=False)
+    retention: Mapped[CheckpointRetentionPolicy] = mapped_column(
+        EnumText(CheckpointRetentionPolicy, 32), nullable=False
+    )
     is_restore_chosen: Mapped[bool] = mapped_column(Boolean, nullable=False)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     message: Mapped[str] = mapped_column(Text, nullable=False)
-    restored_summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    restored_summary: Mapped[SnapshotSummary | None] = mapped_column(JsonOf(SnapshotSummary.of))
 
 
 class Checkpoint(Base):
@@ -168,13 +156,13 @@ class Checkpoint(Base):
     operator_id: Mapped[str] = mapped_column(String(_HEX), nullable=False)
     epoch: Mapped[int] = mapped_column(Integer, nullable=False)
     generation: Mapped[int] = mapped_column(Integer, nullable=False)
-    status: Mapped[str] = mapped_column(String(16), nullable=False)
+    status: Mapped[CheckpointStatus] = mapped_column(EnumText(CheckpointStatus, 16), nullable=False)
     request_key: Mapped[str] = mapped_column(String(_HEX), nullable=False, unique=True)
     location: Mapped[str] = mapped_column(Text, nullable=False)
     run_key: Mapped[str] = mapped_column(Text, nullable=False)
     triggered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
-    properties: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
+    properties: Mapped[CheckpointProperties] = mapped_column(JsonOf(properties_of), nullable=False)
     is_periodic: Mapped[bool] = mapped_column(Boolean, nullable=False)
     finalizer: Mapped[str | None] = mapped_column(String(_HEX))
     lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -187,7 +175,7 @@ class Checkpoint(Base):
     state_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
     full_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
     counts: Mapped[dict[str, int]] = mapped_column(JSON, nullable=False)
-    summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    summary: Mapped[SnapshotSummary | None] = mapped_column(JsonOf(SnapshotSummary.of))
     failure_reason: Mapped[str | None] = mapped_column(String(64))
     failure_message: Mapped[str] = mapped_column(Text, nullable=False)
     unusable_reason: Mapped[str | None] = mapped_column(Text)
@@ -222,12 +210,12 @@ class Request(Base):
     job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
     request_key: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
     operator_id: Mapped[str] = mapped_column(String(_HEX), nullable=False)
-    properties: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
+    properties: Mapped[CheckpointProperties] = mapped_column(JsonOf(properties_of), nullable=False)
     target: Mapped[str | None] = mapped_column(Text)
     is_periodic: Mapped[bool] = mapped_column(Boolean, nullable=False)
     requested_by: Mapped[str] = mapped_column(Text, nullable=False)
     requested_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
-    status: Mapped[str] = mapped_column(String(16), nullable=False)
+    status: Mapped[RequestStatus] = mapped_column(EnumText(RequestStatus, 16), nullable=False)
     checkpoint_id: Mapped[int | None] = mapped_column(BigInteger)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     failure_reason: Mapped[str | None] = mapped_column(String(64))
@@ -242,13 +230,13 @@ class Action(Base):
 
     job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
     request_key: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    action: Mapped[str] = mapped_column(String(16), nullable=False)
+    action: Mapped[JobAction] = mapped_column(EnumText(JobAction, 16), nullable=False)
     operator_id: Mapped[str | None] = mapped_column(String(_HEX))
     checkpoint_id: Mapped[int | None] = mapped_column(BigInteger)
     run_key: Mapped[str] = mapped_column(Text, nullable=False)
     requested_by: Mapped[str] = mapped_column(Text, nullable=False)
     requested_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
-    status: Mapped[str] = mapped_column(String(16), nullable=False)
+    status: Mapped[RequestStatus] = mapped_column(EnumText(RequestStatus, 16), nullable=False)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     message: Mapped[str] = mapped_column(Text, nullable=False)
 

@@ -7,6 +7,7 @@ SQLite and PostgreSQL are supported; the statements are also valid for MySQL.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -14,12 +15,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select
+from sqlalchemy import ColumnElement, Select, insert
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, is_too_far_ahead
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.job_list import JobFigures, JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -50,14 +51,7 @@ from airflow_provider_statecheck.metadata import models, statements
 from airflow_provider_statecheck.metadata.database import commit, committing, executing
 from airflow_provider_statecheck.metadata.job_figures import DagsOfTransition, FiguresOfTransition
 from airflow_provider_statecheck.metadata.job_pages import job_list
-from airflow_provider_statecheck.metadata.job_rows import (
-    HeldRows,
-    JobVersions,
-    latest_of,
-    set_back,
-    version_of,
-    view_of,
-)
+from airflow_provider_statecheck.metadata.job_views import JobVersions, latest_of, version_of, view_of
 from airflow_provider_statecheck.metadata.record_table import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -69,13 +63,17 @@ from airflow_provider_statecheck.metadata.record_table import (
     OPERATORS,
     REQUESTS,
     STATISTICS,
+    Record,
+    RecordTable,
     keys,
+    split,
 )
+from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write
+
+log = logging.getLogger(__name__)
 
 _FIRST_FIGURE_COLUMN = len(JOBS.columns)
 """Index of the first figure of the job in a row of ``BEGIN_AND_READ``."""
-_FIRST_ATTEMPT_COLUMN = len(OPERATORS.columns)
-"""Index of the first column of the attempt in a row of ``OPERATOR_AND_ATTEMPT``."""
 _VALUES_PER_STATEMENT = 1000
 """Databases limit the number of parameters of a statement."""
 
@@ -106,14 +104,13 @@ class SqlJobStore:
             with executing():
                 transition = self._begin(connection, job_id, is_known=create_as is None)
                 yield transition
-                transition.write_figures()
+                transition.finish()
             with committing():
                 self._commit(connection)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim on a snapshot by any job, or ``None``."""
-        with executing(), self._connect() as connection:
-            return _claim(connection, pointer)
+        return self._row(CLAIMS, CLAIMS.by_key, pointer_sha256=_digest(pointer))
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, most recently active first."""
@@ -124,14 +121,13 @@ class SqlJobStore:
         """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
         query = statements.DAG_IDS if beside is None else statements.DAG_IDS_BESIDE
         with executing(), self._connect() as connection:
-            return frozenset(connection.scalars(query, {} if beside is None else {"dag_id": beside}))
+            return frozenset(connection.scalars(query, {} if beside is None else keys(dag_id=beside)))
 
     def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
         """Return the jobs that the tasks of a Dag run have worked on, most recently active first."""
         with executing(), self._connect() as connection:
-            return tuple(
-                JobId(row) for row in connection.scalars(statements.JOBS_OF_RUN, {"dag_id": dag_id, "run_id": run_id})
-            )
+            found = connection.scalars(statements.JOBS_OF_RUN, keys(dag_id=dag_id, run_id=run_id))
+            return tuple(JobId(job_id) for job_id in found)
 
     def job_overviews(self, page: JobsPage) -> JobList:
         """Return a page of the list of jobs."""
@@ -150,15 +146,11 @@ class SqlJobStore:
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
         """Return a request of a job by the key that its client generated."""
-        with executing(), self._connect() as connection:
-            row = REQUESTS.find(connection, job_id, request_key)
-        return None if row is None else REQUESTS.read(row)
+        return self._row(REQUESTS, REQUESTS.by_key, job_id=job_id, request_key=request_key)
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of a job."""
-        with executing(), self._connect() as connection:
-            row = CHECKPOINTS.find(connection, job_id, checkpoint_id)
-        return None if row is None else CHECKPOINTS.read(row)
+        return self._row(CHECKPOINTS, CHECKPOINTS.by_key, job_id=job_id, checkpoint_id=checkpoint_id)
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
         """Return a page of the checkpoints of a job, newest first."""
@@ -168,12 +160,10 @@ class SqlJobStore:
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest restorable checkpoint of an operator, or ``None``."""
-        with executing(), self._connect() as connection:
-            values = keys(job_id=job_id, operator_id=operator_id)
-            row = connection.execute(statements.LATEST_CHECKPOINT, values).one_or_none()
-            if row is None and connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none() is None:
-                raise no_such_job(job_id)
-            return None if row is None else CHECKPOINTS.read(row)
+        latest = self._row(CHECKPOINTS, statements.LATEST_CHECKPOINT, job_id=job_id, operator_id=operator_id)
+        if latest is None and self._row(JOBS, statements.VISIBLE_JOB, job_id=job_id) is None:
+            raise no_such_job(job_id)
+        return latest
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
         """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
@@ -185,6 +175,11 @@ class SqlJobStore:
         if latest is None:
             raise no_such_job(job_id)
         return latest
+
+    def _row(self, table: RecordTable[Record], query: Select[Any], **values: object) -> Record | None:
+        with executing(), self._connect() as connection:
+            row = connection.execute(query, keys(**values)).one_or_none()
+        return None if row is None else table.read(row)
 
     def _version(self, job_id: JobId) -> RowsVersion | None:
         return self._versions.read(job_id)
@@ -214,7 +209,7 @@ class SqlJobStore:
 
     def _begin(self, connection: Connection, job_id: JobId, *, is_known: bool) -> SqlJobTransaction:
         now = self._clock.now()
-        values = keys(job_id=job_id) | {"now": now}
+        values = keys(job_id=job_id, now=now)
         if connection.dialect.update_returning:
             row = connection.execute(statements.BEGIN_AND_READ[is_known], values).one_or_none()
         else:
@@ -230,12 +225,12 @@ class SqlJobStore:
 
     def _ensure_job(self, job_id: JobId, name: str) -> None:
         with executing(), self._connect() as connection:
-            if JOBS.find(connection, job_id) is not None:
+            if connection.execute(JOBS.by_key, keys(job_id=job_id)).one_or_none() is not None:
                 return
             now = self._clock.now()
             job = JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now)
             try:
-                JOBS.insert(connection, JOBS.values_of(job))
+                connection.execute(insert(JOBS.table), JOBS.values_of(job))
             except IntegrityError:
                 return  # another process created the same row
             self._commit(connection)
@@ -268,12 +263,10 @@ class SqlJobTransaction:
 
     def __init__(self, connection: Connection, job: JobRecord, figures: JobFigures) -> None:
         self._connection = connection
-        self._job = job
-        self._figures = FiguresOfTransition(connection, job.job_id, figures)
-        self._dags = DagsOfTransition(connection, job.job_id)
-        self._rows = HeldRows(connection, job.job_id)
-        self._open: dict[OperatorId, set[int]] = {}
-        self._acknowledgements: dict[int, dict[OperatorId, AcknowledgementRecord]] = {}
+        self._begun = self._job = job
+        self._rows = UnitOfWork(connection, job.job_id)
+        self._figures = FiguresOfTransition(self._rows, figures)
+        self._dags = DagsOfTransition(self._rows)
 
     @property
     def now(self) -> datetime:
@@ -292,12 +285,18 @@ class SqlJobTransaction:
 
     def set_back(self, now: datetime) -> None:
         """Move the times of the job and its rows back to the current time, as the first call of the transition."""
-        self._job = set_back(self._connection, self._job, now)
+        job = self._job
+        log.warning("Job %s: reset its time, which was %s ahead of the clock", job.name, job.seen_at - now)
+        for table, query in statements.DATED_LATER.items():
+            for record in self._rows.read(table, query, now=now):
+                self._rows.save(table, clamp_times(record, now))
+        self._job = replace(job, seen_at=now)
         self._figures.times_changed()
 
-    def write_figures(self) -> None:
-        """Write the figures of the job for the list of jobs, as the last call of the transition."""
-        self._figures.write()
+    def finish(self) -> None:
+        """Write what the transition has changed, as its last call."""
+        changes = self._figures.changes() | JOBS.changes(self._begun, self._job)
+        self._rows.flush(*([Write(JOBS, changes, {"job_id": self._job.job_id})] if changes else []))
 
     def draw_checkpoint_id(self) -> int:
         """Allocate the next checkpoint id of the job."""
@@ -307,15 +306,13 @@ class SqlJobTransaction:
 
     def set_next_checkpoint_id(self, checkpoint_id: int) -> None:
         """Set the next checkpoint id of the job."""
-        values = keys(job_id=self._job.job_id) | {"next_checkpoint_id": checkpoint_id}
-        self._connection.execute(statements.SET_NEXT_CHECKPOINT_ID, values)
         self._job = replace(self._job, next_checkpoint_id=checkpoint_id)
 
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
-        """Return an operator of the job, and cache the attempt that holds its epoch."""
-        if not self._rows.holds(OPERATORS, self._job.job_id, operator_id):
+        """Return an operator of the job."""
+        if not self._rows.holds(OPERATORS, operator_id):
             self._read_operator(operator_id)
-        return self._rows.get(OPERATORS, self._job.job_id, operator_id)
+        return self._rows.get(OPERATORS, operator_id)
 
     def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
         """Return the operators that belong to none of the given tasks, with their newest attempts."""
@@ -327,12 +324,12 @@ class SqlJobTransaction:
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""
-        self._figures.operator_saved(self._rows.held(OPERATORS, *OPERATORS.key_of(record)), record)
+        self._figures.operator_saved(self.operator(record.operator_id), record)
         self._rows.save(OPERATORS, record)
 
     def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
         """Return an attempt by its epoch."""
-        return self._rows.get(ATTEMPTS, self._job.job_id, operator_id, epoch)
+        return self._rows.get(ATTEMPTS, operator_id, epoch)
 
     def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
         """Return an attempt by the key that its client generated."""
@@ -340,9 +337,8 @@ class SqlJobTransaction:
 
     def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
         """Return the newest attempt of an operator in a run."""
-        values = keys(job_id=self._job.job_id, operator_id=operator_id) | {"run_key": run_key}
-        row = self._connection.execute(statements.LAST_ATTEMPT_OF_RUN, values).one_or_none()
-        return None if row is None else ATTEMPTS.read(row)
+        found = self._rows.read(ATTEMPTS, statements.LAST_ATTEMPT_OF_RUN, operator_id=operator_id, run_key=run_key)
+        return next(iter(found), None)
 
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
         """Return the distinct checkpoint directories of the attempts of an operator, sorted."""
@@ -354,15 +350,14 @@ class SqlJobTransaction:
 
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
-        known = self._rows.held(ATTEMPTS, *ATTEMPTS.key_of(record))
-        earlier = self._rows.held(ATTEMPTS, record.job_id, record.operator_id, record.epoch - 1)
+        known = self.attempt(record.operator_id, record.epoch)
         self._figures.attempt_saved(known, record)
-        self._dags.attempt_saved(known or earlier, record)
+        self._dags.attempt_saved(known or self.attempt(record.operator_id, record.epoch - 1), record)
         self._rows.save(ATTEMPTS, record)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of the job."""
-        return self._rows.get(CHECKPOINTS, self._job.job_id, checkpoint_id)
+        return self._rows.get(CHECKPOINTS, checkpoint_id)
 
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
         """Return a checkpoint by the key that its client generated."""
@@ -371,16 +366,17 @@ class SqlJobTransaction:
 
     def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
         """Return the figures of a checkpoint."""
-        values = keys(job_id=self._job.job_id, checkpoint_id=checkpoint_id)
-        return SnapshotSummary.of(self._connection.scalar(statements.SUMMARY_OF, values))
+        summary: SnapshotSummary | None = self._rows.execute(
+            statements.SUMMARY_OF, checkpoint_id=checkpoint_id
+        ).scalar()
+        return summary
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
         """Return the checkpoints of an operator that are pending, completed or awaiting the deletion of their files."""
-        if operator_id not in self._open:
-            checkpoints = self._rows.read(CHECKPOINTS, statements.OPEN_CHECKPOINTS, operator_id=operator_id)
-            self._open[operator_id] = {checkpoint.checkpoint_id for checkpoint in checkpoints}
-        rows = (self.checkpoint(checkpoint_id) for checkpoint_id in sorted(self._open[operator_id]))
-        return [row for row in rows if row is not None and row.discarded_at is None]
+        if not self._rows.is_complete(CHECKPOINTS, operator_id):
+            self._read_operator(operator_id)
+        rows = (c for c in self._rows.held(CHECKPOINTS) if c.operator_id == operator_id and c.discarded_at is None)
+        return sorted(rows, key=lambda c: c.checkpoint_id)
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
         """Return the ids of at most ``limit`` ended checkpoints whose files were deleted."""
@@ -388,61 +384,53 @@ class SqlJobTransaction:
 
     def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
         """Return ``True`` if an operator has the row of a completed checkpoint, in a generation or in any."""
-        values = keys(job_id=self._job.job_id, operator_id=operator_id)
         if generation is None:
-            return bool(self._connection.scalar(statements.HAS_EVER_COMPLETED, values))
-        return bool(self._connection.scalar(statements.HAS_COMPLETED, values | keys(generation=generation)))
+            return bool(self._rows.execute(statements.HAS_EVER_COMPLETED, operator_id=operator_id).scalar())
+        found = self._rows.execute(statements.HAS_COMPLETED, operator_id=operator_id, generation=generation)
+        return bool(found.scalar())
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         """Insert a checkpoint."""
         self._figures.checkpoint_saved(None, record, self.operator)
-        self._rows.insert(CHECKPOINTS, record)
-        self._acknowledgements[record.checkpoint_id] = {}
-        if record.operator_id in self._open:
-            self._open[record.operator_id].add(record.checkpoint_id)
+        self._rows.add(CHECKPOINTS, record)
+        self._rows.complete(ACKNOWLEDGEMENTS, record.checkpoint_id)
 
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
         """Replace a checkpoint if its status is still the expected one."""
-        key = keys(job_id=record.job_id, checkpoint_id=record.checkpoint_id, epoch=record.epoch, status=expected.value)
         known = self.checkpoint(record.checkpoint_id)
-        self._figures.checkpoint_saved(known, record, self.operator)
-        values = {"status": record.status.value} | ({} if known is None else CHECKPOINTS.changes(known, record))
-        if record.summary is None:
-            # A record of open_checkpoints lacks its figures, and no transition removes them.
-            values.pop("summary", None)
-        if self._connection.execute(statements.UPDATE_CHECKPOINT, values | key).rowcount != 1:
+        if known is None or (known.status, known.epoch) != (expected, record.epoch):
             raise CoordinatorError(
                 f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, found that "
                 f"another writer changed it; read it again.",
                 checkpoint_id=record.checkpoint_id,
             )
-        self._rows.hold(CHECKPOINTS, record, *CHECKPOINTS.key_of(record))
+        if record.summary is None and known.summary is not None:
+            # A record of open_checkpoints lacks its figures, and no transition removes them.
+            record = replace(record, summary=known.summary)
+        self._figures.checkpoint_saved(known, record, self.operator)
+        self._rows.save(CHECKPOINTS, record)
 
     def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
         """Return the acknowledgements of the operators of an aligned checkpoint."""
-        if checkpoint_id not in self._acknowledgements:
-            rows = self._rows.read(ACKNOWLEDGEMENTS, statements.ACKNOWLEDGEMENTS_OF, checkpoint_id=checkpoint_id)
-            self._acknowledgements[checkpoint_id] = {row.operator_id: row for row in rows}
-        return [row for _, row in sorted(self._acknowledgements[checkpoint_id].items())]
+        self._rows.read_once(ACKNOWLEDGEMENTS, statements.ACKNOWLEDGEMENTS_OF, checkpoint_id=checkpoint_id)
+        rows = (row for row in self._rows.held(ACKNOWLEDGEMENTS) if row.checkpoint_id == checkpoint_id)
+        return sorted(rows, key=lambda row: row.operator_id)
 
     def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
         """Insert or replace the acknowledgement of an operator."""
-        known = self._acknowledgements.get(record.checkpoint_id)
-        if known is None:
-            self._rows.save(ACKNOWLEDGEMENTS, record)
-            return
-        if record.operator_id not in known:
-            self._rows.hold(ACKNOWLEDGEMENTS, None, *ACKNOWLEDGEMENTS.key_of(record))
+        self._rows.read_once(ACKNOWLEDGEMENTS, statements.ACKNOWLEDGEMENTS_OF, checkpoint_id=record.checkpoint_id)
+        self._rows.miss(ACKNOWLEDGEMENTS, record.checkpoint_id, record.operator_id)
         self._rows.save(ACKNOWLEDGEMENTS, record)
-        known[record.operator_id] = record
 
     def request(self, request_key: str) -> SnapshotRequest | None:
         """Return a request by the key that its client generated."""
-        return self._rows.get(REQUESTS, self._job.job_id, request_key)
+        return self._rows.get(REQUESTS, request_key)
 
     def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
         """Return the open requests of an operator."""
-        return self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
+        self._rows.read_once(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
+        rows = (r for r in self._rows.held(REQUESTS) if r.operator_id == operator_id and r.status.is_open)
+        return sorted(rows, key=lambda r: (r.requested_at, r.request_key))
 
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
         """Return the keys of at most ``limit`` requests of an operator that ended before a time."""
@@ -458,7 +446,7 @@ class SqlJobTransaction:
 
     def action(self, request_key: str) -> ActionRecord | None:
         """Return an action by the key that the page generated."""
-        return self._rows.get(ACTIONS, self._job.job_id, request_key)
+        return self._rows.get(ACTIONS, request_key)
 
     def open_actions(self, operator_id: OperatorId) -> list[ActionRecord]:
         """Return the open actions on an operator."""
@@ -470,23 +458,24 @@ class SqlJobTransaction:
 
     def remove_actions(self, before: datetime) -> None:
         """Remove the actions that ended before a time."""
-        self._remove(models.Action, models.Action.ended_at < before)
+        self._rows.remove(models.Action, models.Action.ended_at < before)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim on a snapshot by any job, or ``None``."""
-        return _claim(self._connection, pointer)
+        row = self._connection.execute(CLAIMS.by_key, keys(pointer_sha256=_digest(pointer))).one_or_none()
+        return None if row is None else CLAIMS.read(row)
 
     def save_claim(self, record: ClaimRecord) -> None:
         """Insert a claim."""
         values = CLAIMS.values_of(record) | {"pointer_sha256": _digest(record.pointer)}
         try:
-            CLAIMS.insert(self._connection, values)
+            self._connection.execute(insert(CLAIMS.table), values)
         except IntegrityError as error:
             raise already_claimed(record.pointer) from error
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
         """Return the statistics of an operator."""
-        return self._rows.get(STATISTICS, self._job.job_id, operator_id)
+        return self._rows.get(STATISTICS, operator_id)
 
     def save_statistics(self, record: StatisticsRecord) -> None:
         """Insert or replace the statistics of an operator."""
@@ -494,6 +483,7 @@ class SqlJobTransaction:
 
     def view(self) -> JobView:
         """Return the job with the changes of the transition."""
+        self._rows.flush()
         return view_of(self._connection, self._job, self.now)
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
@@ -525,23 +515,26 @@ class SqlJobTransaction:
             models.Attempt,
             models.JobDag,
         ):
-            self._remove(model)
+            self._rows.remove(model)
         self._figures.job_removed()
 
     def _read_operator(self, operator_id: OperatorId) -> None:
-        key = keys(job_id=self._job.job_id, operator_id=operator_id)
-        row = self._connection.execute(statements.OPERATOR_AND_ATTEMPT, key).one_or_none()
-        if row is None:
-            self._rows.hold(OPERATORS, None, self._job.job_id, operator_id)
-            return
-        operator = OPERATORS.read(row[:_FIRST_ATTEMPT_COLUMN])
-        has_attempt = row[_FIRST_ATTEMPT_COLUMN] is not None
-        attempt = ATTEMPTS.read(row[_FIRST_ATTEMPT_COLUMN:]) if has_attempt else None
-        self._rows.hold(OPERATORS, operator, self._job.job_id, operator_id)
-        self._rows.hold(ATTEMPTS, attempt, self._job.job_id, operator_id, operator.epoch)
+        held = self._rows
+        for row in held.execute(statements.OPERATOR, operator_id=operator_id):
+            for table, values in split(row, statements.ROWS_OF_OPERATOR):
+                if values[0] is not None:
+                    held.hold(table, values)
+        held.miss(OPERATORS, operator_id)
+        operator = held.get(OPERATORS, operator_id)
+        if operator is not None:
+            held.miss(ATTEMPTS, operator_id, operator.epoch)
+        held.complete(CHECKPOINTS, operator_id)
+        if any(c.status is CheckpointStatus.PENDING for c in self.open_checkpoints(operator_id)):
+            held.miss(STATISTICS, operator_id)
+            held.complete(REQUESTS, operator_id)
 
     def _select(self, query: Select[Any]) -> tuple[Any, ...]:
-        return tuple(self._connection.scalars(query, keys(job_id=self._job.job_id)))
+        return tuple(self._rows.execute(query).scalars())
 
     def _remove_each(
         self,
@@ -551,17 +544,7 @@ class SqlJobTransaction:
         *conditions: ColumnElement[bool],
     ) -> None:
         for start in range(0, len(values), _VALUES_PER_STATEMENT):
-            self._remove(model, column.in_(values[start : start + _VALUES_PER_STATEMENT]), *conditions)
-
-    def _remove(self, model: type[models.Base], *conditions: ColumnElement[bool]) -> None:
-        self._rows.remove(model, *conditions)
-        self._open.clear()
-        self._acknowledgements.clear()
-
-
-def _claim(connection: Connection, pointer: str) -> ClaimRecord | None:
-    row = CLAIMS.find(connection, _digest(pointer))
-    return None if row is None else CLAIMS.read(row)
+            self._rows.remove(model, column.in_(values[start : start + _VALUES_PER_STATEMENT]), *conditions)
 
 
 def _digest(pointer: str) -> str:

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
-    bindparam,
     case,
     delete,
     exists,
@@ -46,15 +45,16 @@ from airflow_provider_statecheck.metadata.record_table import (
     STATISTICS,
     RecordTable,
     given,
+    parameter,
     table_of,
 )
 
 _job, _operator, _attempt = JOBS.table.c, OPERATORS.table.c, ATTEMPTS.table.c
 _checkpoint, _request, _part = CHECKPOINTS.table.c, REQUESTS.table.c, ACKNOWLEDGEMENTS.table.c
-_action = ACTIONS.table.c
+_action, _statistics = ACTIONS.table.c, STATISTICS.table.c
 _dags = table_of(JobDag)
 
-_now = bindparam("now", type_=_job.seen_at.type)
+_now = parameter("now", _job.seen_at.type)
 _has_attempt = exists().where(_attempt.job_id == _job.job_id)
 """A job without attempts was removed, or its first registration was not completed."""
 
@@ -69,48 +69,57 @@ BEGIN_AND_READ = {
     is_known: statement.returning(*JOBS.columns, *JOB_FIGURES.columns) for is_known, statement in BEGIN.items()
 }
 JOB_AND_FIGURES = select(*JOBS.columns, *JOB_FIGURES.columns).where(given(_job.job_id))
-SET_SEEN_AT = update(JOBS.table).where(given(_job.job_id)).values(seen_at=_now)
 DATED_LATER: dict[RecordTable[Any], Select[Any]] = {
     table: table.with_a_time_after(_now) for table in (ATTEMPTS, CHECKPOINTS, ACKNOWLEDGEMENTS, REQUESTS, ACTIONS)
 }
 """Rows of a job with times in the future, from a clock that was ahead."""
-SET_NEXT_CHECKPOINT_ID = (
-    update(JOBS.table).where(given(_job.job_id)).values(next_checkpoint_id=bindparam("next_checkpoint_id"))
-)
 
 VISIBLE_JOBS = select(*JOBS.columns).where(_has_attempt).order_by(_job.seen_at.desc())
 DAG_IDS = select(_dags.c.dag_id).distinct()
 _of_dag = _dags.alias("of_dag").c
-DAG_IDS_BESIDE = DAG_IDS.where(_dags.c.job_id.in_(select(_of_dag.job_id).where(_of_dag.dag_id == bindparam("dag_id"))))
+DAG_IDS_BESIDE = DAG_IDS.where(_dags.c.job_id.in_(select(_of_dag.job_id).where(_of_dag.dag_id == parameter("dag_id"))))
 _is_of_run = and_(
     _attempt.job_id == _job.job_id,
     # The coordinates are pairs of a name and a value: the Dag, the run, the task and the map index.
-    _attempt.owner[("airflow", 0, 1)].as_string() == bindparam("dag_id"),
-    _attempt.owner[("airflow", 1, 1)].as_string() == bindparam("run_id"),
+    _attempt.owner[("airflow", 0, 1)].as_string() == parameter("dag_id"),
+    _attempt.owner[("airflow", 1, 1)].as_string() == parameter("run_id"),
 )
 # Few jobs have attempts of the Dag; only their attempts are read.
-_is_of_dag = exists().where(_dags.c.job_id == _job.job_id, _dags.c.dag_id == bindparam("dag_id"))
+_is_of_dag = exists().where(_dags.c.job_id == _job.job_id, _dags.c.dag_id == parameter("dag_id"))
 JOBS_OF_RUN = select(_job.job_id).where(_is_of_dag, exists().where(_is_of_run)).order_by(_job.seen_at.desc())
 VISIBLE_JOB = select(*JOBS.columns).where(given(_job.job_id), _has_attempt)
 
-_holds_epoch = and_(
-    _attempt.job_id == _operator.job_id,
-    _attempt.operator_id == _operator.operator_id,
-    _attempt.epoch == _operator.epoch,
-)
-OPERATOR_AND_ATTEMPT = (
-    select(*OPERATORS.columns, *ATTEMPTS.columns)
+
+def _is_of_operator(rows: Any) -> ColumnElement[bool]:
+    return and_(rows.job_id == _operator.job_id, rows.operator_id == _operator.operator_id)
+
+
+_holds_epoch = and_(_is_of_operator(_attempt), _attempt.epoch == _operator.epoch)
+_is_undiscarded = and_(_is_of_operator(_checkpoint), _checkpoint.discarded_at.is_(None))
+_is_open = or_(*(_request.status == status for status in RequestStatus if status.is_open))
+_without_figures = [null().label(c.name) if c is _checkpoint.summary else c for c in CHECKPOINTS.columns]
+_is_pending = _checkpoint.status == CheckpointStatus.PENDING
+ROWS_OF_OPERATOR = (OPERATORS, ATTEMPTS, CHECKPOINTS, STATISTICS, REQUESTS)
+OPERATOR = (
+    select(*OPERATORS.columns, *ATTEMPTS.columns, *_without_figures, *STATISTICS.columns, *REQUESTS.columns)
     .select_from(OPERATORS.table)
     .outerjoin(ATTEMPTS.table, _holds_epoch)
+    .outerjoin(CHECKPOINTS.table, _is_undiscarded)
+    .outerjoin(STATISTICS.table, and_(_is_pending, _is_of_operator(_statistics)))
+    .outerjoin(REQUESTS.table, and_(_is_pending, _is_of_operator(_request), _is_open))
     .where(given(_operator.job_id), given(_operator.operator_id))
 )
-"""An operator with the attempt that holds its epoch."""
+"""
+An operator with the attempt that holds its epoch and its undiscarded checkpoints, of which only few are retained.
+
+With each pending checkpoint come the statistics and the open requests of the operator, which its end changes.
+"""
 LAST_ATTEMPT_OF_RUN = (
     select(*ATTEMPTS.columns)
     .where(
         given(_attempt.job_id),
         given(_attempt.operator_id),
-        _attempt.owner["run_key"].as_string() == bindparam("run_key"),
+        _attempt.owner["run_key"].as_string() == parameter("run_key"),
     )
     .order_by(_attempt.epoch.desc())
     .limit(1)
@@ -120,10 +129,6 @@ NEWEST_ATTEMPTS = select(*ATTEMPTS.columns).join(OPERATORS.table, _holds_epoch).
 ATTEMPT_BY_KEY = select(*ATTEMPTS.columns).where(given(_attempt.job_id), given(_attempt.attempt_key))
 
 CHECKPOINT_BY_REQUEST = select(*CHECKPOINTS.columns).where(given(_checkpoint.job_id), given(_checkpoint.request_key))
-_without_figures = [null().label(c.name) if c is _checkpoint.summary else c for c in CHECKPOINTS.columns]
-OPEN_CHECKPOINTS = select(*_without_figures).where(
-    given(_checkpoint.job_id), given(_checkpoint.operator_id), _checkpoint.discarded_at.is_(None)
-)
 SUMMARY_OF = select(_checkpoint.summary).where(given(_checkpoint.job_id), given(_checkpoint.checkpoint_id))
 _completed = exists().where(
     given(_checkpoint.job_id), given(_checkpoint.operator_id), _checkpoint.completed_at.is_not(None)
@@ -141,17 +146,12 @@ def is_own(checkpoint: Any) -> ColumnElement[bool]:
     )
 
 
-_is_undiscarded = and_(
-    _checkpoint.job_id == _operator.job_id,
-    _checkpoint.operator_id == _operator.operator_id,
-    _checkpoint.discarded_at.is_(None),
-)
 _is_usable = and_(
-    _checkpoint.status == CheckpointStatus.COMPLETED.value, _checkpoint.unusable_reason.is_(None), is_own(_checkpoint)
+    _checkpoint.status == CheckpointStatus.COMPLETED, _checkpoint.unusable_reason.is_(None), is_own(_checkpoint)
 )
 """The condition ``CheckpointRecord.is_restorable`` on usable checkpoints, in SQL."""
 _is_unconfirmed = and_(
-    _checkpoint.status.in_([CheckpointStatus.PENDING.value, CheckpointStatus.ABORTED.value]),
+    _checkpoint.status.in_([CheckpointStatus.PENDING, CheckpointStatus.ABORTED]),
     _checkpoint.properties["unclaimed"].as_boolean(),
 )
 """The condition ``CheckpointRecord.is_unconfirmed``, in SQL."""
@@ -187,12 +187,10 @@ NEWEST_CHECKPOINT_OF_JOB = (
     .limit(1)
 )
 """The checkpoint of any operator that was completed last, of the restorable ones."""
-_is_failed_attempt = and_(
-    given(_attempt.job_id), _attempt.status.in_([AttemptStatus.FAILED.value, AttemptStatus.FENCED.value])
-)
+_is_failed_attempt = and_(given(_attempt.job_id), _attempt.status.in_([AttemptStatus.FAILED, AttemptStatus.FENCED]))
 _is_failed_checkpoint = and_(
     given(_checkpoint.job_id),
-    _checkpoint.status == CheckpointStatus.ABORTED.value,
+    _checkpoint.status == CheckpointStatus.ABORTED,
     _checkpoint.failure_reason != CheckpointFailureReason.ATTEMPT_ENDED.value,
 )
 LAST_FAILED_ATTEMPTS = select(*ATTEMPTS.columns).where(
@@ -207,12 +205,9 @@ LAST_FAILED_CHECKPOINTS = select(*CHECKPOINTS.columns).where(
 )
 """The failures of a job at the time of its last one."""
 HAS_ATTEMPTS = select(exists().where(given(_attempt.job_id)))
-SET_FIGURES = update(JOBS.table).where(given(_job.job_id))
 ADD_DAG = insert(_dags).from_select(
     [column.name for column in _dags.c],
-    select(*(bindparam(column.name, type_=column.type) for column in _dags.c)).where(
-        ~exists().where(*(column == bindparam(column.name, type_=column.type) for column in _dags.c))
-    ),
+    select(*(parameter(column.name, column.type) for column in _dags.c)).where(~exists().where(*map(given, _dags.c))),
 )
 """Adds a Dag of an operator unless it is known; the lock on the job's row keeps others from adding it at once."""
 OWNERS_OF_OPERATOR = select(_attempt.owner).where(given(_attempt.job_id), given(_attempt.operator_id))
@@ -224,12 +219,7 @@ def remove_other_dags(operator_id: OperatorId, kept: Iterable[str]) -> Delete:
 
 
 JOB_VERSION = select(_job.version, _job.seen_at).where(given(_job.job_id))
-UPDATE_CHECKPOINT = update(CHECKPOINTS.table).where(
-    given(_checkpoint.job_id), given(_checkpoint.checkpoint_id), given(_checkpoint.epoch), given(_checkpoint.status)
-)
-
 ACKNOWLEDGEMENTS_OF = select(*ACKNOWLEDGEMENTS.columns).where(given(_part.job_id), given(_part.checkpoint_id))
-_is_open = or_(*(_request.status == status.value for status in RequestStatus if status.is_open))
 OPEN_REQUESTS = (
     select(*REQUESTS.columns)
     .where(given(_request.job_id), given(_request.operator_id), _is_open)
@@ -254,20 +244,12 @@ ALL_ATTEMPTS = select(*ATTEMPTS.columns).where(given(_attempt.job_id)).order_by(
 # The join lets the database use the partial index of undiscarded rows, which begins with the job and the operator.
 UNDISCARDED_CHECKPOINTS = (
     select(*CHECKPOINTS.columns)
-    .join_from(
-        OPERATORS.table,
-        CHECKPOINTS.table,
-        and_(_checkpoint.job_id == _operator.job_id, _checkpoint.operator_id == _operator.operator_id),
-    )
-    .where(given(_operator.job_id), _checkpoint.discarded_at.is_(None))
+    .join_from(OPERATORS.table, CHECKPOINTS.table, _is_undiscarded)
+    .where(given(_operator.job_id))
 )
 ALL_OPEN_REQUESTS = (
     select(*REQUESTS.columns)
-    .join_from(
-        OPERATORS.table,
-        REQUESTS.table,
-        and_(_request.job_id == _operator.job_id, _request.operator_id == _operator.operator_id),
-    )
+    .join_from(OPERATORS.table, REQUESTS.table, _is_of_operator(_request))
     .where(given(_operator.job_id), _is_open)
 )
 RECENT_REQUESTS = (
@@ -276,9 +258,7 @@ RECENT_REQUESTS = (
     .order_by(_request.requested_at.desc(), _request.request_key.desc())
     .limit(RECENT)
 )
-ALL_STATISTICS = (
-    select(*STATISTICS.columns).where(given(STATISTICS.table.c.job_id)).order_by(STATISTICS.table.c.operator_id)
-)
+ALL_STATISTICS = select(*STATISTICS.columns).where(given(_statistics.job_id)).order_by(_statistics.operator_id)
 
 
 def page_of(page: CheckpointPage) -> Select[Any]:
@@ -289,7 +269,7 @@ def page_of(page: CheckpointPage) -> Select[Any]:
     if page.operator_id is not None:
         conditions.append(_checkpoint.operator_id == page.operator_id)
     if page.status is not None:
-        conditions.append(_checkpoint.status == page.status.value)
+        conditions.append(_checkpoint.status == page.status)
     query = select(*CHECKPOINTS.columns).where(*conditions)
     return query.order_by(_checkpoint.checkpoint_id.desc()).limit(page.limit)
 

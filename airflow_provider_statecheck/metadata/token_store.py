@@ -15,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Attempt
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.database import committing, executing
 from airflow_provider_statecheck.metadata.models import Attempt, Operator, Token
-from airflow_provider_statecheck.metadata.record_table import attempt_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +143,7 @@ class SqlTokenStore:
         """Return the owner of an attempt, or ``None`` if there is no such attempt."""
         with executing(), Session(self._engine) as session:
             row = session.get(Attempt, (attempt.job_id, attempt.operator_id, attempt.epoch))
-            return None if row is None else attempt_record(row).owner
+            return None if row is None else row.owner
 
     def claim(self, token: TokenRecord, attempt_key: str) -> bool:
         """Reserve a token for one registration; return ``False`` if it is reserved for another one."""
@@ -209,7 +208,7 @@ def _state(row: Row[Token, Operator, Attempt]) -> TokenState:
         token=_record(token),
         current_epoch=operator.epoch,
         uid=operator.uid,
-        attempt_status=AttemptStatus(attempt.status),
+        attempt_status=attempt.status,
         attempt_ended_at=attempt.ended_at,
     )
 

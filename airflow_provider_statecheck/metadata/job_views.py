@@ -1,25 +1,24 @@
-"""Cache of the rows that one transaction uses, and reads of a job or of its newest checkpoints."""
+"""Consistent views of a job and of its newest checkpoints, and the versions of its rows."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Select
+from sqlalchemy import Select
 from sqlalchemy.engine import Connection, Engine, Row
 
-from airflow_provider_statecheck.checkpoint.clock import clamp_times, time_of_job
+from airflow_provider_statecheck.checkpoint.clock import time_of_job
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, RowsVersion
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.models import Base, UtcDateTime
+from airflow_provider_statecheck.metadata.column_types import UtcDateTime
 from airflow_provider_statecheck.metadata.record_table import (
     ACTIONS,
     ATTEMPTS,
@@ -28,105 +27,19 @@ from airflow_provider_statecheck.metadata.record_table import (
     OPERATORS,
     REQUESTS,
     STATISTICS,
+    Record,
     RecordTable,
     keys,
-    table_of,
 )
-from airflow_provider_statecheck.metadata.statements import remove
 
 log = logging.getLogger(__name__)
 
 _KEPT_TIMES = 1_000
 """Number of times of transactions whose conversions are kept."""
 
-Record = TypeVar("Record")
-
 _FIRST_OPERATOR_COLUMN = len(JOBS.columns)
 _FIRST_CHECKPOINT_COLUMN = _FIRST_OPERATOR_COLUMN + len(OPERATORS.columns)
 """Indexes of columns of the operator and of its checkpoint in a row of ``LATEST_CHECKPOINTS``."""
-
-
-class HeldRows:
-    """
-    Cache of the rows of a job during a transition, including the changes of the transition.
-
-    The transition locks the job's row, and only the holder of this lock writes rows of the job. Cached rows are
-    therefore current.
-
-    :param connection: Connection that holds the lock.
-    :param job_id: Id of the job.
-    """
-
-    def __init__(self, connection: Connection, job_id: str) -> None:
-        self._connection = connection
-        self._job_id = job_id
-        self._records: dict[tuple[object, ...], object | None] = {}
-
-    def holds(self, table: RecordTable[Record], *key: object) -> bool:
-        """Return ``True`` if the row of a key, or its absence, is cached."""
-        return (table, *key) in self._records
-
-    def get(self, table: RecordTable[Record], *key: object) -> Record | None:
-        """Return the row of a key, or ``None``; read it if it is not cached."""
-        if not self.holds(table, *key):
-            row = table.find(self._connection, *key)
-            self._records[table, *key] = None if row is None else table.read(row)
-        return cast("Record | None", self._records[table, *key])
-
-    def held(self, table: RecordTable[Record], *key: object) -> Record | None:
-        """Return the cached row of a key, or ``None``."""
-        return cast("Record | None", self._records.get((table, *key)))
-
-    def hold(self, table: RecordTable[Record], record: Record | None, *key: object) -> None:
-        """Cache the row of a key, or its absence."""
-        self._records[table, *key] = record
-
-    def read(self, table: RecordTable[Record], query: Select[Any], **values: object) -> list[Record]:
-        """Return the rows of a query on the job, and cache them."""
-        rows = self._connection.execute(query, keys(job_id=self._job_id, **values))
-        records = [table.read(row) for row in rows]
-        for record in records:
-            self.hold(table, record, *table.key_of(record))
-        return records
-
-    def insert(self, table: RecordTable[Record], record: Record) -> None:
-        """Insert a row and cache it."""
-        table.insert(self._connection, table.values_of(record))
-        self.hold(table, record, *table.key_of(record))
-
-    def save(self, table: RecordTable[Record], record: Record) -> None:
-        """Insert or replace a row and cache it; only changed columns are written if the old row is cached."""
-        key = table.key_of(record)
-        known = self.held(table, *key)
-        if known is not None:
-            self._replace(table, known, record)
-        elif self.holds(table, *key):
-            table.insert(self._connection, table.values_of(record))
-        else:
-            table.save(self._connection, table.values_of(record))
-        self.hold(table, record, *key)
-
-    def remove(self, model: type[Base], *conditions: ColumnElement[bool]) -> None:
-        """Delete the rows of the job that meet all conditions, in one statement, and clear the cache."""
-        self._connection.execute(remove(table_of(model), *conditions), keys(job_id=self._job_id))
-        self._records.clear()
-
-    def _replace(self, table: RecordTable[Record], known: Record, record: Record) -> None:
-        changes = table.changes(known, record)
-        if changes:
-            key = dict(zip(table.key_names, table.key_of(record), strict=True))
-            table.update(self._connection, changes | key)
-
-
-def set_back(connection: Connection, job: JobRecord, now: datetime) -> JobRecord:
-    """Move the times of a job and its rows back to the current time, after a clock was far ahead."""
-    log.warning("Job %s: reset its time, which was %s ahead of the clock", job.name, job.seen_at - now)
-    values = keys(job_id=job.job_id) | {"now": now}
-    connection.execute(statements.SET_SEEN_AT, values)
-    for table, query in statements.DATED_LATER.items():
-        for row in connection.execute(query, values).all():
-            table.change(connection, table.read(row), clamp_times(table.read(row), now))
-    return replace(job, seen_at=now)
 
 
 def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:

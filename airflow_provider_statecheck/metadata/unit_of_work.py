@@ -1,0 +1,198 @@
+"""
+Rows that a transition reads and writes.
+
+A row is read once, and a changed row is written once: before a query that may read it, or at the end. PostgreSQL writes all
+rows in one statement.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from sqlalchemy import ColumnElement, Executable, Insert, Select, Update, bindparam, func, insert, select, update
+from sqlalchemy.engine import Connection, CursorResult
+
+from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.record_table import Key, Record, RecordTable, keys, parameter, table_of
+from airflow_provider_statecheck.metadata.statements import remove
+
+_TOGETHER = 50
+"""Maximum number of rows in a statement that writes several."""
+_KEPT_STATEMENTS = 100
+
+
+class Shape(NamedTuple):
+    """What the statement of a write depends on."""
+
+    table: RecordTable[Any]
+    names: tuple[str, ...]
+    is_new: bool
+
+
+class Write(NamedTuple):
+    """
+    A row to write.
+
+    :param values: New values by column.
+    :param known: Values by which the known row is found; ``None`` to insert a row.
+    """
+
+    table: RecordTable[Any]
+    values: dict[str, Any]
+    known: dict[str, Any] | None
+
+    @property
+    def shape(self) -> Shape:
+        """Return what the statement depends on."""
+        return Shape(self.table, tuple(self.values), self.known is None)
+
+    def parameters(self, number: int) -> dict[str, Any]:
+        """Return the parameters of a statement in which this is the write of a number."""
+        new = {f"new_{name}_{number}": each for name, each in self.values.items()}
+        return new | keys(**{f"{name}_{number}": each for name, each in (self.known or {}).items()})
+
+
+class UnitOfWork:
+    """
+    Rows of a job during a transition, with the changes of the transition.
+
+    The transition locks the job's row, and only the holder of this lock writes rows of the job. Rows that were read are
+    therefore current.
+
+    :param connection: Connection that holds the lock.
+    :param job_id: Id of the job.
+    """
+
+    def __init__(self, connection: Connection, job_id: str) -> None:
+        self._connection = connection
+        self._job_id = job_id
+        self._held: defaultdict[RecordTable[Any], dict[Key, Any]] = defaultdict(dict)
+        self._changed: dict[tuple[RecordTable[Any], Key], Any] = {}
+        """The rows in the database by the keys of changed records; ``None`` if there is no row."""
+        self._complete: set[Key] = set()
+
+    def execute(self, statement: Executable, **values: object) -> CursorResult[Any]:
+        """Execute a statement with the id of the job and other parameters of ``keys``."""
+        self.flush()
+        return self._connection.execute(statement, keys(job_id=self._job_id, **values))
+
+    def read(self, table: RecordTable[Record], query: Select[Any], **values: object) -> list[Record]:
+        """Return the rows of a query on the job, and hold them."""
+        return [self.hold(table, row) for row in self.execute(query, **values)]
+
+    def read_once(self, table: RecordTable[Record], query: Select[Any], **values: object) -> None:
+        """Hold the rows of a query, unless they are complete."""
+        if not self.is_complete(table, *values.values()):
+            self.read(table, query, **values)
+            self.complete(table, *values.values())
+
+    def complete(self, table: RecordTable[Any], *values: object) -> None:
+        """Take note that all rows of a table with certain values are held."""
+        self._complete.add((table, *values))
+
+    def is_complete(self, table: RecordTable[Any], *values: object) -> bool:
+        """Return whether all rows of a table with certain values are held."""
+        return (table, *values) in self._complete
+
+    def hold(self, table: RecordTable[Record], values: Sequence[Any]) -> Record:
+        """Hold a row that was read."""
+        record = table.read(values)
+        self._held[table][table.key_of(record)] = record
+        return record
+
+    def miss(self, table: RecordTable[Any], *key: object) -> None:
+        """Take note that there is no row of a key, unless one is held."""
+        self._held[table].setdefault((self._job_id, *key), None)
+
+    def holds(self, table: RecordTable[Any], *key: object) -> bool:
+        """Return whether the row of a key, or its absence, is known."""
+        return (self._job_id, *key) in self._held[table]
+
+    def held(self, table: RecordTable[Record]) -> Iterator[Record]:
+        """Return the rows of a table that are held."""
+        return (record for record in self._held[table].values() if record is not None)
+
+    def get(self, table: RecordTable[Record], *key: object) -> Record | None:
+        """Return the row of a key after the job's id, or ``None``; read it unless it is held."""
+        if not self.holds(table, *key):
+            # No changed row has this key, since it would be held.
+            names = dict(zip(table.key_names, (self._job_id, *key), strict=True))
+            for row in self._connection.execute(table.by_key, keys(**names)):
+                self.hold(table, row)
+            self.miss(table, *key)
+        return cast("Record | None", self._held[table][self._job_id, *key])
+
+    def save(self, table: RecordTable[Record], record: Record) -> None:
+        """Insert or replace a row."""
+        key = table.key_of(record)
+        self._change(table, record, self.get(table, *key[1:]))
+
+    def add(self, table: RecordTable[Record], record: Record) -> None:
+        """Insert a row."""
+        self._change(table, record, None)
+
+    def remove(self, model: type[Base], *conditions: ColumnElement[bool]) -> None:
+        """Delete the rows of the job that meet all conditions, in one statement, and hold no rows any more."""
+        self.execute(remove(table_of(model), *conditions))
+        self._held.clear()
+        self._complete.clear()
+
+    def flush(self, *more: Write) -> None:
+        """
+        Write the changed rows.
+
+        :param more: Writes of rows that are not held.
+        :raises CoordinatorError: if a row is not as it was read.
+        """
+        writes = [*self._writes(), *more]
+        self._changed.clear()
+        size = _TOGETHER if self._connection.dialect.name == "postgresql" else 1
+        for start in range(0, len(writes), size):
+            self._write(writes[start : start + size])
+
+    def _change(self, table: RecordTable[Record], record: Record, known: Record | None) -> None:
+        key = table.key_of(record)
+        self._changed.setdefault((table, key), known)
+        self._held[table][key] = record
+
+    def _writes(self) -> Iterator[Write]:
+        for (table, key), known in self._changed.items():
+            record = self._held[table][key]
+            if known is None:
+                yield Write(table, table.values_of(record), None)
+            elif changes := table.changes(known, record):
+                yield Write(table, changes, {name: getattr(known, name) for name in table.condition_names})
+
+    def _write(self, writes: Sequence[Write]) -> None:
+        parameters = {
+            name: each for number, write in enumerate(writes) for name, each in write.parameters(number).items()
+        }
+        statement = _statement(tuple(write.shape for write in writes))
+        result = self._connection.execute(statement, parameters, execution_options={"preserve_rowcount": True})
+        if (result.rowcount if len(writes) == 1 else sum(result.one())) != len(writes):
+            raise CoordinatorError(
+                f"Expected the rows of job {self._job_id} as they were read, found that another writer changed one; nothing "
+                f"was changed, read them again."
+            )
+
+
+@lru_cache(_KEPT_STATEMENTS)
+def _statement(shapes: tuple[Shape, ...]) -> Executable:
+    if len(shapes) == 1:
+        return _single(shapes[0], 0)
+    job_id = [shape.table.table.c.job_id for shape in shapes]
+    parts = [_single(shape, n).returning(job_id[n]).cte(f"write_{n}") for n, shape in enumerate(shapes)]
+    return select(*(select(func.count()).select_from(part).scalar_subquery() for part in parts))
+
+
+def _single(shape: Shape, number: int) -> Insert | Update:
+    table = shape.table.table
+    values = {name: bindparam(f"new_{name}_{number}", type_=table.c[name].type) for name in shape.names}
+    if shape.is_new:
+        return insert(table).values(values)
+    known = (table.c[name] == parameter(f"{name}_{number}", table.c[name].type) for name in shape.table.condition_names)
+    return update(table).where(*known).values(values)
