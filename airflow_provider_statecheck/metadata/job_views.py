@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, cast
 
 from sqlalchemy import Select
-from sqlalchemy.engine import Connection, Engine, Row
+from sqlalchemy.engine import Connection, Engine
 
 from airflow_provider_statecheck.checkpoint.clock import time_of_job
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -30,16 +30,13 @@ from airflow_provider_statecheck.metadata.record_table import (
     Record,
     RecordTable,
     keys,
+    split,
 )
 
 log = logging.getLogger(__name__)
 
 _KEPT_TIMES = 1_000
 """Number of times of transactions whose conversions are kept."""
-
-_FIRST_OPERATOR_COLUMN = len(JOBS.columns)
-_FIRST_CHECKPOINT_COLUMN = _FIRST_OPERATOR_COLUMN + len(OPERATORS.columns)
-"""Indexes of columns of the operator and of its checkpoint in a row of ``LATEST_CHECKPOINTS``."""
 
 
 def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:
@@ -131,16 +128,16 @@ def latest_of(connection: Connection, job_id: JobId) -> LatestCheckpoints | None
     rows = connection.execute(statements.LATEST_CHECKPOINTS, keys(job_id=job_id)).all()
     if not rows:
         return None
-    by_operator = groupby(rows, lambda row: row[_FIRST_OPERATOR_COLUMN:_FIRST_CHECKPOINT_COLUMN])
+    split_rows = [split(row, JOBS, OPERATORS, CHECKPOINTS) for row in rows]
+    by_operator = groupby(split_rows, lambda parts: parts[1])
     found = [(OPERATORS.read(values), list(of_it)) for values, of_it in by_operator if values[0] is not None]
     newest = (newest_readable(operator, _checkpoints_in(of_it)) for operator, of_it in found)
     return LatestCheckpoints(
-        job=JOBS.read(rows[0][:_FIRST_OPERATOR_COLUMN]),
+        job=JOBS.read(split_rows[0][0]),
         operators=tuple(operator for operator, _ in found),
         checkpoints=tuple(checkpoint for checkpoint in newest if checkpoint is not None),
     )
 
 
-def _checkpoints_in(rows: Iterable[Row[Any]]) -> Iterator[CheckpointRecord]:
-    checkpoints = (row[_FIRST_CHECKPOINT_COLUMN:] for row in rows)
-    return (CHECKPOINTS.read(values) for values in checkpoints if values[0] is not None)
+def _checkpoints_in(rows: Iterable[Sequence[Any]]) -> Iterator[CheckpointRecord]:
+    return (CHECKPOINTS.read(values) for *_, values in rows if values[0] is not None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
+from itertools import accumulate
 from typing import Any, Generic, TypeVar, cast
 
 from sqlalchemy import BindParameter, Column, ColumnElement, Select, Table, bindparam, or_, select
@@ -93,11 +94,10 @@ class RecordTable(Generic[Record]):
         return select(*self.columns).where(given(self.table.c.job_id), or_(*times))
 
 
-def split(row: Sequence[Any], tables: Sequence[RecordTable[Any]]) -> Iterator[tuple[RecordTable[Any], Sequence[Any]]]:
+def split(row: Sequence[Any], *tables: RecordTable[Any]) -> list[Sequence[Any]]:
     """Return the values of each of several joined tables in a row; those of a table without a row are ``None``."""
-    start = 0
-    for table in tables:
-        yield table, row[start : (start := start + len(table.columns))]
+    ends = list(accumulate(len(table.columns) for table in tables))
+    return [row[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 JOBS = RecordTable(models.Job, JobRecord)

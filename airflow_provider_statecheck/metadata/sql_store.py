@@ -72,8 +72,6 @@ from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write
 
 log = logging.getLogger(__name__)
 
-_FIRST_FIGURE_COLUMN = len(JOBS.columns)
-"""Index of the first figure of the job in a row of ``BEGIN_AND_READ``."""
 _VALUES_PER_STATEMENT = 1000
 """Databases limit the number of parameters of a statement."""
 
@@ -217,9 +215,9 @@ class SqlJobStore:
             row = connection.execute(statements.JOB_AND_FIGURES, values).one() if exists else None
         if row is None:
             raise no_such_job(job_id)
-        job, figures = JOBS.read(row[:_FIRST_FIGURE_COLUMN]), JOB_FIGURES.read(row[_FIRST_FIGURE_COLUMN:])
-        transition = SqlJobTransaction(connection, job, figures)
-        if is_too_far_ahead(job.seen_at, now):
+        job, figures = split(row, JOBS, JOB_FIGURES)
+        transition = SqlJobTransaction(connection, JOBS.read(job), JOB_FIGURES.read(figures))
+        if is_too_far_ahead(transition.now, now):
             transition.set_back(now)
         return transition
 
@@ -272,11 +270,6 @@ class SqlJobTransaction:
     def now(self) -> datetime:
         """Return the time of the transition."""
         return self._job.seen_at
-
-    @property
-    def connection(self) -> Connection:
-        """Return the connection, for changes of other tables in the same transaction."""
-        return self._connection
 
     @property
     def job(self) -> JobRecord:
@@ -521,7 +514,8 @@ class SqlJobTransaction:
     def _read_operator(self, operator_id: OperatorId) -> None:
         held = self._rows
         for row in held.execute(statements.OPERATOR, operator_id=operator_id):
-            for table, values in split(row, statements.ROWS_OF_OPERATOR):
+            tables = statements.ROWS_OF_OPERATOR
+            for table, values in zip(tables, split(row, *tables), strict=True):
                 if values[0] is not None:
                     held.hold(table, values)
         held.miss(OPERATORS, operator_id)

@@ -99,7 +99,7 @@ _is_undiscarded = and_(_is_of_operator(_checkpoint), _checkpoint.discarded_at.is
 _is_open = or_(*(_request.status == status for status in RequestStatus if status.is_open))
 _without_figures = [null().label(c.name) if c is _checkpoint.summary else c for c in CHECKPOINTS.columns]
 _is_pending = _checkpoint.status == CheckpointStatus.PENDING
-ROWS_OF_OPERATOR = (OPERATORS, ATTEMPTS, CHECKPOINTS, STATISTICS, REQUESTS)
+ROWS_OF_OPERATOR: tuple[RecordTable[Any], ...] = (OPERATORS, ATTEMPTS, CHECKPOINTS, STATISTICS, REQUESTS)
 OPERATOR = (
     select(*OPERATORS.columns, *ATTEMPTS.columns, *_without_figures, *STATISTICS.columns, *REQUESTS.columns)
     .select_from(OPERATORS.table)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, delete, exists, func, or_, select, update
 from sqlalchemy.engine import CursorResult, Engine
@@ -49,11 +50,18 @@ class TokenRecord:
     expires_at: datetime
     job_id: JobId | None = None
     """The only job that the token can access, or ``None`` before the registration."""
-    attempt: AttemptRef | None = None
-    """The attempt that the token is bound to."""
+    operator_id: OperatorId | None = None
+    epoch: int | None = None
     attempt_key: str | None = None
     """The key of the registration that the token is reserved for."""
     is_read_only: bool = False
+
+    @property
+    def attempt(self) -> AttemptRef | None:
+        """Return the attempt that the token is bound to."""
+        if self.job_id is None or self.operator_id is None or self.epoch is None:
+            return None
+        return AttemptRef(job_id=self.job_id, operator_id=self.operator_id, epoch=self.epoch)
 
     @property
     def task(self) -> Caller:
@@ -97,7 +105,7 @@ class SqlTokenStore:
                 session.execute(
                     delete(Token).where(_has_expired(drop_expired_before)).execution_options(synchronize_session=False)
                 )
-                session.add(Token(**_columns(record)))
+                session.add(Token(**_values(record) | {"caller": asdict(record.caller)}))
                 session.flush()
             with committing():
                 session.commit()
@@ -152,8 +160,8 @@ class SqlTokenStore:
 
     def bind(self, token: TokenRecord, attempt: AttemptRef, attempt_key: str | None, expires_at: datetime) -> bool:
         """Bind a token to an attempt; return ``False`` if it is bound to another one."""
-        bound = replace(token, job_id=attempt.job_id, attempt=attempt, attempt_key=attempt_key, expires_at=expires_at)
-        return self._update(token, _columns(bound), or_(Token.operator_id.is_(None), _is_token_of(attempt)))
+        bound = _values(attempt) | {"attempt_key": attempt_key, "expires_at": expires_at}
+        return self._update(token, bound, or_(Token.operator_id.is_(None), _is_token_of(attempt)))
 
     def extend(self, token: TokenRecord, expires_at: datetime) -> None:
         """Change the expiry of a token."""
@@ -214,34 +222,10 @@ def _state(row: Row[Token, Operator, Attempt]) -> TokenState:
 
 
 def _record(row: Token) -> TokenRecord:
-    return TokenRecord(
-        token_hash=row.token_hash,
-        caller=UserCaller(**row.caller) if "user" in row.caller else Caller(**row.caller),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        job_id=None if row.job_id is None else JobId(row.job_id),
-        attempt=_attempt(row),
-        attempt_key=row.attempt_key,
-        is_read_only=row.is_read_only,
-    )
+    values = {field.name: getattr(row, field.name) for field in fields(TokenRecord)}
+    caller = UserCaller(**row.caller) if "user" in row.caller else Caller(**row.caller)
+    return TokenRecord(**values | {"caller": caller})
 
 
-def _attempt(row: Token) -> AttemptRef | None:
-    if row.job_id is None or row.operator_id is None or row.epoch is None:
-        return None
-    return AttemptRef(job_id=JobId(row.job_id), operator_id=OperatorId(row.operator_id), epoch=row.epoch)
-
-
-def _columns(record: TokenRecord) -> dict[str, object]:
-    attempt = record.attempt
-    return {
-        "token_hash": record.token_hash,
-        "caller": asdict(record.caller),
-        "job_id": record.job_id,
-        "operator_id": attempt and attempt.operator_id,
-        "epoch": attempt and attempt.epoch,
-        "attempt_key": record.attempt_key,
-        "is_read_only": record.is_read_only,
-        "created_at": record.created_at,
-        "expires_at": record.expires_at,
-    }
+def _values(record: TokenRecord | AttemptRef) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
