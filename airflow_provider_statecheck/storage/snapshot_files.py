@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
+    DocumentCache,
     InlineStateHandle,
     decode_metadata,
     encode_metadata,
@@ -47,6 +48,7 @@ class SnapshotFiles:
     :param job_name: Display name of the job.
     :param savepoint_dir: URI of the default directory of savepoints; without it, each savepoint needs a target.
     :param inline_budget: Maximum number of bytes of inline state in the metadata of a checkpoint.
+    :param documents: Cache that keeps the metadata that is written, for the deleter of checkpoints.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class SnapshotFiles:
         savepoint_dir: str | None = None,
         *,
         inline_budget: int = DEFAULT_INLINE_BUDGET,
+        documents: DocumentCache | None = None,
     ) -> None:
         self._storage = storage
         self._job_id = job_id
         self._job_name = job_name
         self._savepoint_dir = savepoint_dir
         self._inline_budget = inline_budget
+        self._documents = documents
         self._recent = _RecentContents(_RECENT_BYTES)
 
     @property
@@ -124,9 +128,11 @@ class SnapshotFiles:
         :raises StorageError: if the storage fails, or the file exists with other contents.
         """
         uri = f"{checkpoint.location}/{METADATA_FILE}"
-        return self._write(
-            uri, encode_metadata(self._document(checkpoint, self._spilled(checkpoint, content)), uri=uri)
-        )
+        document = self._document(checkpoint, self._spilled(checkpoint, content))
+        file = self._write(uri, encode_metadata(document, uri=uri))
+        if self._documents is not None:
+            self._documents.remember(checkpoint.checkpoint_id, document)
+        return file
 
     def read(self, file: StatePointer) -> SnapshotContent:
         """

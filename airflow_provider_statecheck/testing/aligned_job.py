@@ -108,7 +108,8 @@ class AlignedJob:
         for key in [k for k in changes if hasattr(CheckpointConfig, k) and k != "checkpoint_storage"]:
             setattr(config, key, changes.pop(key))
         discarder = changes.pop("discarder", None) or StorageDiscarder(self.storage, self.job_id, self._owns)
-        files = SnapshotFiles(self.storage, self.job_id, JOB_NAME, self.savepoint_dir)
+        documents = DocumentCache(lambda _: self.storage)
+        files = SnapshotFiles(self.storage, self.job_id, JOB_NAME, self.savepoint_dir, documents=documents)
         failures = CheckpointFailureManager(
             UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, self.failed, self.statistics()
         )
@@ -118,7 +119,7 @@ class AlignedJob:
             "tasks_to_trigger": self.tasks[:1],
             "tasks_to_wait_for": self.tasks,
             "tasks_to_commit_to": self.tasks,
-            "deleter": EffectDiscards(self.storage, DocumentCache(lambda _: self.storage)),
+            "deleter": EffectDiscards(self.storage, documents),
             "id_counter": JobIDCounter(self.jobs, self.job_id),
             "completed_store": DefaultCompletedCheckpointStore(
                 CheckpointHandleStore(self.jobs, leader, files), num_retained
