@@ -165,9 +165,7 @@ class AttemptCoordinator:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
             known = tx.checkpoint_by_request(request.request_key)
-            checkpoint = known or _new_checkpoint(tx, attempt, request)
-            if known is None:
-                tx.add_checkpoint(checkpoint)
+            checkpoint = known or _begin(tx, attempt, request)
         return PendingCheckpoint(
             checkpoint_id=checkpoint.checkpoint_id,
             location=checkpoint.location,
@@ -393,35 +391,27 @@ def _require_timeout(request: TriggerCheckpoint) -> None:
         )
 
 
-def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
-    checkpoint = _pending_checkpoint(tx, attempt, request)
-    if request.serves is None or request.savepoint_dir is None:
-        return checkpoint
-    savepoint_request = transitions.begin_request(tx, request.serves, checkpoint.checkpoint_id)
-    return replace(
-        checkpoint,
-        properties=savepoint_request.properties,
-        location=new_savepoint_uri(savepoint_request.target or request.savepoint_dir, tx.job.job_id),
-        expires_at=tx.now + transitions.SAVEPOINT_TIMEOUT,
-    )
-
-
-def _pending_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
+def _begin(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
     checkpoint_id = tx.draw_checkpoint_id()
-    seconds = attempt.checkpoint_timeout_seconds if request.timeout_seconds is None else request.timeout_seconds
-    return CheckpointRecord(
-        job_id=attempt.job_id,
+    if request.serves is None or request.savepoint_dir is None:
+        seconds = attempt.checkpoint_timeout_seconds if request.timeout_seconds is None else request.timeout_seconds
+        properties = CheckpointProperties.for_checkpoint(attempt.retention, is_full=_must_be_full(tx, attempt))
+        location, timeout = (
+            checkpoint_uri(attempt.storage_base, attempt.job_id, checkpoint_id),
+            timedelta(seconds=seconds),
+        )
+    else:
+        savepoint = transitions.begin_request(tx, request.serves, checkpoint_id)
+        properties, timeout = savepoint.properties, transitions.SAVEPOINT_TIMEOUT
+        location = new_savepoint_uri(savepoint.target or request.savepoint_dir, tx.job.job_id)
+    return transitions.begin(
+        tx,
+        attempt,
         checkpoint_id=checkpoint_id,
-        operator_id=attempt.operator_id,
-        epoch=attempt.epoch,
-        generation=attempt.generation,
-        status=CheckpointStatus.PENDING,
+        location=location,
+        timeout=timeout,
         request_key=request.request_key,
-        location=checkpoint_uri(attempt.storage_base, attempt.job_id, checkpoint_id),
-        triggered_at=tx.now,
-        expires_at=tx.now + timedelta(seconds=seconds),
-        run_key=attempt.owner.run_key,
-        properties=CheckpointProperties.for_checkpoint(attempt.retention, is_full=_must_be_full(tx, attempt)),
+        properties=properties,
     )
 
 
@@ -456,16 +446,12 @@ def _result_for(checkpoint: CheckpointRecord | None) -> AcknowledgeResult:
 
 
 def _subsume_older(tx: JobTransaction, attempt: AttemptRecord, completed: CheckpointRecord) -> None:
-    if completed.properties.is_savepoint and not completed.properties.is_synchronous:
+    if not completed.properties.ends_others:
         # Recovery does not use the savepoint and still needs the older checkpoints.
         return
-    reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
-    transitions.abort_pending(tx, attempt.operator_id, reason, lambda c: _is_subsumable(c, completed))
+    for pending in transitions.ended_by(tx, completed):
+        transitions.abort(tx, pending, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
-
-
-def _is_subsumable(pending: CheckpointRecord, completed: CheckpointRecord) -> bool:
-    return pending.checkpoint_id < completed.checkpoint_id and not pending.properties.is_savepoint
 
 
 def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmCommits) -> None:

@@ -139,6 +139,11 @@ class CheckpointProperties:
         """Return whether the snapshot finishes the job."""
         return self.snapshot_type.is_terminate
 
+    @property
+    def ends_others(self) -> bool:
+        """Return whether it subsumes earlier checkpoints when it is complete, and tasks are notified of it."""
+        return not self.is_savepoint or self.is_synchronous
+
     def discard_on(self, status: JobStatus) -> bool:
         """Return whether its files are deleted when the job ends with a status."""
         flags = {

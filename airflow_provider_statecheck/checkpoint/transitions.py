@@ -39,6 +39,49 @@ _RETRIED_REASONS = frozenset(
 )
 
 
+def begin(
+    tx: JobTransaction,
+    attempt: AttemptRecord,
+    *,
+    checkpoint_id: int,
+    location: str,
+    timeout: timedelta,
+    request_key: str,
+    properties: CheckpointProperties,
+    is_periodic: bool = False,
+) -> CheckpointRecord:
+    """
+    Add the row of a pending checkpoint.
+
+    :param location: Directory of its files.
+    :param timeout: Time after which it expires.
+    :param request_key: Idempotency key of the trigger.
+    """
+    checkpoint = CheckpointRecord(
+        job_id=attempt.job_id,
+        checkpoint_id=checkpoint_id,
+        operator_id=attempt.operator_id,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        status=CheckpointStatus.PENDING,
+        request_key=request_key,
+        location=location,
+        triggered_at=tx.now,
+        expires_at=tx.now + timeout,
+        run_key=attempt.owner.run_key,
+        properties=properties,
+        is_periodic=is_periodic,
+    )
+    tx.add_checkpoint(checkpoint)
+    return checkpoint
+
+
+def ended_by(tx: JobTransaction, completed: CheckpointRecord) -> list[CheckpointRecord]:
+    """Return the older pending checkpoints of the operator that a completed one makes useless; savepoints remain."""
+    pending = (c for c in tx.open_checkpoints(completed.operator_id) if c.status is CheckpointStatus.PENDING)
+    return [c for c in pending if c.checkpoint_id < completed.checkpoint_id and not c.properties.is_savepoint]
+
+
 def complete(tx: JobTransaction, pending: CheckpointRecord, completed: CheckpointRecord) -> CheckpointRecord:
     """
     Complete a checkpoint whose operators have all acknowledged, and settle its request.

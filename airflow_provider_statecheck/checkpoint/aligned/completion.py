@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.transitions import ended_by
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     StaleAttemptError,
@@ -275,14 +276,18 @@ class CheckpointFinalizer:
     ) -> None:
         components = self._components
         log.info("Checkpoint %s is complete at %s", checkpoint.checkpoint_id, checkpoint.external_pointer)
-        if transitions.ends_others(checkpoint.properties):
-            self._aborter.abort(lambda tx: transitions.subsumable(tx, checkpoint.checkpoint_id), _SUBSUMED)
+        if checkpoint.properties.ends_others:
+            self._aborter.abort(lambda tx: self._ended_by(tx, checkpoint), _SUBSUMED)
         components.failure_manager.handle_checkpoint_success(checkpoint.checkpoint_id)
         still = {c.checkpoint_id for c in components.completed_store.get_all_checkpoints()}
         for dropped in sorted(retained - still):
             components.notifier.notify_subsumed(running(components), dropped)
-        if transitions.ends_others(checkpoint.properties):
+        if checkpoint.properties.ends_others:
             self._notify(checkpoint, subsumed)
+
+    def _ended_by(self, tx: JobTransaction, checkpoint: CompletedCheckpoint) -> list[CheckpointRecord]:
+        completed = tx.checkpoint(checkpoint.checkpoint_id)
+        return [] if completed is None else ended_by(tx, completed)
 
     def _notify(self, checkpoint: CompletedCheckpoint, subsumed: CompletedCheckpoint | None) -> None:
         is_discarded = subsumed is not None and subsumed.properties.discard_on_subsumed

@@ -15,10 +15,9 @@ from enum import StrEnum
 from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, require_running
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     CheckpointRecord,
@@ -112,22 +111,16 @@ def begin(
     timeout: timedelta,
 ) -> CheckpointRecord:
     """Add a pending checkpoint with the rows of its awaited acknowledgements, and start its request."""
-    operator = tx.operator(ALIGNED_OPERATOR_ID)
-    checkpoint = CheckpointRecord(
-        job_id=leader.job_id,
+    checkpoint = rows.begin(
+        tx,
+        require_running(tx, leader),
         checkpoint_id=checkpoint_id,
-        operator_id=ALIGNED_OPERATOR_ID,
-        epoch=leader.epoch,
-        generation=operator.generation if operator is not None else 1,
-        status=CheckpointStatus.PENDING,
-        request_key=request.request_key,
         location=location,
-        triggered_at=tx.now,
-        expires_at=tx.now + timeout,
+        timeout=timeout,
+        request_key=request.request_key,
         properties=request.properties,
         is_periodic=request.is_periodic,
     )
-    tx.add_checkpoint(checkpoint)
     for acknowledgement in _awaited_acknowledgements(checkpoint, plan):
         tx.save_acknowledgement(acknowledgement)
     tx.save_request(replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id))
@@ -243,17 +236,6 @@ def is_held(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
         and found.status is CheckpointStatus.FINALIZING
         and (found.finalizer, found.lease_until) == (checkpoint.finalizer, checkpoint.lease_until)
     )
-
-
-def ends_others(properties: CheckpointProperties) -> bool:
-    """Return whether a completed checkpoint subsumes earlier ones and tasks are notified of it."""
-    return not properties.is_savepoint or properties.is_synchronous
-
-
-def subsumable(tx: JobTransaction, checkpoint_id: int) -> list[CheckpointRecord]:
-    """Return the pending checkpoints that a completed one with a higher id ends."""
-    pending = of_status(tx, CheckpointStatus.PENDING)
-    return [c for c in pending if c.checkpoint_id < checkpoint_id and not c.properties.is_savepoint]
 
 
 def abort(
