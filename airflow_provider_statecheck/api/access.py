@@ -11,9 +11,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.security import HTTPAuthorizationCredentials
 
-from airflow_provider_statecheck.api.job_access import bearer, bearer_token
+from airflow_provider_statecheck.api.job_access import Checked, bearer_token
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
@@ -40,22 +39,11 @@ def takes_test_jobs(request: Request) -> bool:
 TakesTestJobsDep = Annotated[bool, Depends(takes_test_jobs)]
 
 
-async def check_token(request: Request) -> None:
-    """
-    Look up the caller's token before the message is read.
-
-    :raises AccessDeniedError: if the token is missing or invalid.
-    """
-    request.state.token = await run_in_threadpool(services_of(request).tokens.check, await bearer_token(request))
+async def _check_token(request: Request) -> TokenRecord:
+    return await run_in_threadpool(services_of(request).tokens.check, await bearer_token(request))
 
 
-def checked_token(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> TokenRecord:
-    """Return the record of the caller's token, which :func:`check_token` has looked up."""
-    token: TokenRecord = request.state.token
-    return token
-
-
-TokenDep = Annotated[TokenRecord, Depends(checked_token)]
+TokenDep = Annotated[TokenRecord, Depends(Checked(_check_token))]
 
 
 def require_attempt(token: TokenRecord, attempt: AttemptRef | None) -> None:

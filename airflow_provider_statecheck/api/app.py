@@ -9,15 +9,10 @@ from importlib.metadata import version
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 
-from airflow_provider_statecheck.api import content_routes, maintenance_routes, state_routes, task_routes
+from airflow_provider_statecheck.api import content_routes, state_routes, task_routes
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.job_access import JobAccess, RememberedAccess, TokenAccess
-from airflow_provider_statecheck.api.requests import (
-    BodyLimit,
-    SecurityHeaders,
-    install_error_replies,
-    reject_unstorable_parameters,
-)
+from airflow_provider_statecheck.api.requests import checked_app, reject_unstorable_parameters
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.state_limits import RatedAccess, RequestRate
 from airflow_provider_statecheck.api.state_reads import ProxyReads
@@ -57,16 +52,11 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
     :param access: Decides who may read a job, by default by the tokens of this API.
     :param takes_test_jobs: Accept registrations of jobs of test runs.
     """
-    app = FastAPI(
+    app = checked_app(
         title="statecheck",
         summary="Checkpoint coordinator for Spark tasks of Airflow.",
         version=version(_DISTRIBUTION),
-        dependencies=[Depends(reject_unstorable_parameters)],
-        # A page route serves the description to logged-in users. FastAPI's own pages load scripts from other hosts.
-        openapi_url=None,
     )
-    app.add_middleware(BodyLimit)
-    app.add_middleware(SecurityHeaders)
     app.state.services = services
     tokens = TokenAccess(lambda token: services.tokens.check(token))  # the first call opens the database
     app.state.job_access = RememberedAccess(access or tokens, services.clock)
@@ -75,7 +65,6 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
     app.state.takes_test_jobs = takes_test_jobs
     app.state.state_reads = ProxyReads(lambda: services.state_proxy, lambda job_id: services.state_rows.check(job_id))
     app.state.job_contents = lambda: services.job_contents
-    install_error_replies(app)
     app.router.routes.extend(_routes())
     return app
 
@@ -88,11 +77,8 @@ def _routes() -> tuple[BaseRoute, ...]:
         state_routes.router,
         health_router,
         task_routes.token_router,
-        task_routes.attempt_router,
-        task_routes.job_router,
+        task_routes.router,
         content_routes.router,
-        maintenance_routes.router,
-        maintenance_routes.savepoint_router,
     ):
         versioned.include_router(router)
     return tuple(versioned.routes)

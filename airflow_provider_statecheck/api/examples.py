@@ -28,12 +28,11 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
+from airflow_provider_statecheck.gateway.verbs import Verb
 from airflow_provider_statecheck.maintenance.job_maintenance import (
-    CloseAbandoned,
     DropTokens,
     ForgetRows,
     RetireJob,
-    SettleRun,
 )
 
 _JOB_NAME = "nightly/2026-01-01T00:00:00+00:00"
@@ -75,24 +74,6 @@ STATE_BATCH = {
 }
 RUN_KEY = _example(_OWNER.run_key)
 ACTION = _example({"request_key": "0c1d2e3f405162738495a6b7c8d9eafb", "checkpoint_id": 13})
-REGISTER = _example(
-    RegisterAttempt(
-        job_name=_JOB_NAME,
-        uid="features",
-        attempt_key="5d2c4a7e9f0b41d3a6c8e1f20b3d4c5a",
-        owner=_OWNER,
-        storage_base="s3://lake/checkpoints",
-    )
-)
-ADOPT = _example(AdoptAttempt(attempt=_ATTEMPT, owner=_OWNER))
-CONFIRM_RESTORE = _example(
-    ConfirmRestore(
-        attempt=_ATTEMPT,
-        checkpoint_id=11,
-        skipped=(SkippedCheckpoint(checkpoint_id=12, reason="the checksum of its _metadata differs"),),
-    )
-)
-TRIGGER = _example(TriggerCheckpoint(attempt=_ATTEMPT, request_key="0f6f7c1e2b3a4d5c8e9f0a1b2c3d4e5f"))
 _SUMMARY = SnapshotSummary(
     steps=(StepSummary(name="sessions", outcome="restored", seconds=412.5, size_bytes=1_000_341_504, rows=8_120_000),),
     loops=(LoopSummary(name="days", finished=14, total=31, seconds=3150.0),),
@@ -100,58 +81,75 @@ _SUMMARY = SnapshotSummary(
     snapshot_seconds=8.25,
     write_seconds=0.034,
 )
-ACKNOWLEDGE = _example(
+_SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+_REQUEST_KEY = "7a1b2c3d4e5f60718293a4b5c6d7e8f9"
+_SAVEPOINTS = "s3://lake/savepoints"
+_SAVEPOINT = f"{_SAVEPOINTS}/savepoint-5d2c4a-0f6f7c1e2b3a"
+_MONTH = 30 * 24 * 3600.0
+_MESSAGES = (
+    RegisterAttempt(
+        job_name=_JOB_NAME,
+        uid="features",
+        attempt_key="5d2c4a7e9f0b41d3a6c8e1f20b3d4c5a",
+        owner=_OWNER,
+        storage_base="s3://lake/checkpoints",
+    ),
+    AdoptAttempt(attempt=_ATTEMPT, owner=_OWNER),
+    ConfirmRestore(
+        attempt=_ATTEMPT,
+        checkpoint_id=11,
+        skipped=(SkippedCheckpoint(checkpoint_id=12, reason="the checksum of its _metadata differs"),),
+    ),
+    TriggerCheckpoint(attempt=_ATTEMPT, request_key="0f6f7c1e2b3a4d5c8e9f0a1b2c3d4e5f"),
     AcknowledgeCheckpoint(
         attempt=_ATTEMPT,
         checkpoint_id=13,
         metadata_uri=f"s3://lake/checkpoints/{_JOB}/chk-13/_metadata",
         metadata_size=1834,
-        metadata_sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        metadata_sha256=_SHA256,
         state_size_bytes=73_400_320,
         full_size_bytes=1_073_741_824,
         counts={"snapshots": 1, "items": 14},
         summary=_SUMMARY,
-    )
-)
-DECLINE = _example(
+    ),
     DeclineCheckpoint(
         attempt=_ATTEMPT,
         checkpoint_id=13,
         reason=CheckpointFailureReason.IO_EXCEPTION,
         message="The bucket refused a write: quota exceeded.",
-    )
-)
-CONFIRM_DISCARDS = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11), attempt=_ATTEMPT))
-CONFIRM_COMMITS = _example(ConfirmCommits(attempt=_ATTEMPT, checkpoint_ids=(13,)))
-FINISH = _example(FinishAttempt(attempt=_ATTEMPT, status=AttemptStatus.FINISHED))
-COLLECTED = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11)))
-CLOSE_ABANDONED = _example(CloseAbandoned(job_id=_JOB))
-SETTLE_RUN = _example(SettleRun(job_id=_JOB))
-FORGET = _example(ForgetRows(job_id=_JOB, age_seconds=30 * 24 * 3600.0))
-RETIRE = _example(RetireJob(job_id=_JOB, idle_seconds=30 * 24 * 3600.0))
-DROP_TOKENS = _example(DropTokens(age_seconds=30 * 24 * 3600.0))
-_REQUEST_KEY = "7a1b2c3d4e5f60718293a4b5c6d7e8f9"
-_SAVEPOINT = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
-REQUEST_SAVEPOINT = _example(
-    RequestSavepoint(
-        job_id=_JOB, operator_id=_ATTEMPT.operator_id, request_key=_REQUEST_KEY, target="s3://lake/savepoints"
-    )
-)
-BEGIN_SAVEPOINT = _example(
-    BeginSavepoint(job_id=_JOB, request_key=_REQUEST_KEY, savepoint_dir="s3://lake/savepoints", trigger_key="e" * 32)
-)
-END_SAVEPOINT = _example(
+    ),
+    ConfirmCommits(attempt=_ATTEMPT, checkpoint_ids=(13,)),
+    FinishAttempt(attempt=_ATTEMPT, status=AttemptStatus.FINISHED),
+    ForgetRows(job_id=_JOB, age_seconds=_MONTH),
+    RetireJob(job_id=_JOB, idle_seconds=_MONTH),
+    DropTokens(age_seconds=_MONTH),
+    RequestSavepoint(job_id=_JOB, operator_id=_ATTEMPT.operator_id, request_key=_REQUEST_KEY, target=_SAVEPOINTS),
+    BeginSavepoint(job_id=_JOB, request_key=_REQUEST_KEY, savepoint_dir=_SAVEPOINTS, trigger_key="e" * 32),
     EndSavepoint(
         job_id=_JOB,
         checkpoint_id=14,
         metadata_uri=f"{_SAVEPOINT}/_metadata",
         metadata_size=1834,
-        metadata_sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        metadata_sha256=_SHA256,
         state_size_bytes=1_073_741_824,
         counts={"snapshots": 3, "items": 14},
-    )
+    ),
+    DisposeSavepoint(job_id=_JOB, pointer=_SAVEPOINT),
 )
-DISPOSE_SAVEPOINT = _example(DisposeSavepoint(job_id=_JOB, pointer=_SAVEPOINT))
+_OF_MESSAGE: dict[Any, Any] = {type(each): each for each in _MESSAGES}
+_OF_PATH = {
+    "attempts/confirm-discards": ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11), attempt=_ATTEMPT),
+    "maintenance/confirm-discards": ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11)),
+    "maintenance/close-abandoned": {"job_id": _JOB},
+    "maintenance/settle-run": {"job_id": _JOB},
+}
+
+
+def of_message(verb: Verb) -> dict[str, Any]:
+    """Return the example of the message of a call."""
+    return _example(_OF_PATH.get(verb.path) or _OF_MESSAGE[verb.message])
+
+
 JOB_LIST = _example(
     JobList(
         jobs=(

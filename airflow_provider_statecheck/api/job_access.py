@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
@@ -22,6 +22,9 @@ from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.metadata.token_store import TokenRecord, UserCaller
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 REMEMBERED = timedelta(seconds=5)
 """Time for which a granted permission is used without another check, also if the token is revoked in the meantime."""
@@ -96,14 +99,16 @@ class RememberedAccess:
         if grant is not None and now - REMEMBERED < granted_at <= now and not _has_expired(grant, now):
             return grant
         grant = await self._access.require(request, job_id)
-        self._remember(key, grant, now)
+        remember(self._granted, key, (grant, now), _MAX_REMEMBERED)
         return grant
 
-    def _remember(self, key: tuple[bytes, JobId], grant: JobGrant, now: datetime) -> None:
-        self._granted.pop(key, None)  # so that the first entry is the oldest one
-        self._granted[key] = grant, now
-        if len(self._granted) > _MAX_REMEMBERED:
-            del self._granted[next(iter(self._granted))]
+
+def remember(values: dict[Key, Value], key: Key, value: Value, limit: int) -> None:
+    """Put a value last, and drop the first one above the limit, which is the oldest one."""
+    values.pop(key, None)
+    values[key] = value
+    if len(values) > limit:
+        del values[next(iter(values))]
 
 
 def require_job(token: TokenRecord, job_id: JobId) -> None:
@@ -133,18 +138,26 @@ async def bearer_token(request: Request) -> str:
     return token
 
 
-async def check_job_access(request: Request) -> None:
+class Checked:
     """
-    Decide whether the sender may read the job in the path, before the message is read.
+    Dependency on a check of the sender, which a ``MessageRoute`` makes before it reads the message.
 
-    :raises AccessDeniedError: as :func:`decide`.
+    :param check: Returns the result of the check, on which the route depends.
     """
-    await decide(request, request.app.state.job_access)
+
+    def __init__(self, check: Callable[[Request], Awaitable[Any]]) -> None:
+        self.check = check
+
+    async def __call__(
+        self, request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+    ) -> Any:
+        """Return the result of the check."""
+        return request.state.checked
 
 
-async def decide(request: Request, access: JobAccess) -> None:
+async def decide(request: Request, access: JobAccess) -> JobGrant:
     """
-    Store the permission of the sender to read the job in the path in the state of the request.
+    Return the permission of the sender to read the job in the path.
 
     :raises AccessDeniedError: as :meth:`JobAccess.require`.
     :raises CheckpointNotFoundError: if the path has no id of a job.
@@ -154,18 +167,14 @@ async def decide(request: Request, access: JobAccess) -> None:
         raise CheckpointNotFoundError(
             f"Expected the id of a job, 32 hexadecimal digits, in the path, found {job_id[:64]!a}; correct it."
         )
-    request.state.job_grant = await access.require(request, JobId(job_id))
+    return await access.require(request, JobId(job_id))
 
 
-async def checked_job_access(
-    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
-) -> JobGrant:
-    """Return the permission of the sender, which :func:`check_job_access` has decided."""
-    grant: JobGrant = request.state.job_grant
-    return grant
+async def _check_job_access(request: Request) -> JobGrant:
+    return await decide(request, request.app.state.job_access)
 
 
-JobGrantDep = Annotated[JobGrant, Depends(checked_job_access)]
+JobGrantDep = Annotated[JobGrant, Depends(Checked(_check_job_access))]
 
 
 def _caller_of(token: TokenRecord) -> str:

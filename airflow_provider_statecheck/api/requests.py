@@ -15,12 +15,12 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
@@ -33,40 +33,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
-from airflow_provider_statecheck.api.access import check_token, checked_token
-from airflow_provider_statecheck.api.job_access import check_job_access, checked_job_access
-from airflow_provider_statecheck.api.state_limits import check_state_access, checked_state_access, retry_after
+from airflow_provider_statecheck.api.job_access import Checked
+from airflow_provider_statecheck.api.state_limits import retry_after
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, field_path
-from airflow_provider_statecheck.exceptions import (
-    AccessDeniedError,
-    CheckpointNotFoundError,
-    CommitStateUnknownError,
-    ConcurrentAttemptError,
-    CoordinatorUnavailableError,
-    CorruptStateError,
-    EnvironmentNotReadyError,
-    HandleExistsError,
-    HandleNotFoundError,
-    IncompatibleCheckpointError,
-    InvalidConfigurationError,
-    InvalidPointerError,
-    NoRestorableCheckpointError,
-    OpenCommitError,
-    RequestLimitError,
-    ResourceVersionError,
-    RunSupersededError,
-    StaleAttemptError,
-    StateCheckError,
-    StorageError,
-    TokenExpiredError,
-    UnknownKeyOrNamespaceError,
-    UnknownKvStateIdError,
-    UnknownKvStateKeyGroupLocationError,
-    UnknownKvStateLocationError,
-    UnknownLocationError,
-    UnknownStateError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
 from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES, encode_error
 from airflow_provider_statecheck.metadata.models import Base, Checkpoint, Job, Operator
 
@@ -146,15 +116,6 @@ class _ParsedRequest(Request):
         return self.message
 
 
-# A route of state depends on both of the latter.
-_CHECKS: dict[Callable[..., Any], Callable[[Request], Coroutine[Any, Any, None]]] = {
-    checked_token: check_token,
-    checked_state_access: check_state_access,
-    checked_job_access: check_job_access,
-}
-"""Checks of the caller, by the dependency that returns their result. The first one that a route depends on is made."""
-
-
 class MessageRoute(APIRoute):
     """A route that first checks the caller, if it depends on it, and then parses the message with the clients' codec."""
 
@@ -162,13 +123,13 @@ class MessageRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """Return the handler of FastAPI, preceded by the check of the caller and the parsing of the message."""
         handle = super().get_route_handler()
-        check = next((check for result, check in _CHECKS.items() if _depends_on(self.dependant, result)), None)
+        check = next(_checks_of(self.dependant), None)
         limit = MAX_BODY_BYTES if check else MAX_BODY_BYTES_WITHOUT_TOKEN
 
         async def checked(request: Request) -> Response:
             parsed = _ParsedRequest(request.scope, request.receive)
             if check is not None:
-                await check(parsed)
+                parsed.state.checked = await check(parsed)
             rejected = await self._parse(parsed, limit) if self.body_field else None
             return rejected or await handle(parsed)
 
@@ -188,8 +149,11 @@ class MessageRoute(APIRoute):
         return None
 
 
-def _depends_on(dependant: Dependant, dependency: Callable[..., Any]) -> bool:
-    return any(each.call is dependency or _depends_on(each, dependency) for each in dependant.dependencies)
+def _checks_of(dependant: Dependant) -> Iterator[Callable[[Request], Awaitable[Any]]]:
+    for each in dependant.dependencies:
+        if isinstance(each.call, Checked):
+            yield each.call.check
+        yield from _checks_of(each)
 
 
 def _is_json(request: Request) -> bool:
@@ -214,43 +178,44 @@ def _message(kind: Any, body: bytes) -> Any:
     return message
 
 
-# The first class that matches decides.
-_STATUS: tuple[tuple[type[StateCheckError], int], ...] = (
-    (TokenExpiredError, 401),
-    (AccessDeniedError, 403),
-    (InvalidConfigurationError, 400),
-    (CheckpointNotFoundError, 404),
-    (HandleNotFoundError, 404),
-    (StaleAttemptError, 409),
-    (ConcurrentAttemptError, 409),
-    (RunSupersededError, 409),
-    (IncompatibleCheckpointError, 409),
-    (NoRestorableCheckpointError, 409),
-    (OpenCommitError, 409),
-    (HandleExistsError, 409),
-    (ResourceVersionError, 409),
-    (UnsupportedStateError, 400),
-    (InvalidPointerError, 400),
-    (RequestLimitError, 413),
-    (UnknownStateError, 404),
-    (UnknownLocationError, 404),
-    (UnknownKvStateLocationError, 404),
-    (UnknownKvStateKeyGroupLocationError, 404),
-    (UnknownKeyOrNamespaceError, 404),
-    (UnknownKvStateIdError, 503),
-    (CorruptStateError, 500),
-    (StorageError, 503),
-    (EnvironmentNotReadyError, 503),
-    (CoordinatorUnavailableError, 503),
-    (CommitStateUnknownError, 503),
-)
-_DEFAULT_STATUS = 500
+_CODES = {
+    400: ("invalid_configuration", "unsupported_state", "invalid_pointer"),
+    401: ("token_expired",),
+    403: ("access_denied",),
+    404: (
+        *("checkpoint_not_found", "handle_not_found", "unknown_state", "unknown_location", "unknown_kv_state_location"),
+        *("unknown_kv_state_key_group_location", "unknown_key_or_namespace"),
+    ),
+    409: (
+        *("stale_attempt", "concurrent_attempt", "run_superseded", "incompatible_checkpoint"),
+        *("no_restorable_checkpoint", "open_commit", "handle_exists", "resource_version"),
+    ),
+    413: ("request_limit",),
+    500: ("corrupt_state",),
+    503: (
+        *("environment_not_ready", "storage", "unknown_kv_state_id"),
+        *("coordinator_unavailable", "commit_state_unknown"),
+    ),
+}
+"""Codes of errors by the status of the reply; a code that is not here has the status of its base class, or 500."""
+_STATUS = {code: status for status, codes in _CODES.items() for code in codes}
 
 
-def install_error_replies(app: FastAPI) -> None:
-    """Reply to errors of this package with their code and message, from which the client raises the same error."""
+def checked_app(**options: Any) -> FastAPI:
+    """
+    Create an app that checks requests and adds security headers to replies.
+
+    It replies to errors of this package with their code and message, from which the client raises the same error.
+
+    :param options: Further options of FastAPI.
+    """
+    # A page route serves the description to logged-in users. FastAPI's own pages load scripts from other hosts.
+    app = FastAPI(dependencies=[Depends(reject_unstorable_parameters)], openapi_url=None, **options)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(SecurityHeaders)
     app.add_exception_handler(StateCheckError, _reply)
     app.add_exception_handler(RequestValidationError, _reply_to_malformed)
+    return app
 
 
 async def _reply(request: Request, error: Exception) -> JSONResponse:
@@ -262,7 +227,8 @@ async def _reply(request: Request, error: Exception) -> JSONResponse:
 
 def status_of(error: StateCheckError) -> int:
     """Return the HTTP status of an error."""
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), _DEFAULT_STATUS)
+    codes = (getattr(kind, "code", "") for kind in type(error).__mro__)
+    return next((_STATUS[code] for code in codes if code in _STATUS), 500)
 
 
 def public_text(error: StateCheckError) -> str:

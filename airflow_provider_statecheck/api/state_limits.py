@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from airflow_provider_statecheck.api.job_access import JobAccess, JobGrant, JobGrantDep, decide
+from airflow_provider_statecheck.api.job_access import Checked, JobAccess, JobGrant, decide, remember
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import RequestLimitError
@@ -46,21 +46,16 @@ class RequestRate:
         if not rate:
             return
         now, most = self._clock.now(), max(1.0, rate)
-        left, at = self._left.pop(caller, (most, now))
+        left, at = self._left.get(caller, (most, now))
         left = min(most, left + max(0.0, (now - at).total_seconds()) * rate)
-        self._remember(caller, left - 1 if left >= 1 else left, now)
+        # A caller that is forgotten starts with a full bucket again.
+        remember(self._left, caller, (left - 1 if left >= 1 else left, now), _MAX_CALLERS)
         if left < 1:
             raise RequestLimitError(
                 f"Expected at most {rate:g} requests per second of this caller, found more; send the next one after the "
                 f"time in the header Retry-After, or ask for several keys at once.",
                 retry_after_seconds=(1 - left) / rate,
             )
-
-    def _remember(self, caller: str, left: float, now: datetime) -> None:
-        # A caller that is forgotten starts with a full bucket again.
-        self._left[caller] = left, now
-        if len(self._left) > _MAX_CALLERS:
-            del self._left[next(iter(self._left))]
 
 
 class RatedAccess:
@@ -134,19 +129,14 @@ def retry_after(error: RequestLimitError) -> dict[str, str]:
     return {} if seconds is None else {"Retry-After": str(math.ceil(seconds))}
 
 
-async def check_state_access(request: Request) -> None:
+async def check_state_access(request: Request) -> JobGrant:
     """
-    Decide whether the sender may read the state of the job in the path now, before the message is read.
+    Return the permission of the sender to read the state of the job in the path now.
 
     :raises AccessDeniedError: as ``job_access.decide``.
     :raises RequestLimitError: as :meth:`RequestRate.admit`.
     """
-    await decide(request, request.app.state.state_access)
+    return await decide(request, request.app.state.state_access)
 
 
-async def checked_state_access(grant: JobGrantDep) -> JobGrant:
-    """Return the permission of the sender, which :func:`check_state_access` has decided."""
-    return grant
-
-
-StateGrantDep = Annotated[JobGrant, Depends(checked_state_access)]
+StateGrantDep = Annotated[JobGrant, Depends(Checked(check_state_access))]

@@ -19,19 +19,14 @@ from typing import Any, TypeVar
 
 import httpx
 import uvicorn
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from typing_extensions import override
 
 from airflow_provider_statecheck.api import content_routes, state_routes
 from airflow_provider_statecheck.api.app import Health, healthy
 from airflow_provider_statecheck.api.caller_checks import CallerChecks
 from airflow_provider_statecheck.api.job_access import JobGrant, bearer_token
-from airflow_provider_statecheck.api.requests import (
-    BodyLimit,
-    SecurityHeaders,
-    install_error_replies,
-    reject_unstorable_parameters,
-)
+from airflow_provider_statecheck.api.requests import checked_app
 from airflow_provider_statecheck.api.state_limits import RequestRate
 from airflow_provider_statecheck.api.state_reads import ProxyReads, storage_here
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -68,33 +63,8 @@ class StateServerSettings:
     """Maximum rate of the requests with a token; 0 for any rate."""
 
 
-class ApiServer:
-    """
-    The api-server, called with the tokens of callers.
-
-    :param base_url: Root URL of the api-server.
-    :param client: Client for the calls.
-    """
-
-    def __init__(self, base_url: str, client: httpx.AsyncClient) -> None:
-        self._base_url = base_url
-        self._client = client
-
-    async def latest(self, job_id: JobId, token: str, known_version: RowsVersion | None) -> LatestCheckpoints | None:
-        """Return the newest checkpoints of a job, or ``None`` if the job has the known version."""
-        reader = self._reader(token)
-        try:
-            return await reader.latest_checkpoints(job_id, known_version)
-        except CommitStateUnknownError:
-            # An api-server that was replaced has closed the idle connections of this client.
-            return await reader.latest_checkpoints(job_id, known_version)
-
-    async def describe(self, job_id: JobId, token: str) -> JobView:
-        """Return a job with its newest checkpoints."""
-        return await self._reader(token).describe(job_id)
-
-    def _reader(self, token: str) -> AsyncJobReader:
-        return AsyncJobReader(self._base_url, token, self._client)
+ReaderWith = Callable[[str], AsyncJobReader]
+"""Returns a reader at the api-server with the token of a caller."""
 
 
 _token_of_caller: ContextVar[str] = ContextVar("token_of_caller")
@@ -132,13 +102,13 @@ class ForwardedRows:
     Rows of jobs at the api-server, for threads that work on a request.
 
     :param checks: Checks with the tokens of callers.
-    :param api: The api-server.
+    :param reader_with: Opens a reader at the api-server.
     :param loop: The event loop of the checks.
     """
 
-    def __init__(self, checks: CallerChecks, api: ApiServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, checks: CallerChecks, reader_with: ReaderWith, loop: asyncio.AbstractEventLoop) -> None:
         self._checks = checks
-        self._api = api
+        self._reader_with = reader_with
         self._loop = loop
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
@@ -155,7 +125,7 @@ class ForwardedRows:
 
     def describe(self, job_id: JobId) -> JobView:
         """Return a job with its newest checkpoints."""
-        return self._wait_for(self._api.describe(job_id, _token_of_caller.get()))
+        return self._wait_for(self._reader_with(_token_of_caller.get()).describe(job_id))
 
     def _wait_for(self, call: Coroutine[Any, Any, Value]) -> Value:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
@@ -181,10 +151,7 @@ def create_state_app(settings: StateServerSettings, open_client: OpenClient, ope
     :param open_client: Opens the client for calls of the api-server; runs outside of the event loop.
     :param open_storage: Opens the storage of a checkpoint.
     """
-    app = FastAPI(dependencies=[Depends(reject_unstorable_parameters)], openapi_url=None)
-    app.add_middleware(BodyLimit)
-    app.add_middleware(SecurityHeaders)
-    install_error_replies(app)
+    app = checked_app()
     app.add_api_route(f"{VERSION_PATH}/health", health)
     for router in (state_routes.router, content_routes.router):
         app.include_router(router, prefix=VERSION_PATH)
@@ -193,7 +160,7 @@ def create_state_app(settings: StateServerSettings, open_client: OpenClient, ope
     async def connected(_: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(load_libraries)
         async with await asyncio.to_thread(open_client) as client:
-            _connect(app, ApiServer(settings.api_url, client), settings, open_storage)
+            _connect(app, lambda token: AsyncJobReader(settings.api_url, token, client), settings, open_storage)
             yield
 
     root = FastAPI(openapi_url=None, lifespan=connected)
@@ -201,13 +168,24 @@ def create_state_app(settings: StateServerSettings, open_client: OpenClient, ope
     return root
 
 
+async def _latest(
+    reader_with: ReaderWith, job_id: JobId, token: str, known_version: RowsVersion | None
+) -> LatestCheckpoints | None:
+    reader = reader_with(token)
+    try:
+        return await reader.latest_checkpoints(job_id, known_version)
+    except CommitStateUnknownError:
+        # An api-server that was replaced has closed the idle connections of this client.
+        return await reader.latest_checkpoints(job_id, known_version)
+
+
 async def _is_checked(_: JobId) -> None:
     """Do nothing: the permission of a request was checked with the version of its job."""
 
 
-def _connect(app: FastAPI, api: ApiServer, settings: StateServerSettings, open_storage: OpenStorage) -> None:
-    checks = CallerChecks(api.latest, max_staleness_seconds=settings.max_staleness_seconds)
-    rows = ForwardedRows(checks, api, asyncio.get_running_loop())
+def _connect(app: FastAPI, reader_with: ReaderWith, settings: StateServerSettings, open_storage: OpenStorage) -> None:
+    checks = CallerChecks(partial(_latest, reader_with), max_staleness_seconds=settings.max_staleness_seconds)
+    rows = ForwardedRows(checks, reader_with, asyncio.get_running_loop())
     opened = storage_here(open_storage, "the option --storage-conn-id of serve-state")
     proxy = StateProxy(KvStateServer(opened), partial(CheckpointLocationOracle, rows=rows, open_storage=opened))
     contents = JobContents(rows, opened)

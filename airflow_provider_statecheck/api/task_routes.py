@@ -1,12 +1,22 @@
-"""Routes for tasks and drivers: tokens, attempts and jobs."""
+"""
+Routes for tasks and drivers: tokens, and the calls of the interfaces of the coordinator.
+
+The latter are made from the tables of the clients, see ``gateway.verbs``. A call of an attempt needs the token of this
+attempt, a call of maintenance the token of a task of a maintenance Dag, and a read the permission to read the job.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated
+from functools import partial
+from types import NoneType
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Query
+from fastapi import APIRouter, Body, Depends, Path, Query
+from starlette.routing import BaseRoute
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import (
@@ -15,37 +25,21 @@ from airflow_provider_statecheck.api.access import (
     TokenDep,
     owner_of,
     require_attempt,
+    require_maintenance,
     require_registration,
     require_task,
 )
 from airflow_provider_statecheck.api.job_access import JobGrantDep, require_job
 from airflow_provider_statecheck.api.requests import MessageRoute
-from airflow_provider_statecheck.api.services import IssuedToken
+from airflow_provider_statecheck.api.services import IssuedToken, Services
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.messages import (
-    AcknowledgeCheckpoint,
-    AcknowledgeReply,
-    AdoptAttempt,
-    AttemptGrant,
-    ConfirmCommits,
-    ConfirmDiscards,
-    ConfirmRestore,
-    DeclineCheckpoint,
-    FinishAttempt,
-    OpenEffects,
-    PendingCheckpoint,
-    RegisterAttempt,
-    TriggerCheckpoint,
-)
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, JobRecord, RowsVersion
-from airflow_provider_statecheck.checkpoint.store import (
-    LARGEST_PAGE,
-    RECENT,
-    CheckpointPage,
-    JobView,
-    LatestCheckpoints,
-)
+from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
+from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
+from airflow_provider_statecheck.maintenance.verbs import MAINTENANCE, SAVEPOINTS
+from airflow_provider_statecheck.metadata.token_store import TokenRecord
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 token_router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
@@ -104,138 +98,86 @@ def renew(services: ServicesDep, token: TokenDep) -> Renewal:
     return Renewal(expires_at=services.tokens.renew_reader(token))
 
 
-attempt_router = APIRouter(prefix="/attempts", tags=["attempts"], route_class=MessageRoute)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a call is made with, other than its message."""
+
+    services: Services
+    token: TokenRecord
+    takes_test_jobs: bool
 
 
-@attempt_router.post("/register")
-def register(
-    message: Annotated[RegisterAttempt, Body(openapi_examples=examples.REGISTER)],
-    services: ServicesDep,
-    token: TokenDep,
-    takes_test_jobs: TakesTestJobsDep,
-) -> AttemptGrant:
+async def _call(services: ServicesDep, token: TokenDep, takes_test_jobs: TakesTestJobsDep) -> Call:
+    return Call(services=services, token=token, takes_test_jobs=takes_test_jobs)
+
+
+Answer = Callable[[Verb, Call, Any], Any]
+"""Checks the caller of a message, and returns the reply."""
+
+
+def _register(verb: Verb, call: Call, message: RegisterAttempt) -> AttemptGrant:
     """Register an attempt, bind the token to it, fence all earlier attempts, and return the candidates for a restore."""
-    request = require_registration(token, message, services.tasks, takes_test_jobs=takes_test_jobs)
+    services, token = call.services, call.token
+    request = require_registration(token, message, services.tasks, takes_test_jobs=call.takes_test_jobs)
     services.tokens.claim(token, request.attempt_key)
-    grant = services.coordinator.register(request)
+    grant: AttemptGrant = verb.answer(services.coordinator, request)
     services.tokens.bind(token, grant.attempt, request.attempt_key)
     return grant
 
 
-@attempt_router.post("/adopt")
-def adopt(
-    message: Annotated[AdoptAttempt, Body(openapi_examples=examples.ADOPT)], services: ServicesDep, token: TokenDep
-) -> None:
+def _adopt(verb: Verb, call: Call, message: AdoptAttempt) -> None:
     """Bind the token of a later try to an attempt that still runs; its driver keeps its own token."""
-    if token.attempt != message.attempt:
-        require_task(token)
-    services.coordinator.adopt(AdoptAttempt(attempt=message.attempt, owner=owner_of(token.task, message.owner)))
-    services.tokens.bind(token, message.attempt, None)
+    if call.token.attempt != message.attempt:
+        require_task(call.token)
+    owner = owner_of(call.token.task, message.owner)
+    verb.answer(call.services.coordinator, replace(message, owner=owner))
+    call.services.tokens.bind(call.token, message.attempt, None)
 
 
-@attempt_router.post("/confirm-restore")
-def confirm_restore(
-    message: Annotated[ConfirmRestore, Body(openapi_examples=examples.CONFIRM_RESTORE)],
-    services: ServicesDep,
-    token: TokenDep,
-) -> None:
-    """Record the restored checkpoint and the candidates that could not be restored."""
-    require_attempt(token, message.attempt)
-    services.coordinator.confirm_restore(message)
+def _of_attempt(verb: Verb, call: Call, message: Any) -> Any:
+    require_attempt(call.token, message.attempt)
+    require_job(call.token, getattr(message, "job_id", message.attempt.job_id))
+    return verb.answer(call.services.coordinator, _normalised(message))
 
 
-@attempt_router.post("/trigger")
-def trigger(
-    message: Annotated[TriggerCheckpoint, Body(openapi_examples=examples.TRIGGER)],
-    services: ServicesDep,
-    token: TokenDep,
-) -> PendingCheckpoint:
-    """Allocate the id of a new checkpoint."""
-    require_attempt(token, message.attempt)
-    directory = message.savepoint_dir
-    normalised = None if directory is None else normalise_pointer(directory)
-    return services.coordinator.trigger(replace(message, savepoint_dir=normalised))
+def _of_maintenance(verb: Verb, call: Call, message: Any) -> Any:
+    require_maintenance(call.token, call.services)
+    # The permission of the user was checked at the request that request_key names; a bare name has no such check.
+    if getattr(message, "is_named", False):
+        raise AccessDeniedError(
+            "Expected a job to remove because of its age or on the request of a user, found one to remove by name; remove it "
+            "on its page, or use 'airflow statecheck prune JOB'."
+        )
+    return verb.answer(call.services.maintenance, message)
 
 
-@attempt_router.post("/acknowledge")
-def acknowledge(
-    message: Annotated[AcknowledgeCheckpoint, Body(openapi_examples=examples.ACKNOWLEDGE)],
-    services: ServicesDep,
-    token: TokenDep,
-) -> AcknowledgeReply:
-    """Complete a checkpoint whose files are all on storage."""
-    require_attempt(token, message.attempt)
-    return services.coordinator.acknowledge(message)
+def _of_savepoints(verb: Verb, call: Call, message: Any) -> Any:
+    require_maintenance(call.token, call.services)
+    return verb.answer(call.services.savepoints, _normalised(message))
 
 
-@attempt_router.post("/decline")
-def decline(
-    message: Annotated[DeclineCheckpoint, Body(openapi_examples=examples.DECLINE)],
-    services: ServicesDep,
-    token: TokenDep,
-) -> OpenEffects:
-    """Abort a pending checkpoint."""
-    require_attempt(token, message.attempt)
-    return services.coordinator.decline(message)
+def _normalised(message: Any) -> Any:
+    directories = {name: getattr(message, name, None) for name in ("savepoint_dir", "target")}
+    given = {name: normalise_pointer(each) for name, each in directories.items() if each is not None}
+    return replace(message, **given) if given else message
 
-
-@attempt_router.post("/confirm-discards")
-def confirm_discards(
-    message: Annotated[ConfirmDiscards, Body(openapi_examples=examples.CONFIRM_DISCARDS)],
-    services: ServicesDep,
-    token: TokenDep,
-) -> None:
-    """Record that the files of ended checkpoints were deleted."""
-    require_attempt(token, message.attempt)
-    require_job(token, message.job_id)
-    services.coordinator.confirm_discards(message)
-
-
-@attempt_router.post("/confirm-commits")
-def confirm_commits(
-    message: Annotated[ConfirmCommits, Body(openapi_examples=examples.CONFIRM_COMMITS)],
-    services: ServicesDep,
-    token: TokenDep,
-) -> OpenEffects:
-    """Record that a sink committed the output of checkpoints and of all earlier ones."""
-    require_attempt(token, message.attempt)
-    return services.coordinator.confirm_commits(message)
-
-
-@attempt_router.post("/finish")
-def finish(
-    message: Annotated[FinishAttempt, Body(openapi_examples=examples.FINISH)], services: ServicesDep, token: TokenDep
-) -> OpenEffects:
-    """Close the attempt and release its pins."""
-    require_attempt(token, message.attempt)
-    return services.coordinator.finish(message)
-
-
-job_router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=MessageRoute)
 
 JobPath = Annotated[str, Path(openapi_examples=examples.JOB_ID)]
 CheckpointPath = Annotated[int, Path(ge=1, le=2**63 - 1, openapi_examples=examples.CHECKPOINT_ID)]
 OperatorPath = Annotated[str, Path(openapi_examples=examples.OPERATOR_ID)]
 
 
-@job_router.get("")
-def jobs(services: ServicesDep, token: TokenDep) -> tuple[JobRecord, ...]:
-    """Return all jobs, most recently active first."""
-    require_task(token)
-    return services.coordinator.jobs()
+async def _page(
+    before: Annotated[int | None, Query(description="Only checkpoints with a lower id")] = None,
+    limit: Annotated[int, Query(description=f"Maximum number of checkpoints, up to {LARGEST_PAGE}")] = RECENT,
+    operator_id: Annotated[str | None, Query(description="Only checkpoints of this operator")] = None,
+    status: Annotated[CheckpointStatus | None, Query(description="Only checkpoints with this status")] = None,
+) -> CheckpointPage:
+    operator = None if operator_id is None else OperatorId(operator_id)
+    return CheckpointPage(before=before, limit=limit, operator_id=operator, status=status)
 
 
-@job_router.get("/{job_id}")
-def describe(job_id: JobPath, services: ServicesDep, grant: JobGrantDep) -> JobView:
-    """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
-    return services.coordinator.describe(JobId(job_id))
-
-
-@job_router.get("/{job_id}/latest")
-def latest_checkpoints(
-    job_id: JobPath,
-    services: ServicesDep,
-    grant: JobGrantDep,
+async def _known_version(
     known_version: Annotated[
         int | None,
         Query(description="The version of the job in an earlier reply", openapi_examples=examples.KNOWN_VERSION),
@@ -244,39 +186,85 @@ def latest_checkpoints(
         datetime | None,
         Query(description="The seen_at of the job in the same reply", openapi_examples=examples.SEEN_AT),
     ] = None,
-) -> LatestCheckpoints | None:
-    """Return the newest readable checkpoint of each operator, or null if the job is as in an earlier reply."""
-    known = None if known_version is None or seen_at is None else RowsVersion(known_version, seen_at)
-    return services.coordinator.latest_checkpoints(JobId(job_id), known)
+) -> RowsVersion | None:
+    return None if known_version is None or seen_at is None else RowsVersion(known_version, seen_at)
 
 
-@job_router.get("/{job_id}/checkpoints")
-def checkpoints(
-    job_id: JobPath,
-    services: ServicesDep,
-    grant: JobGrantDep,
-    before: Annotated[int | None, Query(description="Only checkpoints with a lower id")] = None,
-    limit: Annotated[int, Query(description=f"Maximum number of checkpoints, up to {LARGEST_PAGE}")] = RECENT,
-    operator_id: Annotated[str | None, Query(description="Only checkpoints of this operator")] = None,
-    status: Annotated[CheckpointStatus | None, Query(description="Only checkpoints with this status")] = None,
-) -> tuple[CheckpointRecord, ...]:
-    """Return a page of the checkpoints of a job, newest first; pass its last id as ``before`` to get the next page."""
-    operator = None if operator_id is None else OperatorId(operator_id)
-    page = CheckpointPage(before=before, limit=limit, operator_id=operator, status=status)
-    return services.coordinator.checkpoints(JobId(job_id), page)
+async def _task_token(token: TokenDep) -> None:
+    require_task(token)
 
 
-@job_router.get("/{job_id}/checkpoints/{checkpoint_id}")
-def checkpoint(
-    job_id: JobPath, checkpoint_id: CheckpointPath, services: ServicesDep, grant: JobGrantDep
-) -> CheckpointRecord | None:
-    """Return a checkpoint of a job, or null if it has no row."""
-    return services.coordinator.checkpoint(JobId(job_id), checkpoint_id)
+_PARAMETERS: dict[str, Any] = {
+    "job_id": JobPath,
+    "checkpoint_id": CheckpointPath,
+    "operator_id": OperatorPath,
+    "page": Annotated[CheckpointPage, Depends(_page)],
+    "known_version": Annotated[RowsVersion | None, Depends(_known_version)],
+}
+"""Parameters of the calls that read, as a route takes them."""
 
 
-@job_router.get("/{job_id}/operators/{operator_id}/latest")
-def latest(
-    job_id: JobPath, operator_id: OperatorPath, services: ServicesDep, grant: JobGrantDep
-) -> CheckpointRecord | None:
-    """Return the newest completed checkpoint of an operator, or null if there is none."""
-    return services.coordinator.latest(JobId(job_id), OperatorId(operator_id))
+def _read(verb: Verb, services: Services, caller: Any, **arguments: Any) -> Any:
+    return getattr(services.coordinator, verb.name)(**arguments)
+
+
+def _read_route(verb: Verb) -> Callable[..., Any]:
+    caller = JobGrantDep if "job_id" in verb.parameters else Annotated[None, Depends(_task_token)]
+    kinds = {"services": ServicesDep, "caller": caller}
+    return _route(verb, partial(_read, verb), kinds | {name: _PARAMETERS[name] for name in verb.parameters})
+
+
+def _message_route(verb: Verb, answer: Answer) -> Callable[..., Any]:
+    body = Body(openapi_examples=examples.of_message(verb))
+    kinds = {"message": Annotated[verb.message, body], "call": Annotated[Call, Depends(_call)]}
+    return _route(verb, partial(answer, verb), kinds)
+
+
+def _route(verb: Verb, answer: Callable[..., Any], kinds: dict[str, Any]) -> Callable[..., Any]:
+    """Return a function with these parameters, as FastAPI reads them from its signature."""
+
+    def route(**arguments: Any) -> Any:
+        return answer(**arguments)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, keyword, annotation=kind) for name, kind in kinds.items()]
+    reply = None if verb.reply is NoneType else verb.reply
+    route.__name__ = verb.name
+    route.__signature__ = inspect.Signature(parameters, return_annotation=reply)  # type: ignore[attr-defined]
+    return route
+
+
+_OF_NEW_TOKENS: dict[str, Answer] = {"register": _register, "adopt": _adopt}
+"""Calls of an attempt with a token that is not yet bound to it."""
+
+
+def _coordinator_routes() -> Iterator[BaseRoute]:
+    for verb in COORDINATOR.values():
+        if verb.is_read:
+            yield _api_route(verb, _read_route(verb), "jobs")
+        else:
+            answer = _OF_NEW_TOKENS.get(verb.name, _of_attempt)
+            yield _api_route(verb, _message_route(verb, answer), "attempts", inspect.getdoc(answer))
+
+
+def _maintenance_routes() -> Iterator[BaseRoute]:
+    for folder, verbs, answer in (
+        ("maintenance", MAINTENANCE, _of_maintenance),
+        ("savepoints", SAVEPOINTS, _of_savepoints),
+    ):
+        for verb in verbs.values():
+            if not verb.is_read:
+                yield _api_route(verb, _message_route(verb, answer), folder)
+
+
+def _api_route(verb: Verb, route: Callable[..., Any], tag: str, description: str | None = None) -> BaseRoute:
+    return MessageRoute(
+        f"/{verb.path}",
+        route,
+        methods=["GET" if verb.is_read else "POST"],
+        tags=[tag],
+        description=description or verb.description,
+    )
+
+
+router = APIRouter(routes=[*_coordinator_routes(), *_maintenance_routes()])

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
 
 class CheckpointCoordinatorGateway(Protocol):
     """
-    Calls of a stage to its coordinator.
+    Calls of a stage to its coordinator, and the table from which ``gateway.verbs`` derives the API over HTTP.
 
     An attempt calls :meth:`register` once and :meth:`confirm_restore` after a restore. For each checkpoint it calls
     :meth:`trigger`, then :meth:`acknowledge` or :meth:`decline`. It confirms the effects that it carried out with
@@ -45,7 +45,7 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record the restored checkpoint and the skipped candidates."""
+        """Record the restored checkpoint and the candidates that could not be restored."""
         ...
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
@@ -57,11 +57,11 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        """Abort a checkpoint that will not be completed."""
+        """Abort a pending checkpoint."""
         ...
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the files of checkpoints are deleted."""
+        """Record that the files of ended checkpoints were deleted."""
         ...
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
@@ -69,7 +69,7 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
-        """Close the attempt and release its pin."""
+        """Close the attempt and release its pins."""
         ...
 
     def jobs(self) -> tuple[JobRecord, ...]:
@@ -77,7 +77,7 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return the current rows of a job."""
+        """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
         ...
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
@@ -85,11 +85,11 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
+        """Return a page of the checkpoints of a job, newest first; its last id is ``before`` of the next page."""
         ...
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest restorable checkpoint of an operator, or ``None``."""
+        """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
         ...
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
 
-from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.messages import (
-    AcknowledgeCheckpoint,
-    AcknowledgeReply,
-    AdoptAttempt,
-    AttemptGrant,
-    AttemptRef,
-    ConfirmCommits,
-    ConfirmDiscards,
-    ConfirmRestore,
-    DeclineCheckpoint,
-    FinishAttempt,
-    OpenEffects,
-    PendingCheckpoint,
-    RegisterAttempt,
-    TriggerCheckpoint,
-)
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, JobRecord, RowsVersion
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
+from airflow_provider_statecheck.checkpoint.codec import read_reply
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, RowsVersion
+from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import AccessDeniedError, StaleAttemptError, TokenExpiredError
 from airflow_provider_statecheck.gateway.http_client import (
     Credentials,
@@ -38,7 +24,7 @@ from airflow_provider_statecheck.gateway.http_client import (
     mapping_failures,
     url_of,
 )
-from airflow_provider_statecheck.gateway.protocol import job_path, latest_path, page_path
+from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +32,45 @@ class _Issued:
     token: str = field(repr=False)
 
 
-class HttpGateway:
+class HttpCalls:
+    """
+    An interface of the coordinator over HTTP, with the token of a task: each method of the interface is a request.
+
+    The token is replaced when it has expired, as in a garbage collection that takes longer than its validity.
+
+    :param verbs: Calls of the interface.
+    :param client: Client of the server.
+    :param credentials: Source of new tokens.
+    """
+
+    def __init__(self, verbs: Mapping[str, Verb], client: HttpClient, credentials: Credentials) -> None:
+        self._verbs = verbs
+        self._client = client
+        self._credentials = credentials
+        self._token: str | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name not in self._verbs:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return partial(self._call, self._verbs[name])
+
+    def _call(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
+        return self._as_task(lambda token: verb.send(self._client, token, *arguments, **named))
+
+    def _as_task(self, send: Callable[[str], Any]) -> Any:
+        try:
+            return send(self._task_token())
+        except TokenExpiredError:
+            self._token = None
+            return send(self._task_token())
+
+    def _task_token(self) -> str:
+        if self._token is None:
+            self._token = self._credentials.obtain()
+        return self._token
+
+
+class HttpGateway(HttpCalls):
     """
     A ``CheckpointCoordinatorGateway`` over HTTP.
 
@@ -61,11 +85,9 @@ class HttpGateway:
     def __init__(
         self, client: HttpClient, credentials: Credentials, tokens: Mapping[AttemptRef, str] | None = None
     ) -> None:
-        self._client = client
-        self._credentials = credentials
+        super().__init__(COORDINATOR, client, credentials)
         self._tokens = dict(tokens or {})
         self._owners: dict[AttemptRef, AttemptOwner] = {}
-        self._reading: str | None = None
 
     def token_of(self, attempt: AttemptRef) -> str:
         """
@@ -83,105 +105,49 @@ class HttpGateway:
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Register an attempt, fence all earlier attempts of the operator, and return the candidates for a restore."""
         token = self._credentials.obtain()
-        grant = read_reply(AttemptGrant, self._client.post("attempts/register", encode(request), token))
-        self._tokens[grant.attempt] = token
-        self._owners[grant.attempt] = request.owner
+        grant: AttemptGrant = self._verbs["register"].send(self._client, token, request)
+        self._know(grant.attempt, token, request.owner)
         return grant
 
     def adopt(self, request: AdoptAttempt) -> None:
         """Take over an attempt that still runs, in a later try of the same task."""
         token = self._credentials.obtain()
-        self._client.post("attempts/adopt", encode(request), token)
-        self._tokens[request.attempt] = token
-        self._owners[request.attempt] = request.owner
-
-    def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record the restored checkpoint and the candidates that could not be restored."""
-        self._call("confirm-restore", request.attempt, request)
-
-    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
-        """Allocate the id of a new checkpoint."""
-        return read_reply(PendingCheckpoint, self._call("trigger", request.attempt, request))
-
-    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        """Complete a checkpoint whose files are all on storage."""
-        return read_reply(AcknowledgeReply, self._call("acknowledge", request.attempt, request))
-
-    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        """Abort a pending checkpoint."""
-        return read_reply(OpenEffects, self._call("decline", request.attempt, request))
-
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """
-        Record that the files of ended checkpoints were deleted.
-
-        :raises AccessDeniedError: if the request has no attempt; maintenance uses other routes.
-        """
-        if request.attempt is None:
-            raise AccessDeniedError(
-                "Expected the attempt that deleted the files, found none; maintenance needs direct access to Airflow's "
-                "database, for example as a command."
-            )
-        self._call("confirm-discards", request.attempt, request)
-
-    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        """Record that a sink committed the output of checkpoints and of all earlier ones."""
-        return read_reply(OpenEffects, self._call("confirm-commits", request.attempt, request))
-
-    def finish(self, request: FinishAttempt) -> OpenEffects:
-        """Close the attempt and release its pins."""
-        return read_reply(OpenEffects, self._call("finish", request.attempt, request))
-
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, most recently active first."""
-        return read_reply(tuple[JobRecord, ...], self._read("jobs"))
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return a job with its newest checkpoints."""
-        return read_reply(JobView, self._read(job_path(job_id)))
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, or ``None`` if it has no row."""
-        data = self._read(f"{job_path(job_id)}/checkpoints/{checkpoint_id}")
-        return None if data is None else read_reply(CheckpointRecord, data)
-
-    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
-        return read_reply(tuple[CheckpointRecord, ...], self._read(page_path(job_id, page)))
-
-    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
-        data = self._read(f"{job_path(job_id)}/operators/{operator_id}/latest")
-        return None if data is None else read_reply(CheckpointRecord, data)
-
-    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
-        return _latest_of(self._read(latest_path(job_id, known_version)))
+        self._verbs["adopt"].send(self._client, token, request)
+        self._know(request.attempt, token, request.owner)
 
     def reading_token(self, job_id: JobId) -> str:
         """Return a token that can only read one job, for code that cannot obtain tokens, such as a trigger."""
-        return read_reply(_Issued, self._client.post("token/read", {"job_id": job_id}, self._task_token())).token
+        issued = self._as_task(lambda token: self._client.post("token/read", {"job_id": job_id}, token))
+        return read_reply(_Issued, issued).token
 
-    def _call(self, verb: str, attempt: AttemptRef, request: Any) -> Any:
+    def _know(self, attempt: AttemptRef, token: str, owner: AttemptOwner) -> None:
+        self._tokens[attempt] = token
+        self._owners[attempt] = owner
+
+    def _call(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
+        if verb.is_read:
+            return super()._call(verb, *arguments, **named)
+        return self._call_of_attempt(verb, *arguments)
+
+    def _call_of_attempt(self, verb: Verb, request: Any) -> Any:
+        attempt = _attempt_of(request)
         try:
-            return self._client.post(f"attempts/{verb}", encode(request), self.token_of(attempt))
+            return verb.send(self._client, self.token_of(attempt), request)
         except TokenExpiredError:
             if attempt not in self._owners:
                 raise
         self.adopt(AdoptAttempt(attempt=attempt, owner=self._owners[attempt]))
-        return self._client.post(f"attempts/{verb}", encode(request), self._tokens[attempt])
+        return verb.send(self._client, self.token_of(attempt), request)
 
-    def _read(self, path: str) -> Any:
-        try:
-            return self._client.get(path, self._task_token())
-        except TokenExpiredError:
-            self._reading = None
-            return self._client.get(path, self._task_token())
 
-    def _task_token(self) -> str:
-        if self._reading is None:
-            self._reading = self._credentials.obtain()
-        return self._reading
+def _attempt_of(request: Any) -> AttemptRef:
+    attempt: AttemptRef | None = request.attempt
+    if attempt is None:
+        raise AccessDeniedError(
+            "Expected the attempt that deleted the files, found none; maintenance needs direct access to Airflow's "
+            "database, for example as a command."
+        )
+    return attempt
 
 
 class AsyncJobReader:
@@ -204,10 +170,8 @@ class AsyncJobReader:
 
         :raises StateCheckError: the error of the coordinator, or of the connection.
         """
-        url = url_of(self._base_url, job_path(job_id))
-        response = await self._send("GET", url)
-        # Decoding a job with many attempts would block the event loop.
-        return await asyncio.to_thread(_view_of, response, url)
+        view: JobView = await self._read(COORDINATOR["describe"], job_id=job_id)
+        return view
 
     async def latest_checkpoints(
         self, job_id: JobId, known_version: RowsVersion | None = None
@@ -217,9 +181,10 @@ class AsyncJobReader:
 
         :raises StateCheckError: as for :meth:`describe`.
         """
-        url = url_of(self._base_url, latest_path(job_id, known_version))
-        data = content_of(await self._send("GET", url), url)
-        return None if data is None else await asyncio.to_thread(_latest_of, data)
+        found: LatestCheckpoints | None = await self._read(
+            COORDINATOR["latest_checkpoints"], job_id=job_id, known_version=known_version
+        )
+        return found
 
     async def renew(self) -> None:
         """
@@ -232,14 +197,12 @@ class AsyncJobReader:
         url = url_of(self._base_url, "token/renew")
         content_of(await self._send("POST", url), url)
 
+    async def _read(self, verb: Verb, **arguments: Any) -> Any:
+        url = url_of(self._base_url, verb.address(**arguments))
+        data = content_of(await self._send("GET", url), url)
+        # Decoding a job with many attempts would block the event loop.
+        return verb.decoded(None) if data is None else await asyncio.to_thread(verb.decoded, data)
+
     async def _send(self, method: str, url: str) -> httpx.Response:
         with mapping_failures(self._base_url, url):
             return await self._client.request(method, url, headers=headers_for(self._token))
-
-
-def _view_of(response: httpx.Response, url: str) -> JobView:
-    return read_reply(JobView, content_of(response, url))
-
-
-def _latest_of(data: Any) -> LatestCheckpoints | None:
-    return None if data is None else read_reply(LatestCheckpoints, data)

@@ -6,11 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
 
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.records import RowsVersion
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
 
 MOUNT_PATH = "/statecheck"
@@ -18,27 +14,6 @@ VERSION_PATH = "/v1"
 JOB_PAGES = "/jobs"
 MAX_BODY_BYTES = 1 << 20
 """Maximum size of a message."""
-
-
-def job_path(job_id: JobId) -> str:
-    """Return the path of a job; the id may come from a user."""
-    return f"jobs/{quote(job_id, safe='')}"
-
-
-def page_path(job_id: JobId, page: CheckpointPage) -> str:
-    """Return the path of a page of the checkpoints of a job."""
-    query = {"before": page.before, "limit": page.limit, "operator_id": page.operator_id, "status": page.status}
-    return (
-        f"{job_path(job_id)}/checkpoints?{urlencode({key: value for key, value in query.items() if value is not None})}"
-    )
-
-
-def latest_path(job_id: JobId, known_version: RowsVersion | None) -> str:
-    """Return the path of the newest readable checkpoints of a job."""
-    path = f"{job_path(job_id)}/latest"
-    if known_version is None:
-        return path
-    return f"{path}?{urlencode({'known_version': known_version.number, 'seen_at': known_version.seen_at.isoformat()})}"
 
 
 CHALLENGE_KEY = "statecheck.challenge"

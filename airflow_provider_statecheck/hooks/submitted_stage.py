@@ -43,6 +43,7 @@ from airflow_provider_statecheck.spark.status_log import (
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
+    from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.metadata.token_store import Caller
@@ -74,7 +75,7 @@ class SubmittedStage:
     ) -> None:
         self.registration = registration
         self._access = access
-        self._gateway = over_http(access.gateway)
+        self._gateway: CheckpointCoordinatorGateway = over_http(access.gateway)
         self._driver = driver
         self._on_overlap = on_overlap
         self._attempt: AttemptRef | None = None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from airflow_provider_statecheck.api.requests import install_error_replies
+from airflow_provider_statecheck.api.requests import checked_app
 from airflow_provider_statecheck.exceptions import (
     HandleExistsError,
     HandleNotFoundError,
@@ -20,8 +19,7 @@ from airflow_provider_statecheck.exceptions import (
     [(HandleExistsError("taken"), 409), (HandleNotFoundError("gone"), 404), (ResourceVersionError("changed"), 409)],
 )
 def test_errors_about_handles_are_the_callers(error: StateCheckError, status: int) -> None:
-    app = FastAPI()
-    install_error_replies(app)
+    app = checked_app()
 
     @app.get("/handle")
     def fails() -> None:

@@ -16,10 +16,16 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
 )
+from airflow_provider_statecheck.gateway.http import HttpCalls
 from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.hooks.maintenance import HttpMaintenance, MaintenanceCalls
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
-from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, ForgetRows, RetireJob
+from airflow_provider_statecheck.maintenance.job_maintenance import (
+    DropTokens,
+    ForgetRows,
+    MaintenanceGateway,
+    RetireJob,
+)
+from airflow_provider_statecheck.maintenance.verbs import MAINTENANCE as CALLS
 from airflow_provider_statecheck.metadata.token_store import Caller
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, ApiServer, accepted
 
@@ -41,9 +47,9 @@ class Credentials:
         return self._api.task_token(self._caller)
 
 
-def maintenance(api: ApiServer, caller: Caller = MAINTENANCE) -> HttpMaintenance:
+def maintenance(api: ApiServer, caller: Caller = MAINTENANCE) -> MaintenanceGateway:
     client: Any = api.client
-    return HttpMaintenance(MaintenanceCalls(HttpClient("http://testserver", client), Credentials(api, caller)))
+    return HttpCalls(CALLS, HttpClient("http://testserver", client), Credentials(api, caller))
 
 
 @pytest.fixture
@@ -170,7 +176,7 @@ def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
     remote.jobs()
     ended.clock.advance(TASK_LIFETIME.total_seconds() + 1)
     assert remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=DAY)) is not None
-    assert remote._calls._credentials.count == 2  # type: ignore[attr-defined]
+    assert remote._credentials.count == 2  # type: ignore[attr-defined]
 
 
 def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:
