@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
-from airflow.models.dag import DagModel
 from fastapi import APIRouter, Body, FastAPI
 
 from airflow_provider_statecheck.api import action_routes, examples, job_list_routes
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.airflow_access import AirflowAccess, readable_job
+from airflow_provider_statecheck.api.airflow_access import AirflowAccess, PermittedDags, readable_job
 from airflow_provider_statecheck.api.airflow_services import airflow_services
 from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.pages import routes
@@ -21,7 +18,6 @@ from airflow_provider_statecheck.api.pages.rendering import PageFiles
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import USER_LIFETIME, IssuedToken
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.protocol import VERSION_PATH
 from airflow_provider_statecheck.metadata.token_store import Caller, UserCaller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
@@ -34,15 +30,7 @@ def login(
     task: Annotated[Caller, Body(openapi_examples=examples.LOGIN)], services: ServicesDep, user: GetUserDep
 ) -> IssuedToken:
     """Issue the token of a task to an Airflow user who may edit task instances of its Dag."""
-    dag = DagDetails(id=task.dag_id, team_name=DagModel.get_team_name(task.dag_id))
-    may_edit = get_auth_manager().is_authorized_dag(
-        method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=user
-    )
-    if not may_edit:
-        raise AccessDeniedError(
-            f"Expected a user who may edit task instances of Dag {task.dag_id!r}, found one without this permission; "
-            f"grant it or use another user."
-        )
+    PermittedDags(user, "PUT").require(task.dag_id)
     return services.tokens.issue(task)
 
 

@@ -49,7 +49,7 @@ def airflow_services(open_storage: OpenStorage | None = None) -> Services:
         runs=AirflowRuns(),
         maintenance_dags=_maintenance_dags,
         open_storage=open_storage,
-        state_settings=StateServingSettings.read,
+        read_state_settings=StateServingSettings.read,
     )
 
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from airflow_provider_statecheck.api.job_access import REMEMBERED
+from airflow_provider_statecheck.api.job_access import REMEMBERED, remember
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.checkpoint.store import LatestCheckpoints
 from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
 
-Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 ReadLatest = Callable[[JobId, str, RowsVersion | None], Awaitable[LatestCheckpoints | None]]
@@ -99,7 +98,7 @@ class CallerChecks:
             if not error.retryable:
                 self._granted_at.pop(_grant(job_id, token), None)
             raise
-        _remember(self._granted_at, _grant(job_id, token), began, _MAX_GRANTS)
+        remember(self._granted_at, _grant(job_id, token), began, _MAX_GRANTS)
         return self._newest(job_id, _one_of(found, known), began)
 
     def _newest(self, job_id: JobId, found: LatestCheckpoints, began: float) -> LatestCheckpoints:
@@ -107,7 +106,7 @@ class CallerChecks:
         last = self._views.get(job_id)
         if last is not None and last.checked_at > began:
             return last.latest
-        _remember(self._views, job_id, _View(found, began), _MAX_JOBS)
+        remember(self._views, job_id, _View(found, began), _MAX_JOBS)
         return found
 
     def _is_granted(self, job_id: JobId, token: str) -> bool:
@@ -124,14 +123,6 @@ def _one_of(found: LatestCheckpoints | None, known: _View | None) -> LatestCheck
             "api-server; install the same version of this provider there."
         )
     return known.latest
-
-
-def _remember(values: dict[Key, Value], key: Key, value: Value, limit: int) -> None:
-    """Put a value last, and drop the first one above the limit."""
-    values.pop(key, None)
-    values[key] = value
-    if len(values) > limit:
-        del values[next(iter(values))]
 
 
 def _grant(job_id: JobId, token: str) -> tuple[JobId, bytes]:

@@ -7,7 +7,7 @@ The same callers may read them as queryable state. Named values are not served.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -190,9 +190,4 @@ def _contents(stage: StageContents) -> ContentsAnswer:
 
 
 def _checkpoint_of(stage: StageContents) -> dict[str, Any]:
-    return {
-        "uid": stage.uid,
-        "checkpoint_id": stage.checkpoint_id,
-        "pointer": stage.pointer,
-        "completed_at": stage.completed_at,
-    }
+    return {field.name: getattr(stage, field.name) for field in fields(StageAnswer)}

@@ -17,7 +17,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Protocol
@@ -55,53 +55,39 @@ from airflow_provider_statecheck.queryable.server import KvStateServer
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Services:
-    """
-    The coordinator and its tokens on one database.
+    """The coordinator and its tokens on one database."""
 
-    :param engine: Returns the database; called at the first use.
-    :param tasks: Lookup of tasks, for authentication.
-    :param liveness: Liveness of the tasks of other attempts; unknown by default.
-    :param observer: Observer of all committed changes.
-    :param clock: Clock of the server.
-    :param runs: Lookup of the ends of Dag runs; unknown by default.
-    :param maintenance_dags: Returns the ids of the Dags whose tasks may remove rows.
-    :param open_storage: Opens the storage of a checkpoint, for queryable state; without it, state is not served.
-    :param state_settings: Returns the settings of queryable state.
-    """
-
-    def __init__(
-        self,
-        engine: Callable[[], Engine],
-        tasks: TaskDirectory,
-        *,
-        liveness: TaskLiveness | None = None,
-        observer: CoordinatorObserver | None = None,
-        clock: Clock | None = None,
-        runs: RunDirectory | None = None,
-        maintenance_dags: Callable[[], frozenset[str]] = frozenset,
-        open_storage: OpenStorage | None = None,
-        state_settings: Callable[[], StateServingSettings] = StateServingSettings,
-    ) -> None:
-        self._engine = engine
-        self.tasks = tasks
-        self.maintenance_dags = maintenance_dags
-        self._liveness = liveness or UnknownLiveness()
-        self._observer = observer
-        self.clock = clock or SystemClock()
-        self._runs = runs or UnknownRuns()
-        self._open_storage = open_storage
-        self._state_settings = state_settings
+    engine: Callable[[], Engine]
+    """Returns the database; called at the first use."""
+    tasks: TaskDirectory
+    """Lookup of tasks, for authentication."""
+    _: KW_ONLY
+    liveness: TaskLiveness = field(default_factory=UnknownLiveness)
+    """Liveness of the tasks of other attempts."""
+    observer: CoordinatorObserver | None = None
+    """Observer of all committed changes."""
+    clock: Clock = field(default_factory=SystemClock)
+    """Clock of the server."""
+    runs: RunDirectory = field(default_factory=UnknownRuns)
+    """Lookup of the ends of Dag runs."""
+    maintenance_dags: Callable[[], frozenset[str]] = frozenset
+    """Returns the ids of the Dags whose tasks may remove rows."""
+    open_storage: OpenStorage | None = None
+    """Opens the storage of a checkpoint, for queryable state; without it, state is not served."""
+    read_state_settings: Callable[[], StateServingSettings] = StateServingSettings
+    """Returns the settings of queryable state."""
 
     @cached_property
     def coordinator(self) -> AttemptCoordinator:
         """Return the coordinator."""
-        return AttemptCoordinator(self._store, self._liveness)
+        return AttemptCoordinator(self._store, self.liveness)
 
     @cached_property
     def maintenance(self) -> JobMaintenance:
         """Return the maintenance of jobs."""
-        return JobMaintenance(self._store, self._runs, SqlTokenStore(self._engine()), self.clock)
+        return JobMaintenance(self._store, self.runs, SqlTokenStore(self.engine()), self.clock)
 
     @cached_property
     def savepoints(self) -> JobSavepoints:
@@ -116,7 +102,7 @@ class Services:
     @cached_property
     def rewinding(self) -> JobRewinding:
         """Return the rewinding of jobs."""
-        return JobRewinding(self._store, self._liveness)
+        return JobRewinding(self._store, self.liveness)
 
     @cached_property
     def actions(self) -> JobActions:
@@ -126,17 +112,17 @@ class Services:
     def actions_in(self, connection: Connection) -> JobActions:
         """Return the actions in an open transaction, which the caller commits or rolls back."""
         store = JoinedSqlJobStore(connection, self.clock)
-        return JobActions(store, JobSavepoints(store), JobRewinding(store, self._liveness))
+        return JobActions(store, JobSavepoints(store), JobRewinding(store, self.liveness))
 
     @cached_property
     def tokens(self) -> TokenKeeper:
         """Return the keeper of the tokens."""
-        return TokenKeeper(SqlTokenStore(self._engine()), self.clock)
+        return TokenKeeper(SqlTokenStore(self.engine()), self.clock)
 
     @cached_property
     def state_settings(self) -> StateServingSettings:
         """Return the settings of queryable state."""
-        return self._state_settings()
+        return self.read_state_settings()
 
     @cached_property
     def state_rows(self) -> CheckedRows:
@@ -170,8 +156,8 @@ class Services:
 
     @cached_property
     def _opened(self) -> OpenStorage:
-        assert self._open_storage is not None  # noqa: S101 - the callers have checked it
-        return storage_here(self._open_storage, "[statecheck] storage_conn_id")
+        assert self.open_storage is not None  # noqa: S101 - the callers have checked it
+        return storage_here(self.open_storage, "[statecheck] storage_conn_id")
 
     def _require_served_state(self) -> None:
         if not self._serves_state:
@@ -181,15 +167,15 @@ class Services:
 
     @property
     def _serves_state(self) -> bool:
-        return self._open_storage is not None and self.state_settings.serve_state
+        return self.open_storage is not None and self.state_settings.serve_state
 
     @cached_property
     def _store(self) -> JobStore:
         return ObservedJobStore(self._rows, *self._observers())
 
     def _observers(self) -> Iterator[CoordinatorObserver]:
-        if self._observer is not None:
-            yield self._observer
+        if self.observer is not None:
+            yield self.observer
         if self._observes_for_state():
             yield ServedJobs(self.state_rows, self._proxy)
 
@@ -203,7 +189,7 @@ class Services:
 
     @cached_property
     def _rows(self) -> SqlJobStore:
-        return SqlJobStore(self._engine(), self.clock)
+        return SqlJobStore(self.engine(), self.clock)
 
 
 class TaskDirectory(Protocol):

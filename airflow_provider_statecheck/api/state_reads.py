@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
@@ -37,24 +37,6 @@ _limits: RunVar[CapacityLimiter | None] = RunVar("_limits", None)
 """Limit of the threads of each event loop."""
 
 
-class StateReads(Protocol):
-    """Reads behind the routes of queryable state."""
-
-    async def get(self, query: StateQuery, answer: Callable[[StateReply], Answer], *, is_short: bool = False) -> Answer:
-        """
-        Return the answer to a query.
-
-        :param answer: Makes the answer from the reply.
-        :param is_short: Whether the answer takes microseconds if all that it needs is cached. It is then made in the event
-            loop, otherwise in a thread.
-        """
-        ...
-
-    async def names(self, job_id: JobId, as_of: AsOf) -> tuple[QueryableName, ...]:
-        """Return the queryable states of a job, first the served and then the refused ones."""
-        ...
-
-
 class ProxyReads:
     """
     Reads through a proxy, of single keys that are cached in the event loop, and all others in threads.
@@ -68,7 +50,13 @@ class ProxyReads:
         self._check = check
 
     async def get(self, query: StateQuery, answer: Callable[[StateReply], Answer], *, is_short: bool = False) -> Answer:
-        """Return the answer to a query; raises as ``StateProxy.get``."""
+        """
+        Return the answer to a query; raises as ``StateProxy.get``.
+
+        :param answer: Makes the answer from the reply.
+        :param is_short: Whether the answer takes microseconds if all that it needs is cached. It is then made in the event
+            loop, otherwise in a thread.
+        """
         proxy = self._proxy()
         await self._check(query.job_id)
         if is_short and query.as_of.is_latest:
@@ -77,7 +65,7 @@ class ProxyReads:
         return await read_in_thread(lambda: answer(proxy.get(query)))
 
     async def names(self, job_id: JobId, as_of: AsOf) -> tuple[QueryableName, ...]:
-        """Return the queryable states of a job; raises as ``StateProxy.names``."""
+        """Return the queryable states of a job, first the served and then the refused ones; raises as ``StateProxy.names``."""
         proxy = self._proxy()
         await self._check(job_id)
         return await read_in_thread(lambda: proxy.names(job_id, as_of))

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.api.state_limits import (
     require_short,
     small_json,
 )
-from airflow_provider_statecheck.api.state_reads import StateReads
+from airflow_provider_statecheck.api.state_reads import ProxyReads
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.codec import json_parts
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -111,12 +111,12 @@ class StateBatch:
     at: datetime | None = None
 
 
-async def _reads_of(request: Request) -> StateReads:
-    reads: StateReads = request.app.state.state_reads
+async def _reads_of(request: Request) -> ProxyReads:
+    reads: ProxyReads = request.app.state.state_reads
     return reads
 
 
-StateReadsDep = Annotated[StateReads, Depends(_reads_of)]
+StateReadsDep = Annotated[ProxyReads, Depends(_reads_of)]
 
 
 async def _as_of(

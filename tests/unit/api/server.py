@@ -94,7 +94,7 @@ class ApiServer:
             runs=self.runs,
             maintenance_dags=lambda: frozenset({MAINTENANCE.dag_id}),
             open_storage=self.open_storage,
-            state_settings=lambda: self.state_settings,
+            read_state_settings=lambda: self.state_settings,
         )
         self.client = TestClient(create_server_app(self.services) if self.is_of_test_run else self._api_server())
 

@@ -404,7 +404,7 @@ class TestUnusableStorage:
         def invalid() -> StateServingSettings:
             raise InvalidConfigurationError("Expected [statecheck] serve_state to be true or false, found 'maybe'.")
 
-        monkeypatch.setattr(api.services, "_state_settings", invalid)
+        monkeypatch.setattr(api.services, "read_state_settings", invalid)
         attempt = api.attempt()
         api.complete(attempt)
         answer = api.call("GET", f"/v1/jobs/{attempt.job_id}/state", attempt.token)
