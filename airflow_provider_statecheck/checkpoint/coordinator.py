@@ -146,9 +146,7 @@ class AttemptCoordinator:
                 tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
             if restored.unusable_reason is not None:
                 tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
-            summary = request.restored_summary or attempt.restored_summary
-            tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id, restored_summary=summary))
-            statistics.restored(tx, attempt, restored)
+            transitions.record_restore(tx, attempt, restored, request.restored_summary)
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         """

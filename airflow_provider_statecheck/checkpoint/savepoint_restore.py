@@ -43,7 +43,7 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
     """
     if source.problem is not None:
         raise (StorageError if source.is_unavailable else PointerNotFoundError)(source.problem)
-    _require_unclaimed(tx, operator, source.pointer)
+    require_unclaimed(tx, operator, source.pointer)
     if source.mode is RestoreMode.CLAIM:
         _require_claimable(source.pointer, source.metadata_uri)
     tx.add_checkpoint(
@@ -85,10 +85,10 @@ def adopt(tx: JobTransaction, attempt: AttemptRecord, pending: CheckpointRecord,
     :raises SnapshotClaimedError: if another operator has claimed the snapshot.
     :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
     """
-    _require_unclaimed(tx, attempt, pending.location)
+    require_unclaimed(tx, attempt, pending.location)
     if claim:
         _require_claimable(pending.location, pending.metadata_uri or "")
-        _claim(tx, attempt, pending.location)
+        claim_snapshot(tx, attempt, pending.location)
     adopted = replace(as_adopted(pending, attempt.retention, claim=claim), completed_at=tx.now)
     tx.update_checkpoint(adopted, expected=CheckpointStatus.PENDING)
     return adopted
@@ -129,14 +129,22 @@ def _is_of_its_job(snapshot: CheckpointRecord) -> bool:
     return is_savepoint_of(snapshot.location, snapshot.job_id) or is_in_job(snapshot.location, snapshot.job_id)
 
 
-def _claim(tx: JobTransaction, of: AttemptRecord, pointer: str) -> None:
+def claim_snapshot(tx: JobTransaction, owner: OperatorRecord | AttemptRecord, pointer: str) -> None:
+    """Make an operator the owner of a snapshot; a second call has no effect."""
     if tx.claim(pointer) is None:
-        tx.save_claim(ClaimRecord(pointer=pointer, job_id=of.job_id, operator_id=of.operator_id, claimed_at=tx.now))
+        tx.save_claim(
+            ClaimRecord(pointer=pointer, job_id=owner.job_id, operator_id=owner.operator_id, claimed_at=tx.now)
+        )
 
 
-def _require_unclaimed(tx: JobTransaction, of: OperatorRecord | AttemptRecord, pointer: str) -> None:
+def require_unclaimed(tx: JobTransaction, owner: OperatorRecord | AttemptRecord, pointer: str) -> None:
+    """
+    Require a snapshot to have no owner or the given one.
+
+    :raises SnapshotClaimedError: if another operator has claimed it.
+    """
     claim = tx.claim(pointer)
-    if claim is not None and (claim.job_id, claim.operator_id) != (of.job_id, of.operator_id):
+    if claim is not None and (claim.job_id, claim.operator_id) != (owner.job_id, owner.operator_id):
         raise already_claimed(pointer)
 
 

@@ -173,6 +173,15 @@ def subsume(
     return [_mark_subsumed(tx, checkpoint) for checkpoint in chosen]
 
 
+def record_restore(
+    tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRecord, summary: SnapshotSummary | None = None
+) -> None:
+    """Pin the checkpoint that an attempt has restored, and count the restore."""
+    summary = summary or attempt.restored_summary
+    tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id, restored_summary=summary))
+    statistics.restored(tx, attempt, restored)
+
+
 def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
     """Subsume the completed checkpoints of a run that restarts, and drop their open commits."""
     for checkpoint in checkpoints:

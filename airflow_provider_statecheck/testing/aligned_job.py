@@ -10,16 +10,16 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import DefaultCompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
     UNLIMITED_TOLERABLE_FAILURES,
     CheckpointFailureManager,
 )
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointHandleStore
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, take_leadership
@@ -120,10 +120,8 @@ class AlignedJob:
             "tasks_to_wait_for": self.tasks,
             "tasks_to_commit_to": self.tasks,
             "deleter": EffectDiscards(self.storage, documents),
-            "id_counter": JobIDCounter(self.jobs, self.job_id),
-            "completed_store": DefaultCompletedCheckpointStore(
-                CheckpointHandleStore(self.jobs, leader, files), num_retained
-            ),
+            "id_counter": CheckpointIDCounter(self.jobs, self.job_id),
+            "completed_store": CompletedCheckpointStore(StateHandleStore(self.jobs, leader, files), num_retained),
             "checkpoint_storage": files,
             "executor": self.executor,
             "failure_manager": failures,

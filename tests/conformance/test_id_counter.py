@@ -19,12 +19,12 @@ DRAWS = 20
 DRAWING = """
 import sys
 from sqlalchemy import create_engine
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 
 url, schema, job_id, draws = sys.argv[1:]
 engine = create_engine(url, connect_args={"options": f"-csearch_path={schema}"})
-counter = JobIDCounter(SqlJobStore(engine), job_id)
+counter = CheckpointIDCounter(SqlJobStore(engine), job_id)
 counter.start()
 print("ready", flush=True)
 sys.stdin.readline()

@@ -18,8 +18,8 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import DefaultCompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointHandleStore, handle_name
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import (
@@ -54,7 +54,7 @@ from tests.contracts.written_checkpoints import (
     WrittenCheckpoints,
 )
 
-Store = DefaultCompletedCheckpointStore
+Store = CompletedCheckpointStore
 
 
 class _AtOnce(Executor):
@@ -104,10 +104,10 @@ class CompletedCheckpointStoreContract:
         storage = SnapshotFiles(self.bytes, JOB, "sales")
         return CheckpointsCleaner(self.rows, self.attempt, storage, self.deleting, discarder, _AtOnce())
 
-    def handles(self, plan: FaultPlan | None = None) -> CheckpointHandleStore:
+    def handles(self, plan: FaultPlan | None = None) -> StateHandleStore:
         """Return another store of handles, whose commits a plan may count."""
         jobs: Any = FaultyCommits(self.rows, plan or FaultPlan())
-        return CheckpointHandleStore(jobs, self.attempt, SnapshotFiles(self.bytes, JOB, "sales"))
+        return StateHandleStore(jobs, self.attempt, SnapshotFiles(self.bytes, JOB, "sales"))
 
     def opened(self, plan: FaultPlan | None = None, num_retained: int = 1, *, skip_corrupt: bool = False) -> Store:
         """Return another store of the present attempt that has recovered."""

@@ -11,7 +11,7 @@ from itertools import chain
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
@@ -33,11 +33,11 @@ class CheckpointIDCounterContract:
         self.coordinator = AttemptCoordinator(jobs)
         self.attempt = self.coordinator.register(make_registration()).attempt
 
-    def new(self, job_id: JobId = JOB) -> JobIDCounter:
+    def new(self, job_id: JobId = JOB) -> CheckpointIDCounter:
         """Return another counter, not started."""
-        return JobIDCounter(self.store, job_id)
+        return CheckpointIDCounter(self.store, job_id)
 
-    def started(self) -> JobIDCounter:
+    def started(self) -> CheckpointIDCounter:
         """Return another counter of the job, in use."""
         counter = self.new()
         counter.start()
@@ -135,7 +135,7 @@ class CheckpointIDCounterContract:
     def test_many_threads_draw_every_id_once(self) -> None:
         counters = [self.started() for _ in range(THREADS)]
 
-        def draw(counter: JobIDCounter) -> list[int]:
+        def draw(counter: CheckpointIDCounter) -> list[int]:
             return [counter.get_and_increment() for _ in range(DRAWS)]
 
         with ThreadPoolExecutor(THREADS) as threads:

@@ -15,8 +15,8 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
-    CheckpointHandleStore,
     ResourceVersion,
+    StateHandleStore,
     handle_name,
 )
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -63,12 +63,12 @@ class StateHandleStoreContract:
         self.epoch = ResourceVersion(self.attempt.epoch)
         self.store = self.open()
 
-    def open(self, plan: FaultPlan | None = None) -> CheckpointHandleStore:
+    def open(self, plan: FaultPlan | None = None) -> StateHandleStore:
         """Return another store of the present attempt, whose commits a plan may count."""
         jobs: Any = FaultyCommits(self.rows, plan or FaultPlan())
-        return CheckpointHandleStore(jobs, self.attempt, SnapshotFiles(self.storage, JOB, "sales"))
+        return StateHandleStore(jobs, self.attempt, SnapshotFiles(self.storage, JOB, "sales"))
 
-    def failing(self, mode: FaultMode, times: int = 1) -> CheckpointHandleStore:
+    def failing(self, mode: FaultMode, times: int = 1) -> StateHandleStore:
         """Return a store whose first commits fail."""
         return self.open(FaultPlan(point=1, mode=mode, times=times))
 

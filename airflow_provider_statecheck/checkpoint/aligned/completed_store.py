@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Set as AbstractSet
-from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner, no_op
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
-    CheckpointHandleStore,
     RetrievableStateHandle,
+    StateHandleStore,
     handle_name,
 )
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
@@ -34,83 +33,12 @@ DEFAULT_RETAINED = 2
 _UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
 
 
-class CompletedCheckpointStore(Protocol):
+class CompletedCheckpointStore:
     """
     The completed checkpoints that a restore may start from, oldest first.
 
     Call :meth:`recover` before any other method. Changes before it or after :meth:`shutdown` raise a
     ``CoordinatorError``.
-    """
-
-    def recover(self) -> None:
-        """
-        Load the stored checkpoints; repeat the call to load those that other processes added.
-
-        A store may be configured to skip unreadable checkpoints instead of raising.
-
-        :raises CorruptStateError: if a checkpoint is damaged.
-        :raises CheckpointNotFoundError: if the files of a checkpoint are missing.
-        :raises IncompatibleCheckpointError: if the format of a checkpoint is not supported.
-        """
-        ...
-
-    def add_checkpoint_and_subsume_oldest(
-        self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
-    ) -> CompletedCheckpoint | None:
-        """
-        Add a checkpoint, then drop the checkpoints that it subsumes; adding it again has no effect.
-
-        :param cleaner: The cleaner that deletes the dropped checkpoints.
-        :param post_cleanup: A callback that runs after each deletion.
-        :return: The newest dropped checkpoint, ``None`` if none was dropped.
-        :raises CommitStateUnknownError: if the outcome of adding is unknown; nothing was dropped or deleted.
-        :raises StaleAttemptError: if a newer attempt leads the job; nothing was added or dropped.
-        """
-        ...
-
-    def get_latest_checkpoint(self) -> CompletedCheckpoint | None:
-        """Return the newest checkpoint, ``None`` if there is none."""
-        ...
-
-    def get_latest_checkpoint_id(self) -> int:
-        """Return the id of the newest checkpoint, 0 if there is none."""
-        ...
-
-    def get_all_checkpoints(self) -> list[CompletedCheckpoint]:
-        """Return a new list of all checkpoints, oldest first."""
-        ...
-
-    def get_number_of_retained(self) -> int:
-        """Return the number of retained checkpoints."""
-        ...
-
-    def get_max_number_of_retained(self) -> int:
-        """Return the configured number of checkpoints to retain; checkpoints that must stay may exceed it."""
-        ...
-
-    def shutdown(
-        self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
-    ) -> None:
-        """
-        Close the store; repeat the call after an error.
-
-        With a terminal status, all checkpoints are dropped, and their properties decide which files are deleted. Otherwise
-        the checkpoints remain for the next store.
-
-        :param status: The status of the job.
-        :param cleaner: The cleaner that deletes the dropped checkpoints.
-        :param post_cleanup: A callback that runs after each deletion.
-        """
-        ...
-
-    def requires_externalized_checkpoints(self) -> bool:
-        """Return whether a checkpoint must have metadata on storage before it is added."""
-        ...
-
-
-class DefaultCompletedCheckpointStore:
-    """
-    Completed checkpoint store over the state handles of an operator's checkpoints.
 
     :param handles: The state handle store.
     :param num_retained: The number of checkpoints to retain; a number below 1 means 2.
@@ -119,7 +47,7 @@ class DefaultCompletedCheckpointStore:
 
     def __init__(
         self,
-        handles: CheckpointHandleStore,
+        handles: StateHandleStore,
         num_retained: int = DEFAULT_RETAINED,
         *,
         skip_corrupt: bool = False,
@@ -134,7 +62,13 @@ class DefaultCompletedCheckpointStore:
         self._is_over = False
 
     def recover(self) -> None:
-        """Load the stored checkpoints."""
+        """
+        Load the stored checkpoints; repeat the call to load those that other processes added.
+
+        :raises CorruptStateError: if a checkpoint is damaged.
+        :raises CheckpointNotFoundError: if the files of a checkpoint are missing.
+        :raises IncompatibleCheckpointError: if the format of a checkpoint is not supported.
+        """
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
         loaded = (self._read(handle) for handle, _ in self._handles.get_all_and_lock())
@@ -145,7 +79,15 @@ class DefaultCompletedCheckpointStore:
     def add_checkpoint_and_subsume_oldest(
         self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
     ) -> CompletedCheckpoint | None:
-        """Add a checkpoint, then drop the checkpoints that it subsumes."""
+        """
+        Add a checkpoint, then drop the checkpoints that it subsumes; adding it again has no effect.
+
+        :param cleaner: The cleaner that deletes the dropped checkpoints.
+        :param post_cleanup: A callback that runs after each deletion.
+        :return: The newest dropped checkpoint, ``None`` if none was dropped.
+        :raises CommitStateUnknownError: if the outcome of adding is unknown; nothing was dropped or deleted.
+        :raises StaleAttemptError: if a newer attempt leads the job; nothing was added or dropped.
+        """
         self._require_in_use()
         handle = self._handles.add_and_lock(handle_name(checkpoint.checkpoint_id), checkpoint)
         if not handle.record.is_restorable:
@@ -170,7 +112,7 @@ class DefaultCompletedCheckpointStore:
         return latest.checkpoint_id if latest else 0
 
     def get_all_checkpoints(self) -> list[CompletedCheckpoint]:
-        """Return all checkpoints, oldest first."""
+        """Return a new list of all checkpoints, oldest first."""
         with self._lock:
             if not self._is_recovered:
                 raise _not_in_use("it was not recovered; call recover() first")
@@ -181,13 +123,22 @@ class DefaultCompletedCheckpointStore:
         return len(self.get_all_checkpoints())
 
     def get_max_number_of_retained(self) -> int:
-        """Return the configured number of checkpoints to retain."""
+        """Return the configured number of checkpoints to retain; checkpoints that must stay may exceed it."""
         return self._num_retained
 
     def shutdown(
         self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
     ) -> None:
-        """Close the store."""
+        """
+        Close the store; repeat the call after an error.
+
+        With a terminal status, all checkpoints are dropped, and their properties decide which files are deleted. Otherwise
+        the checkpoints remain for the next store.
+
+        :param status: The status of the job.
+        :param cleaner: The cleaner that deletes the dropped checkpoints.
+        :param post_cleanup: A callback that runs after each deletion.
+        """
         if self._is_over:
             return
         if status.is_globally_terminal:
@@ -202,7 +153,7 @@ class DefaultCompletedCheckpointStore:
             self._is_recovered = self._is_over = True
 
     def requires_externalized_checkpoints(self) -> bool:
-        """Return ``True``: rows contain no state."""
+        """Return whether a checkpoint must have metadata on storage before it is added."""
         return True
 
     def _read(self, handle: RetrievableStateHandle) -> CompletedCheckpoint | None:

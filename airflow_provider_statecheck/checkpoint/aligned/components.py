@@ -13,7 +13,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.failure_manager import CheckpointFailureManager
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.master_hooks import MasterHooks
 from airflow_provider_statecheck.checkpoint.aligned.notifications import CheckpointNotifier
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinators
@@ -44,7 +44,7 @@ class CoordinatorComponents:
     """The tasks to notify of the end of a checkpoint while they run."""
     plan_calculator: CheckpointPlanCalculator
     decider: CheckpointRequestDecider
-    id_counter: JobIDCounter
+    id_counter: CheckpointIDCounter
     completed_store: CompletedCheckpointStore
     storage: SnapshotStorage
     cleaner: CheckpointsCleaner

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_store import Compl
 from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.failure_manager import CheckpointFailureManager
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.master_hooks import MasterHooks, MasterTriggerRestoreHook
 from airflow_provider_statecheck.checkpoint.aligned.notifications import (
     AcknowledgeMessage,
@@ -133,7 +133,7 @@ class CheckpointCoordinator:
         tasks_to_wait_for: Sequence[ExecutionTask],
         tasks_to_commit_to: Sequence[ExecutionTask],
         deleter: CheckpointDeleter,
-        id_counter: JobIDCounter,
+        id_counter: CheckpointIDCounter,
         completed_store: CompletedCheckpointStore,
         checkpoint_storage: SnapshotStorage,
         executor: Executor,

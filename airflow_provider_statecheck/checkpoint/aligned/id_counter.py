@@ -2,71 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 
 
-class CheckpointIDCounter(Protocol):
+class CheckpointIDCounter:
     """
-    Counter of checkpoint ids, starting at 1.
+    Counter of checkpoint ids in the row of a job, starting at 1, which also counts the checkpoints of its stages.
 
     Each id is returned once, across all processes. If the counter raises, no checkpoint is triggered.
-    """
-
-    def start(self) -> None:
-        """
-        Start the counter; a second call has no effect.
-
-        :raises CoordinatorError: after the shutdown.
-        :raises CheckpointNotFoundError: if the job does not exist.
-        """
-        ...
-
-    def get_and_increment(self) -> int:
-        """
-        Return the next id.
-
-        :raises CoordinatorError: before the start and after the shutdown.
-        """
-        ...
-
-    def get(self) -> int:
-        """
-        Return the next id without drawing it.
-
-        :raises CoordinatorError: before the start and after the shutdown.
-        """
-        ...
-
-    def set_count(self, count: int) -> None:
-        """
-        Set the next id, as the restore of a savepoint does.
-
-        Before the first draw, a number below the next id has no effect: ids are never repeated.
-
-        :param count: The next id, at least 1.
-        :raises CoordinatorError: if the number is below the next id after the first draw, before the start, or after the
-            shutdown.
-        :raises InvalidConfigurationError: if the number is below 1.
-        """
-        ...
-
-    def shutdown(self, status: JobStatus) -> None:
-        """
-        Stop the counter; a second call has no effect.
-
-        The count remains with any status of the job: ids are never repeated.
-        """
-        ...
-
-
-class JobIDCounter:
-    """
-    Counter in the row of a job, which also counts the checkpoints of its stages.
 
     :param jobs: The store of the job's rows.
     :param job_id: The job.
@@ -80,14 +26,23 @@ class JobIDCounter:
         self._has_drawn = False
 
     def start(self) -> None:
-        """Start the counter; a second call has no effect."""
+        """
+        Start the counter; a second call has no effect.
+
+        :raises CoordinatorError: after the shutdown.
+        :raises CheckpointNotFoundError: if the job does not exist.
+        """
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
         with self._jobs.transaction(self._job_id):
             self._is_started = True
 
     def get_and_increment(self) -> int:
-        """Return the next id."""
+        """
+        Return the next id.
+
+        :raises CoordinatorError: before the start and after the shutdown.
+        """
         with self._jobs.transaction(self._job_id) as tx:
             return self.draw(tx)
 
@@ -102,13 +57,26 @@ class JobIDCounter:
         return tx.draw_checkpoint_id()
 
     def get(self) -> int:
-        """Return the next id without drawing it."""
+        """
+        Return the next id without drawing it.
+
+        :raises CoordinatorError: before the start and after the shutdown.
+        """
         self._require_in_use()
         with self._jobs.transaction(self._job_id) as tx:
             return tx.job.next_checkpoint_id
 
     def set_count(self, count: int) -> None:
-        """Set the next id."""
+        """
+        Set the next id, as the restore of a savepoint does.
+
+        Before the first draw, a number below the next id has no effect: ids are never repeated.
+
+        :param count: The next id, at least 1.
+        :raises CoordinatorError: if the number is below the next id after the first draw, before the start, or after the
+            shutdown.
+        :raises InvalidConfigurationError: if the number is below 1.
+        """
         self._require_in_use()
         if count < 1:
             raise InvalidConfigurationError(f"Expected the next checkpoint id to be at least 1, found {count}.")
@@ -123,7 +91,11 @@ class JobIDCounter:
                 tx.set_next_checkpoint_id(count)
 
     def shutdown(self, status: JobStatus) -> None:
-        """Stop the counter; a second call has no effect."""
+        """
+        Stop the counter; a second call has no effect.
+
+        The count remains with any status of the job: ids are never repeated.
+        """
         self._is_shut_down = True
 
     def _require_in_use(self) -> None:

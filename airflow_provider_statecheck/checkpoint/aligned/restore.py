@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint import statistics
+from airflow_provider_statecheck.checkpoint import transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
@@ -19,18 +19,17 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     merged,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
-    ClaimRecord,
     RestoreMode,
-    already_claimed,
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.savepoint_restore import claim_snapshot, require_unclaimed
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, CorruptStateError
 
 log = logging.getLogger(__name__)
@@ -137,22 +136,15 @@ class StateRestorer:
             found, job_id=self._components.leader.job_id, restored_properties=found.properties, properties=properties
         )
         with self._components.transition() as tx:
-            self._require_unclaimed(tx, found.external_pointer, is_claimed=is_claimed)
+            leader = require_running(tx, self._components.leader)
+            require_unclaimed(tx, leader, found.external_pointer)
+            if is_claimed:
+                claim_snapshot(tx, leader, found.external_pointer)
             known = tx.checkpoint(own.checkpoint_id)
             if known is not None and known.location != own.external_pointer:
                 # The job has used the id for a checkpoint of its own.
                 own = replace(own, checkpoint_id=self._components.id_counter.draw(tx))
         return own
-
-    def _require_unclaimed(self, tx: JobTransaction, pointer: str, *, is_claimed: bool) -> None:
-        leader = self._components.leader
-        claim = tx.claim(pointer)
-        if claim is not None and (claim.job_id, claim.operator_id) != (leader.job_id, leader.operator_id):
-            raise already_claimed(pointer)
-        if claim is None and is_claimed:
-            tx.save_claim(
-                ClaimRecord(pointer=pointer, job_id=leader.job_id, operator_id=leader.operator_id, claimed_at=tx.now)
-            )
 
     def _start_without_checkpoint(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
         if error_if_no_checkpoint:
@@ -177,15 +169,10 @@ class StateRestorer:
         self._components.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
 
     def _record_restore(self, latest: CompletedCheckpoint) -> None:
-        leader = self._components.leader
         with self._components.transition() as tx:
-            attempt = tx.attempt(leader.operator_id, leader.epoch)
-            if attempt is None:
-                return
-            tx.save_attempt(replace(attempt, restored_from=latest.checkpoint_id))
             found = tx.checkpoint(latest.checkpoint_id)
             if found is not None:
-                statistics.restored(tx, attempt, found)
+                rows.record_restore(tx, require_running(tx, self._components.leader), found)
 
 
 def _assign(

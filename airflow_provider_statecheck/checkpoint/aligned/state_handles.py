@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
@@ -92,84 +92,11 @@ class RetrievableStateHandle:
         return self.pointer.size
 
 
-class StateHandleStore(Protocol):
+class StateHandleStore:
     """
-    Store of named handles: pointers in a database, state on storage.
+    Handles in the rows of the checkpoints of one operator.
 
     Only the newest leader may change handles. All operations may raise a ``CoordinatorError`` for the database.
-    """
-
-    def add_and_lock(self, name: str, state: CompletedCheckpoint) -> RetrievableStateHandle:
-        """
-        Add the handle of a checkpoint whose metadata is on storage; adding it again has no effect.
-
-        :raises HandleExistsError: if another checkpoint has the name, or had it before.
-        :raises StaleAttemptError: if a newer leader has registered.
-        :raises CommitStateUnknownError: if it is unknown whether the handle was added.
-        :raises InvalidConfigurationError: for a name of another checkpoint.
-        """
-        ...
-
-    def replace(self, name: str, version: ResourceVersion, state: CompletedCheckpoint) -> None:
-        """
-        Replace the owner and the properties of a checkpoint, such as by a claim.
-
-        :raises HandleNotFoundError: if the name has no handle.
-        :raises ResourceVersionError: if the handle has another version.
-        :raises HandleExistsError: if the state is that of another metadata file, because files are never replaced.
-        :raises StaleAttemptError: if a newer leader has registered.
-        :raises CommitStateUnknownError: if it is unknown whether the handle was replaced.
-        """
-        ...
-
-    def exists(self, name: str) -> ResourceVersion:
-        """Return the version of a handle; a handle that is removed does not exist."""
-        ...
-
-    def get_and_lock(self, name: str) -> RetrievableStateHandle:
-        """
-        Return a handle.
-
-        :raises HandleNotFoundError: if the handle does not exist.
-        """
-        ...
-
-    def get_all_and_lock(self) -> list[tuple[RetrievableStateHandle, str]]:
-        """Return all handles with their names, oldest first, read in one transaction."""
-        ...
-
-    def get_all_handles(self) -> list[str]:
-        """Return all names, including those of removed handles whose files await deletion."""
-        ...
-
-    def release_and_try_remove(self, name: str) -> bool:
-        """
-        Remove a handle, whose files are then to be deleted.
-
-        :return: Whether the handle is removed; ``False`` if a newer leader has registered.
-        """
-        ...
-
-    def clear_entries(self) -> None:
-        """
-        Remove all handles and leave their files to the user.
-
-        :raises StaleAttemptError: if a newer leader has registered.
-        """
-        ...
-
-    def release(self, name: str) -> None:
-        """Do nothing: handles have no locks."""
-        ...
-
-    def release_all(self) -> None:
-        """Do nothing: handles have no locks."""
-        ...
-
-
-class CheckpointHandleStore:
-    """
-    State handle store in the rows of the checkpoints of one operator.
 
     :param jobs: Store of the job's rows.
     :param leader: Attempt of the operator that changes handles.
@@ -182,29 +109,48 @@ class CheckpointHandleStore:
         self._storage = storage
 
     def add_and_lock(self, name: str, state: CompletedCheckpoint) -> RetrievableStateHandle:
-        """Add the handle of a checkpoint."""
+        """
+        Add the handle of a checkpoint whose metadata is on storage; adding it again has no effect.
+
+        :raises HandleExistsError: if another checkpoint has the name, or had it before.
+        :raises StaleAttemptError: if a newer leader has registered.
+        :raises CommitStateUnknownError: if it is unknown whether the handle was added.
+        :raises InvalidConfigurationError: for a name of another checkpoint.
+        """
         _require_name_of(name, state)
         record = self._change(lambda tx, leader: _added(tx, leader, state))
         return RetrievableStateHandle(record, self._storage)
 
     def replace(self, name: str, version: ResourceVersion, state: CompletedCheckpoint) -> None:
-        """Replace the owner and the properties of a checkpoint."""
+        """
+        Replace the owner and the properties of a checkpoint, such as by a claim.
+
+        :raises HandleNotFoundError: if the name has no handle.
+        :raises ResourceVersionError: if the handle has another version.
+        :raises HandleExistsError: if the state is that of another metadata file, because files are never replaced.
+        :raises StaleAttemptError: if a newer leader has registered.
+        :raises CommitStateUnknownError: if it is unknown whether the handle was replaced.
+        """
         _require_name_of(name, state)
         self._change(lambda tx, _: self._replace(tx, name, version, state))
 
     def exists(self, name: str) -> ResourceVersion:
-        """Return the version of a handle."""
+        """Return the version of a handle; a handle that is removed does not exist."""
         with self._transaction() as tx:
             found = self._live(tx).get(_id_of(name))
         return ResourceVersion.not_existing() if found is None else ResourceVersion(found.epoch)
 
     def get_and_lock(self, name: str) -> RetrievableStateHandle:
-        """Return a handle."""
+        """
+        Return a handle.
+
+        :raises HandleNotFoundError: if the handle does not exist.
+        """
         with self._transaction() as tx:
             return RetrievableStateHandle(_require(self._live(tx).get(_id_of(name)), name), self._storage)
 
     def get_all_and_lock(self) -> list[tuple[RetrievableStateHandle, str]]:
-        """Return all handles with their names, oldest first."""
+        """Return all handles with their names, oldest first, read in one transaction."""
         with self._transaction() as tx:
             live = self._live(tx)
         return [(RetrievableStateHandle(record, self._storage), handle_name(i)) for i, record in live.items()]
@@ -218,7 +164,11 @@ class CheckpointHandleStore:
         return [handle_name(checkpoint_id) for checkpoint_id in sorted(live.keys() | removed)]
 
     def release_and_try_remove(self, name: str) -> bool:
-        """Remove a handle."""
+        """
+        Remove a handle, whose files are then to be deleted.
+
+        :return: Whether the handle is removed; ``False`` if a newer leader has registered.
+        """
         checkpoint_id = _id_of(name)
 
         def change(tx: JobTransaction, _: AttemptRecord) -> None:
@@ -243,7 +193,11 @@ class CheckpointHandleStore:
         return self._change(lambda tx, _: transitions.subsume(tx, operator_id, num_retained, retained_runs=0))
 
     def clear_entries(self) -> None:
-        """Remove all handles and leave their files to the user."""
+        """
+        Remove all handles and leave their files to the user.
+
+        :raises StaleAttemptError: if a newer leader has registered.
+        """
         self._change(self._clear)
 
     def release(self, name: str) -> None:
