@@ -261,6 +261,12 @@ class CheckpointConfig:
                     key=option.name,
                 )
 
+    def subset(self, names: Iterable[str]) -> CheckpointConfig:
+        """Return a copy with the given settings only."""
+        copied = CheckpointConfig()
+        copied.__dict__.update({name: value for name, value in self.__dict__.items() if name in set(names)})
+        return copied
+
     def enable_externalized_checkpoints(self, cleanup: ExternalizedCheckpointCleanup) -> None:
         """Set the deletion of checkpoints after the end of the job."""
         self.externalized_checkpoint_retention = cleanup

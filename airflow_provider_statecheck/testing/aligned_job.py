@@ -10,21 +10,14 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
-    UNLIMITED_TOLERABLE_FAILURES,
-    CheckpointFailureManager,
-)
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, take_leadership
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of, job_uri
+from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
@@ -38,9 +31,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
+from airflow_provider_statecheck.gateway.coordinators import SETTINGS, new_coordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -73,12 +65,12 @@ class AlignedJob:
         savepoint_dir: str | None = None,
     ) -> None:
         self.jobs = jobs
-        # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
-        self.storage = storage if savepoint_dir is None else storage.allowing(normalise_base(savepoint_dir))
+        self.savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
+        # The tests also read savepoints, which are stored outside of the checkpoint directory.
+        self.storage = storage if self.savepoint_dir is None else storage.allowing(self.savepoint_dir)
         self.clock = clock
         self.job_id = job_id
         self.tasks = tasks or (AlignedTask("source"), AlignedTask("sink"))
-        self.savepoint_dir = savepoint_dir
         self.failed = FailedJob()
         self.failed_tasks: list[tuple[str, Exception]] = []
         self.leader: AttemptRef | None = None
@@ -89,10 +81,6 @@ class AlignedJob:
         self.leader = take_leadership(self.jobs, JOB_NAME, new_key(), make_owner(), self.storage.base_uri)
         return self.leader
 
-    def _owns(self, savepoint: str) -> bool:
-        claim = self.jobs.claim(savepoint)
-        return is_savepoint_of(savepoint, self.job_id) if claim is None else claim.job_id == self.job_id
-
     def coordinator(
         self, *, num_retained: int = 1, tolerable: int | None = None, **changes: Any
     ) -> CheckpointCoordinator:
@@ -101,39 +89,30 @@ class AlignedJob:
 
         :param num_retained: The number of checkpoints to retain.
         :param tolerable: The number of failures to tolerate, ``None`` for no limit.
-        :param changes: Settings of :class:`CheckpointConfig` and arguments of the coordinator.
+        :param changes: Settings of :class:`CheckpointConfig` and arguments of ``new_coordinator``.
         """
         leader = self.leader or self.lead()
-        config = CheckpointConfig()
-        for key in [k for k in changes if hasattr(CheckpointConfig, k) and k != "checkpoint_storage"]:
-            setattr(config, key, changes.pop(key))
-        discarder = changes.pop("discarder", None) or StorageDiscarder(self.storage, self.job_id, self._owns)
-        documents = DocumentCache(lambda _: self.storage)
-        files = SnapshotFiles(self.storage, self.job_id, JOB_NAME, self.savepoint_dir, documents=documents)
-        failures = CheckpointFailureManager(
-            UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, self.failed, self.statistics()
-        )
-        values: dict[str, Any] = {
-            "job_id": self.job_id,
-            "config": config,
+        config = changes.pop("config", None) or CheckpointConfig()
+        settings: dict[str, Any] = {
+            "num_retained": num_retained,
+            "tolerable_failed_checkpoints": tolerable,
+            "savepoint_dir": self.savepoint_dir,
+        }
+        settings |= {key: changes.pop(key) for key in [k for k in changes if k in SETTINGS]}
+        for key, value in settings.items():
+            setattr(config, key, value)
+        arguments: dict[str, Any] = {
+            "job_name": JOB_NAME,
+            "tasks": self.tasks,
             "tasks_to_trigger": self.tasks[:1],
-            "tasks_to_wait_for": self.tasks,
-            "tasks_to_commit_to": self.tasks,
-            "deleter": EffectDiscards(self.storage, documents),
-            "id_counter": CheckpointIDCounter(self.jobs, self.job_id),
-            "completed_store": CompletedCheckpointStore(StateHandleStore(self.jobs, leader, files), num_retained),
-            "checkpoint_storage": files,
-            "executor": self.executor,
-            "failure_manager": failures,
-            "jobs": self.jobs,
-            "leader": leader,
-            "discarder": discarder,
+            "callback": self.failed,
             "fail_task": self._fail_task,
+            "executor": self.executor,
             "clock": self.clock,
             "random": Random(0),  # noqa: S311 - it only delays
             "waiter": NoWaiting(),
         }
-        return CheckpointCoordinator(**values | changes)
+        return new_coordinator(self.jobs, self.storage, config, leader, **arguments | changes)
 
     def statistics(self) -> CheckpointStatsTracker:
         """Return the statistics tracker of the checkpoints."""

@@ -128,7 +128,7 @@ def test_no_task_to_wait_for_is_an_argument_error(job: AlignedJob) -> None:
 
 def test_leader_of_another_job_is_an_argument_error(job: AlignedJob) -> None:
     with pytest.raises(InvalidConfigurationError, match="leader"):
-        job.coordinator(job_id=job_id_of("other"))
+        job.coordinator(job_name="other")
 
 
 def test_base_directories_that_cannot_be_made_fail_a_periodic_coordinator(job: AlignedJob) -> None:

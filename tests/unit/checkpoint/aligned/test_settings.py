@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import USED_SETTINGS
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.gateway.coordinators import SETTINGS
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob
 from tests.unit.test_every_setting import FLINK_VALUES
 
@@ -18,7 +18,7 @@ from tests.unit.test_every_setting import FLINK_VALUES
 def test_a_setting_that_a_coordinator_does_not_act_on_is_refused(job: AlignedJob, option: ConfigOption[Any]) -> None:
     config = CheckpointConfig()
     setattr(config, option.name, FLINK_VALUES[option.name])
-    if option.name in USED_SETTINGS:
+    if option.name in SETTINGS:
         job.coordinator(config=config)
         return
     with pytest.raises(InvalidConfigurationError, match=option.key):

@@ -1,0 +1,126 @@
+"""Coordinators of several operators, made from rows, a storage and a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from datetime import timedelta
+from random import Random
+
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import (
+    DEFAULT_LEASE,
+    USED_SETTINGS,
+    CheckpointCoordinator,
+)
+from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
+    UNLIMITED_TOLERABLE_FAILURES,
+    CheckpointFailureManager,
+    FailJobCallback,
+)
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorContext
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.requests import FutureWaiter
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache
+from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
+from airflow_provider_statecheck.storage.uris import normalise_base
+
+SETTINGS = (*USED_SETTINGS, "num_retained", "tolerable_failed_checkpoints", "savepoint_dir")
+"""The settings of a configuration that a coordinator of several operators uses."""
+
+
+def new_coordinator(
+    jobs: JobStore,
+    storage: CheckpointStorage,
+    config: CheckpointConfig,
+    leader: AttemptRef,
+    *,
+    job_name: str,
+    tasks: Sequence[ExecutionTask],
+    callback: FailJobCallback,
+    fail_task: Callable[[ExecutionTask, Exception], None],
+    executor: Executor,
+    tasks_to_trigger: Sequence[ExecutionTask] | None = None,
+    tasks_to_wait_for: Sequence[ExecutionTask] | None = None,
+    operator_coordinators: Sequence[OperatorCoordinatorContext] = (),
+    checkpoint_storage: SnapshotStorage | None = None,
+    clock: Clock | None = None,
+    random: Random | None = None,
+    waiter: FutureWaiter | None = None,
+    lease: timedelta = DEFAULT_LEASE,
+) -> CheckpointCoordinator:
+    """
+    Return a coordinator of several operators, with its stores, its failure manager and its deleter.
+
+    :param jobs: The store of the job's rows, such as ``SqlJobStore``.
+    :param storage: The storage of the checkpoint directory.
+    :param config: The settings, of which only :data:`SETTINGS` may be assigned.
+    :param leader: The leader; see :func:`~airflow_provider_statecheck.checkpoint.fencing.take_leadership`.
+    :param job_name: The name of the job.
+    :param tasks: The tasks of the operators, which are notified of the end of a checkpoint.
+    :param callback: The callback that fails the job after too many failed checkpoints.
+    :param fail_task: The callback that fails a task after an error on a completion.
+    :param executor: The executor that notifies tasks and deletes files.
+    :param tasks_to_trigger: The tasks to trigger, by default all.
+    :param tasks_to_wait_for: The tasks that must acknowledge, by default all.
+    :param operator_coordinators: The coordinators of operators.
+    :param checkpoint_storage: The storage of manifests and metadata, by default files on ``storage``.
+    :param clock: The clock of periodic checkpoints, by default the system clock.
+    :param random: The source of the delay before the first periodic checkpoint.
+    :param waiter: The strategy for futures to wait, polling by default.
+    :param lease: The time after which another coordinator may take over a finalization.
+    :raises InvalidConfigurationError: as for :class:`CheckpointCoordinator`, and for other settings.
+    """
+    config.require_only(SETTINGS, "a coordinator of several operators")
+    job_id = job_id_of(job_name)
+    # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
+    storage = storage if config.savepoint_dir is None else storage.allowing(normalise_base(config.savepoint_dir))
+    documents = DocumentCache(lambda _: storage)
+    files = checkpoint_storage or SnapshotFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
+
+    def owns(savepoint: str) -> bool:
+        claim = jobs.claim(savepoint)
+        return is_savepoint_of(savepoint, job_id) if claim is None else claim.job_id == job_id
+
+    return CheckpointCoordinator(
+        job_id,
+        config.subset(USED_SETTINGS),
+        tasks if tasks_to_trigger is None else tasks_to_trigger,
+        tasks if tasks_to_wait_for is None else tasks_to_wait_for,
+        tasks,
+        EffectDiscards(storage, documents),
+        CheckpointIDCounter(jobs, job_id),
+        CompletedCheckpointStore(StateHandleStore(jobs, leader, files), config.num_retained),
+        files,
+        executor,
+        _failure_manager(jobs, config, leader, callback),
+        jobs=jobs,
+        leader=leader,
+        discarder=StorageDiscarder(storage, job_id, owns),
+        fail_task=fail_task,
+        clock=clock or SystemClock(),
+        random=random or Random(),  # noqa: S311 - it only delays
+        operator_coordinators=operator_coordinators,
+        waiter=waiter,
+        lease=lease,
+    )
+
+
+def _failure_manager(
+    jobs: JobStore, config: CheckpointConfig, leader: AttemptRef, callback: FailJobCallback
+) -> CheckpointFailureManager:
+    tolerable = config.tolerable_failed_checkpoints
+    tracker = CheckpointStatsTracker(jobs, leader.job_id, leader.operator_id)
+    return CheckpointFailureManager(UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, callback, tracker)
