@@ -45,7 +45,7 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
         raise (StorageError if source.is_unavailable else PointerNotFoundError)(source.problem)
     require_unclaimed(tx, operator, source.pointer)
     if source.mode is RestoreMode.CLAIM:
-        _require_claimable(source.pointer, source.metadata_uri)
+        require_claimable(source.pointer, source.metadata_uri)
     tx.add_checkpoint(
         CheckpointRecord(
             job_id=operator.job_id,
@@ -87,7 +87,7 @@ def adopt(tx: JobTransaction, attempt: AttemptRecord, pending: CheckpointRecord,
     """
     require_unclaimed(tx, attempt, pending.location)
     if claim:
-        _require_claimable(pending.location, pending.metadata_uri or "")
+        require_claimable(pending.location, pending.metadata_uri or "")
         claim_snapshot(tx, attempt, pending.location)
     adopted = replace(as_adopted(pending, attempt.retention, claim=claim), completed_at=tx.now)
     tx.update_checkpoint(adopted, expected=CheckpointStatus.PENDING)
@@ -148,7 +148,12 @@ def require_unclaimed(tx: JobTransaction, owner: OperatorRecord | AttemptRecord,
         raise already_claimed(pointer)
 
 
-def _require_claimable(pointer: str, metadata_uri: str) -> None:
+def require_claimable(pointer: str, metadata_uri: str) -> None:
+    """
+    Require a snapshot to be a savepoint, whose directory its owner may delete.
+
+    :raises InvalidConfigurationError: if it is another snapshot.
+    """
     # The owner deletes the whole directory, which therefore must neither be nor contain a checkpoint of a job.
     require_metadata_in(pointer, metadata_uri)
     if not is_savepoint_directory(pointer) or is_in_job(pointer):

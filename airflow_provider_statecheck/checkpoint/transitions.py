@@ -305,11 +305,9 @@ def settle_request(tx: JobTransaction, ended: CheckpointRecord) -> None:
 
 
 def _requests_of(tx: JobTransaction, ended: CheckpointRecord) -> list[SnapshotRequest]:
-    if ended.operator_id == ALIGNED_OPERATOR_ID:
-        request = tx.request(ended.request_key)
-        return [request] if request is not None and request.status.is_open else []
     # A stage takes its checkpoints without a request.
-    return tx.open_requests(ended.operator_id) if ended.properties.is_savepoint else []
+    is_requested = ended.properties.is_savepoint or ended.operator_id == ALIGNED_OPERATOR_ID
+    return tx.open_requests(ended.operator_id) if is_requested else []
 
 
 def properties_of(request: RequestSavepoint) -> CheckpointProperties:

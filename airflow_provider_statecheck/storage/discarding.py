@@ -144,7 +144,8 @@ class EffectDiscards:
         if not effects.discards:
             return ()
         retained = _without_claimed(effects)
-        referenced = self._documents.named_uris(tuple(c for c in retained if not _is_owned_savepoint(c)))
+        naming = tuple(c for c in retained if not _is_owned_savepoint(c) and not _is_of_another_owner(c))
+        referenced = self._documents.named_uris(naming)
         keep = None if referenced is None else referenced | pinned
         return tuple(c.checkpoint_id for c in effects.discards if self._discard(c, retained, keep))
 
@@ -165,7 +166,7 @@ class EffectDiscards:
         document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self._storage, checkpoint)
         if document is not None and _is_written_by_another(checkpoint, document):
             return self._delete_unreferenced(checkpoint, document, discarder)
-        if keep is None and document is not None and _contains_state(checkpoint, document):
+        if keep is None and _may_be_referenced(checkpoint, document):
             return self._wait(checkpoint)
         # Deleting the metadata first prevents a restore from a partially deleted checkpoint.
         discarder.discard_metadata(f"{checkpoint.location}/{METADATA_FILE}")
@@ -250,6 +251,11 @@ def _is_owned_savepoint(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.properties.is_savepoint and not checkpoint.properties.unclaimed
 
 
+def _is_of_another_owner(checkpoint: CheckpointRecord) -> bool:
+    # A snapshot elsewhere names no file of this job, and its owner may have deleted it.
+    return checkpoint.properties.unclaimed and not is_in_job(f"{checkpoint.location}/", checkpoint.job_id)
+
+
 def _own_files(
     checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]
 ) -> Iterator[FileStateHandle]:
@@ -271,6 +277,13 @@ def _shared_directory(job: str, checkpoint: CheckpointRecord) -> str:
     # An aligned checkpoint contains the state of several operators, each with a directory of its own.
     is_aligned = checkpoint.operator_id == ALIGNED_OPERATOR_ID
     return f"{job}/shared" if is_aligned else f"{job}/shared/{checkpoint.operator_id}"
+
+
+def _may_be_referenced(checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
+    if document is None:
+        # The metadata of a checkpoint that waits is deleted before. No other checkpoint references an aborted one.
+        return checkpoint.status is not CheckpointStatus.ABORTED
+    return _contains_state(checkpoint, document)
 
 
 def _contains_state(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:

@@ -379,7 +379,11 @@ def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord,
     """Return the checkpoints of an operator whose files must be retained."""
     needed = _needed_though_ended(view, operator)
     rows = view.of_operator(operator.operator_id)
-    return tuple(c for c in rows if c.is_restorable or (c.checkpoint_id in needed and c.metadata_uri is not None))
+    return tuple(
+        c
+        for c in rows
+        if c.is_restorable or retains_files(c) or (c.checkpoint_id in needed and c.metadata_uri is not None)
+    )
 
 
 def _needed_though_ended(view: JobView, operator: OperatorRecord) -> frozenset[int]:

@@ -7,6 +7,7 @@ Each operator of a checkpoint has a manifest. The metadata file combines all of 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
@@ -146,11 +147,7 @@ class SnapshotFiles:
             # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
             data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
             document = decode_metadata(data, uri=file.uri)
-            known = SnapshotContent(
-                operator_states=document.operator_states,
-                master_states=document.master_states,
-                properties=document.properties,
-            )
+            known = SnapshotContent(operator_states=document.operator_states, master_states=document.master_states)
             self._recent.put(file, known)
         return known
 
@@ -236,17 +233,25 @@ class _RecentContents:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
+        self._lock = threading.Lock()
+        self._size = 0
         self._contents: dict[StatePointer, SnapshotContent] = {}
 
     def get(self, file: StatePointer) -> SnapshotContent | None:
         """Return the content of a file, or ``None`` if it must be read."""
-        return self._contents.get(file)
+        with self._lock:
+            return self._contents.get(file)
 
     def put(self, file: StatePointer, content: SnapshotContent) -> None:
         """Keep the content of a file."""
-        self._contents[file] = content
-        while len(self._contents) > 1 and sum(each.size for each in self._contents) > self._budget:
-            del self._contents[next(iter(self._contents))]
+        with self._lock:
+            if file not in self._contents:
+                self._size += file.size
+            self._contents[file] = content
+            while len(self._contents) > 1 and self._size > self._budget:
+                oldest = next(iter(self._contents))
+                self._size -= oldest.size
+                del self._contents[oldest]
 
 
 def _completed(document: CheckpointDocument, resolved: ResolvedPointer, data: bytes) -> CompletedCheckpoint:

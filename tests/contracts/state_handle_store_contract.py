@@ -21,8 +21,8 @@ from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
 )
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, FinishAttempt
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, ConfirmRestore, FinishAttempt
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
@@ -158,12 +158,6 @@ class StateHandleStoreContract:
     def test_add_of_a_restored_snapshot_adds_a_row(self) -> None:
         self.added(7, properties=UNCLAIMED)
         assert (self.row(7).status, self.row(7).properties) == (CheckpointStatus.COMPLETED, UNCLAIMED)
-
-    def test_add_of_the_jobs_own_savepoint_makes_it_a_checkpoint(self) -> None:
-        checkpoint = self.added(properties=SAVEPOINT)
-        assert self.live() == []
-        self.store.add_and_lock(ONE, replace(checkpoint, properties=CLAIMED))
-        assert (self.live(), self.row().properties) == ([ONE], CLAIMED)
 
     def test_add_that_finds_its_own_handle_changes_nothing(self) -> None:
         checkpoint = self.added()
@@ -314,8 +308,13 @@ class StateHandleStoreContract:
     def test_subsuming_removes_what_is_beyond_retention(self) -> None:
         for checkpoint_id in (1, 2, 3):
             self.added(checkpoint_id)
-        assert [c.checkpoint_id for c in self.store.subsume(1)] == [1, 2]
-        assert (self.store.subsume(1), self.live()) == ([], [handle_name(3)])
+        assert self.store.subsume(1) == self.store.subsume(1) == [3]
+        assert self.live() == [handle_name(3)]
+
+    def test_subsuming_of_unknown_outcome_names_what_remains(self) -> None:
+        self.added(1)
+        self.added(2)
+        assert self.failing(FaultMode.REPLY_LOST).subsume(1) == [2]
 
     def test_clear_removes_handles_and_leaves_their_files_to_the_user(self) -> None:
         checkpoint = self.added()
@@ -323,7 +322,28 @@ class StateHandleStoreContract:
         self.store.clear_entries()
         assert (self.live(), self.row().properties.discard_on_subsumed) == ([], False)
         assert self.written.is_whole(checkpoint)
-        assert self.rows.describe(JOB).operators[0].generation == 2
+
+    def test_the_leader_goes_on_in_the_generation_after_the_end(self) -> None:
+        self.added()
+        self.store.end(JobStatus.FAILED)
+        self.added(2)
+        self.attempt = self.coordinator.register(make_registration()).attempt
+        assert self.live() == [TWO]
+
+    @pytest.mark.parametrize("status", [s for s in JobStatus if s.is_globally_terminal])
+    def test_the_end_of_the_job_leaves_to_the_user_what_its_properties_say(self, status: JobStatus) -> None:
+        self.added(1, properties=CLAIMED)
+        self.added(2, properties=UNCLAIMED)
+        kept = [record.checkpoint_id for record in self.store.end(status)]
+        assert kept == ([2] if CLAIMED.discard_on(status) else [1, 2])
+        assert (self.live(), self.row(1).awaits_discard) == ([], CLAIMED.discard_on(status))
+
+    def test_the_end_of_the_job_releases_what_the_leader_restored(self) -> None:
+        self.added()
+        self.coordinator.confirm_restore(ConfirmRestore(attempt=self.attempt, checkpoint_id=1))
+        self.store.end(JobStatus.FINISHED)
+        [attempt] = self.rows.describe(JOB).attempts
+        assert attempt.restored_from is None
 
     def test_clear_by_a_fenced_attempt_is_refused(self) -> None:
         self.added()

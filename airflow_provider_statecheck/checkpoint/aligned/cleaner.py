@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import transitions
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage, contents, merged
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage, contents
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
-from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     SegmentFileStateHandle,
@@ -63,8 +66,8 @@ class CheckpointsCleaner:
     Deletes the ended checkpoints of a coordinator in the background.
 
     The rows decide what may be deleted, and record what was. A file stays while a retained checkpoint, the manifest of a
-    checkpoint in progress or the checkpoint that the leader restored names it. A deletion that fails is repeated by the next
-    cleaning. Callbacks run without a lock.
+    checkpoint in progress or the checkpoint that the leader restored names it, and while a task that may name it has not
+    acknowledged. A deletion that fails is repeated by the next cleaning. Callbacks run without a lock.
 
     :param jobs: The store of the job's rows.
     :param leader: The leader of the checkpoints.
@@ -94,6 +97,7 @@ class CheckpointsCleaner:
         self._executor = executor
         self._is_parallel = is_parallel
         self._changed = threading.Condition()
+        self._started: set[int] = set()
         self._cleanings = 0
         self._unfinished = 0
         self._is_closed = False
@@ -111,13 +115,13 @@ class CheckpointsCleaner:
         :raises CoordinatorError: if the cleaner was closed.
         :raises StaleAttemptError: if another leader has taken over.
         """
-        with self._jobs.transaction(self._leader.job_id) as tx:
-            require_running(tx, self._leader)
-            effects = transitions.effects_of(tx, self._leader.operator_id)
-            acknowledged = self._acknowledged(tx)
-        parts = [replace(effects, discards=(c,)) for c in effects.discards] if self._is_parallel else [effects]
-        for part in parts if effects.discards else ():
-            self._start(partial(self._delete, part, acknowledged), post_cleanup)
+        with self._transaction() as tx:
+            ended = [c.checkpoint_id for c in transitions.effects_of(tx, self._leader.operator_id).discards]
+        with self._changed:
+            new = [checkpoint_id for checkpoint_id in ended if checkpoint_id not in self._started]
+            self._started.update(new)
+        for part in [[checkpoint_id] for checkpoint_id in new] if self._is_parallel else [new] if new else []:
+            self._start(partial(self._delete, part), post_cleanup)
 
     def discard_states(self, handles: Iterable[StreamStateHandle]) -> None:
         """
@@ -138,20 +142,50 @@ class CheckpointsCleaner:
             self._is_closed = True
             return self._changed.wait_for(lambda: self._unfinished == 0, timeout_seconds)
 
-    def _acknowledged(self, tx: JobTransaction) -> list[AcknowledgementRecord]:
-        rows = [c for c in tx.open_checkpoints(self._leader.operator_id) if c.status in _IN_PROGRESS]
-        return [acknowledged for c in rows for acknowledged in tx.acknowledgements(c.checkpoint_id)]
+    @contextmanager
+    def _transaction(self) -> Iterator[JobTransaction]:
+        with self._jobs.transaction(self._leader.job_id) as tx:
+            require_running(tx, self._leader)
+            yield tx
 
-    def _delete(self, effects: OpenEffects, acknowledged: list[AcknowledgementRecord]) -> None:
-        deleted = self._deleter.discard(effects, self._named(acknowledged))
-        if deleted:
-            with self._jobs.transaction(self._leader.job_id) as tx:
-                require_running(tx, self._leader)
-                transitions.mark_discarded(tx, self._leader.operator_id, deleted)
+    def _delete(self, checkpoint_ids: Sequence[int]) -> None:
+        try:
+            # Rows and manifests may have changed since the deletion was queued.
+            with self._transaction() as tx:
+                effects = self._effects(tx, checkpoint_ids)
+                manifests = self._manifests(tx)
+            deleted = self._deleter.discard(effects, self._named(manifests))
+            if deleted:
+                with self._transaction() as tx:
+                    transitions.mark_discarded(tx, self._leader.operator_id, deleted)
+        finally:
+            with self._changed:
+                self._started.difference_update(checkpoint_ids)
 
-    def _named(self, acknowledged: list[AcknowledgementRecord]) -> frozenset[str]:
-        states = merged(contents(self._storage, acknowledged)).operator_states
-        streams = (stream for state in states for stream in streams_of(state))
+    def _effects(self, tx: JobTransaction, checkpoint_ids: Sequence[int]) -> OpenEffects:
+        effects = transitions.effects_of(tx, self._leader.operator_id)
+        unanswered = min((c.triggered_at for c in self._in_progress(tx) if not _is_answered(tx, c)), default=None)
+        chosen = (c for c in effects.discards if c.checkpoint_id in checkpoint_ids)
+        others = (operator.operator_id for operator, _ in tx.operators_besides(frozenset()))
+        retained = [c for i in others if i != self._leader.operator_id for c in transitions.effects_of(tx, i).retained]
+        return replace(
+            effects,
+            discards=tuple(c for c in chosen if not _may_be_named(c, unanswered)),
+            # Stages of the job may name files below the same directory of shared state.
+            retained=(*effects.retained, *retained),
+        )
+
+    def _in_progress(self, tx: JobTransaction) -> list[CheckpointRecord]:
+        rows = tx.open_checkpoints(self._leader.operator_id)
+        return [c for c in rows if c.status in _IN_PROGRESS and not c.properties.is_savepoint]
+
+    def _manifests(self, tx: JobTransaction) -> list[AcknowledgementRecord]:
+        return [each for c in self._in_progress(tx) for each in tx.acknowledgements(c.checkpoint_id)]
+
+    def _named(self, manifests: Iterable[AcknowledgementRecord]) -> frozenset[str]:
+        # Several checkpoints may be in progress, each with a state of the same operator.
+        states = chain.from_iterable(content.operator_states for content in contents(self._storage, manifests))
+        streams = chain.from_iterable(streams_of(state) for state in states)
         return frozenset(s.uri for s in streams if isinstance(s, FileStateHandle | SegmentFileStateHandle))
 
     def _discard_each(self, handles: Iterable[StreamStateHandle]) -> None:
@@ -182,6 +216,16 @@ class CheckpointsCleaner:
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
+
+
+def _is_answered(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
+    return all(each.is_acknowledged for each in tx.acknowledgements(checkpoint.checkpoint_id))
+
+
+def _may_be_named(ended: CheckpointRecord, unanswered: datetime | None) -> bool:
+    # A task that was triggered before the end may still acknowledge state that names files of the ended checkpoint.
+    is_subsumed = ended.status is CheckpointStatus.SUBSUMED and ended.ended_at is not None
+    return is_subsumed and unanswered is not None and unanswered <= (ended.ended_at or unanswered)
 
 
 def _run_logged(step: Callable[[], None]) -> None:

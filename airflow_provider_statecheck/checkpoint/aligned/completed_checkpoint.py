@@ -43,8 +43,6 @@ class CompletedCheckpoint:
     metadata_sha256: str = ""
     checkpointed_size: int = 0
     """The size of the state that this checkpoint added, in bytes."""
-    restored_properties: CheckpointProperties | None = None
-    """The properties in the job that took the snapshot, if it was restored from another job."""
 
     def __post_init__(self) -> None:
         if self.completed_at < self.triggered_at:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Set as AbstractSet
+from collections.abc import Callable
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner, no_op
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
@@ -24,7 +24,6 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
     IncompatibleCheckpointError,
-    StaleAttemptError,
 )
 
 log = logging.getLogger(__name__)
@@ -56,6 +55,8 @@ class CompletedCheckpointStore:
         self._num_retained = _at_least_one(num_retained)
         self._skip_corrupt = skip_corrupt
         self._lock = threading.Lock()
+        # A recovery must not overlook a checkpoint that is added between its read of the rows and its end.
+        self._changes = threading.RLock()
         self._retained: dict[int, CompletedCheckpoint] = {}
         self._is_recovered = False
         self._is_shut_down = False
@@ -71,10 +72,11 @@ class CompletedCheckpointStore:
         """
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
-        loaded = (self._read(handle) for handle, _ in self._handles.get_all_and_lock())
-        with self._lock:
-            self._retained = {each.checkpoint_id: each for each in loaded if each is not None}
-            self._is_recovered = True
+        with self._changes:
+            loaded = [self._read(handle) for handle, _ in self._handles.get_all_and_lock()]
+            with self._lock:
+                self._retained = {each.checkpoint_id: each for each in loaded if each is not None}
+                self._is_recovered = True
 
     def add_checkpoint_and_subsume_oldest(
         self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
@@ -89,11 +91,12 @@ class CompletedCheckpointStore:
         :raises StaleAttemptError: if a newer attempt leads the job; nothing was added or dropped.
         """
         self._require_in_use()
-        handle = self._handles.add_and_lock(handle_name(checkpoint.checkpoint_id), checkpoint)
-        if not handle.record.is_restorable:
-            return None
-        with self._lock:
-            self._retained[checkpoint.checkpoint_id] = checkpoint
+        with self._changes:
+            handle = self._handles.add_and_lock(handle_name(checkpoint.checkpoint_id), checkpoint)
+            if not handle.record.is_restorable:
+                return None
+            with self._lock:
+                self._retained[checkpoint.checkpoint_id] = checkpoint
         try:
             return self._subsume(cleaner, post_cleanup)
         except Exception:
@@ -141,12 +144,13 @@ class CompletedCheckpointStore:
         """
         if self._is_over:
             return
+        self._require_recovered()
+        self._is_shut_down = True
         if status.is_globally_terminal:
-            retained = self.get_all_checkpoints()
-            self._is_shut_down = True
-            self._drop_all(retained, status, cleaner, post_cleanup)
+            for kept in self._handles.end(status):
+                log.info("Checkpoint %s is retained at %s", kept.checkpoint_id, kept.location)
+            self._clean(cleaner, post_cleanup)
         else:
-            self._is_shut_down = True
             self._handles.release_all()
         with self._lock:
             self._retained = {}
@@ -177,13 +181,11 @@ class CompletedCheckpointStore:
         log.error("Completed checkpoint %s cannot be read and is skipped: %s", name, error)
 
     def _subsume(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> CompletedCheckpoint | None:
-        dropped = self._forget({record.checkpoint_id for record in self._handles.subsume(self._num_retained)})
+        remaining = self._handles.subsume(self._num_retained)
+        with self._lock:
+            dropped = [self._retained.pop(i) for i in sorted(self._retained.keys() - set(remaining))]
         self._clean(cleaner, post_cleanup)
         return dropped[-1] if dropped else None
-
-    def _forget(self, checkpoint_ids: AbstractSet[int]) -> list[CompletedCheckpoint]:
-        with self._lock:
-            return [self._retained.pop(i) for i in sorted(checkpoint_ids & self._retained.keys())]
 
     def _clean(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> None:
         try:
@@ -191,37 +193,12 @@ class CompletedCheckpointStore:
         except Exception:
             log.exception("Ended checkpoints could not be cleaned; the next checkpoint retries")
 
-    def _drop_all(
-        self,
-        retained: list[CompletedCheckpoint],
-        status: JobStatus,
-        cleaner: CheckpointsCleaner,
-        post_cleanup: Callable[[], None],
-    ) -> None:
-        errors: list[Exception] = []
-        for checkpoint in retained:
-            try:
-                self._drop(checkpoint, status)
-            except Exception as error:
-                errors.append(error)
-        _raise_first(errors)
-        self._handles.clear_entries()
-        self._clean(cleaner, post_cleanup)
-
-    def _drop(self, checkpoint: CompletedCheckpoint, status: JobStatus) -> None:
-        if not checkpoint.properties.discard_on(status):
-            log.info("Checkpoint %s is retained at %s", checkpoint.checkpoint_id, checkpoint.external_pointer)
-            return
-        name = handle_name(checkpoint.checkpoint_id)
-        if not self._handles.release_and_try_remove(name):
-            raise StaleAttemptError(
-                f"Expected to remove {name} as the leader, found a newer one; stop this coordinator."
-            )
-        self._forget({checkpoint.checkpoint_id})
-
     def _require_in_use(self) -> None:
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
+        self._require_recovered()
+
+    def _require_recovered(self) -> None:
         if not self._is_recovered:
             raise _not_in_use("it was not recovered; call recover() first")
 
@@ -231,13 +208,6 @@ def _at_least_one(num_retained: int) -> int:
         return num_retained
     log.warning("Expected to retain at least 1 checkpoint, found %s; retaining %s", num_retained, DEFAULT_RETAINED)
     return DEFAULT_RETAINED
-
-
-def _raise_first(errors: list[Exception]) -> None:
-    if errors:
-        for other in errors[1:]:
-            errors[0].add_note(f"Another checkpoint could not be dropped: {other}")
-        raise errors[0]
 
 
 def _not_in_use(why: str) -> CoordinatorError:

@@ -277,7 +277,7 @@ class CheckpointFinalizer:
         components = self._components
         log.info("Checkpoint %s is complete at %s", checkpoint.checkpoint_id, checkpoint.external_pointer)
         if checkpoint.properties.ends_others:
-            self._aborter.abort(lambda tx: self._ended_by(tx, checkpoint), _SUBSUMED)
+            self._abort_older(checkpoint)
         components.failure_manager.handle_checkpoint_success(checkpoint.checkpoint_id)
         still = {c.checkpoint_id for c in components.completed_store.get_all_checkpoints()}
         for dropped in sorted(retained - still):
@@ -285,9 +285,15 @@ class CheckpointFinalizer:
         if checkpoint.properties.ends_others:
             self._notify(checkpoint, subsumed)
 
-    def _ended_by(self, tx: JobTransaction, checkpoint: CompletedCheckpoint) -> list[CheckpointRecord]:
-        completed = tx.checkpoint(checkpoint.checkpoint_id)
-        return [] if completed is None else ended_by(tx, completed)
+    def _abort_older(self, checkpoint: CompletedCheckpoint) -> None:
+        def older(tx: JobTransaction) -> list[CheckpointRecord]:
+            completed = tx.checkpoint(checkpoint.checkpoint_id)
+            return [] if completed is None else ended_by(tx, completed)
+
+        try:
+            self._aborter.abort(older, _SUBSUMED)
+        except StateCheckError:
+            log.exception("Older checkpoints are still pending; the next completed checkpoint aborts them")
 
     def _notify(self, checkpoint: CompletedCheckpoint, subsumed: CompletedCheckpoint | None) -> None:
         is_discarded = subsumed is not None and subsumed.properties.discard_on_subsumed

@@ -26,7 +26,11 @@ from airflow_provider_statecheck.checkpoint.properties import (
     RestoreMode,
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.savepoint_restore import claim_snapshot, require_unclaimed
+from airflow_provider_statecheck.checkpoint.savepoint_restore import (
+    claim_snapshot,
+    require_claimable,
+    require_unclaimed,
+)
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
@@ -113,38 +117,40 @@ class StateRestorer:
         :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
         :raises CoordinatorError: if the job has newer checkpoints.
         :raises SnapshotClaimedError: if another job has claimed the snapshot.
+        :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
         found = self._components.storage.resolve_checkpoint(pointer)
+        if mode is RestoreMode.CLAIM:
+            require_claimable(found.external_pointer, found.metadata_uri)
         self._components.completed_store.recover()
-        newest = self._components.completed_store.get_latest_checkpoint_id()
-        if newest > found.checkpoint_id:
+        newest = self._components.completed_store.get_latest_checkpoint()
+        if newest is not None and newest.external_pointer == found.external_pointer:
+            # An earlier call added it, and its restore failed.
+            return newest
+        if newest is not None and newest.checkpoint_id > found.checkpoint_id:
             raise CoordinatorError(
-                f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint {newest}; restore "
-                f"checkpoint {newest}, or start a new job."
+                f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint "
+                f"{newest.checkpoint_id}; restore checkpoint {newest.checkpoint_id}, or start a new job."
             )
         _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
         self._components.id_counter.set_count(found.checkpoint_id + 1)
-        claimed = self._adopted(found, mode)
-        self._components.completed_store.add_checkpoint_and_subsume_oldest(claimed, self._components.cleaner)
-        return claimed
+        adopted = self._adopted(found, mode)
+        self._components.completed_store.add_checkpoint_and_subsume_oldest(adopted, self._components.cleaner)
+        return adopted
 
     def _adopted(self, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
         is_claimed = mode is RestoreMode.CLAIM
         policy = self._components.config.retention_policy
         properties = CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED
-        own = replace(
-            found, job_id=self._components.leader.job_id, restored_properties=found.properties, properties=properties
-        )
+        own = replace(found, job_id=self._components.leader.job_id, properties=properties)
         with self._components.transition() as tx:
             leader = require_running(tx, self._components.leader)
             require_unclaimed(tx, leader, found.external_pointer)
             if is_claimed:
                 claim_snapshot(tx, leader, found.external_pointer)
-            known = tx.checkpoint(own.checkpoint_id)
-            if known is not None and known.location != own.external_pointer:
-                # The job has used the id for a checkpoint of its own.
-                own = replace(own, checkpoint_id=self._components.id_counter.draw(tx))
-        return own
+            # The row of the job's own snapshot remains as it is.
+            is_known = tx.checkpoint(own.checkpoint_id) is not None
+            return replace(own, checkpoint_id=self._components.id_counter.draw(tx)) if is_known else own
 
     def _start_without_checkpoint(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
         if error_if_no_checkpoint:

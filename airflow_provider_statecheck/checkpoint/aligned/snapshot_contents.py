@@ -20,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import 
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan, ExecutionTask
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -48,8 +47,6 @@ class SnapshotContent:
 
     operator_states: tuple[OperatorState, ...] = ()
     master_states: tuple[MasterState, ...] = ()
-    properties: CheckpointProperties | None = None
-    """The properties with which it was written; ``None`` before."""
 
 
 class SnapshotStorage(Protocol):
@@ -334,7 +331,6 @@ def completed_of(checkpoint: CheckpointRecord, content: SnapshotContent, metadat
         metadata_size=metadata.size,
         metadata_sha256=metadata.sha256,
         checkpointed_size=checkpoint.state_size_bytes,
-        restored_properties=None if content.properties == checkpoint.properties else content.properties,
     )
 
 

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import (
@@ -182,15 +183,15 @@ class StateHandleStore:
             return False
         return True
 
-    def subsume(self, num_retained: int) -> list[CheckpointRecord]:
+    def subsume(self, num_retained: int) -> list[int]:
         """
-        Remove the handles of the checkpoints beyond retention, oldest first, in one transaction.
+        Remove the handles of the checkpoints beyond retention, in one transaction.
 
         :param num_retained: Number of checkpoints to retain, at least 1.
+        :return: The ids of the remaining checkpoints, oldest first.
         :raises StaleAttemptError: if a newer leader has registered.
         """
-        operator_id = self._leader.operator_id
-        return self._change(lambda tx, _: transitions.subsume(tx, operator_id, num_retained, retained_runs=0))
+        return self._change(lambda tx, _: self._subsume(tx, num_retained))
 
     def clear_entries(self) -> None:
         """
@@ -198,7 +199,17 @@ class StateHandleStore:
 
         :raises StaleAttemptError: if a newer leader has registered.
         """
-        self._change(self._clear)
+        self._change(lambda tx, leader: self._end(tx, leader, None))
+
+    def end(self, status: JobStatus) -> list[CheckpointRecord]:
+        """
+        Remove all handles at the end of the job; the properties of the checkpoints decide which files the user keeps.
+
+        :param status: Terminal status of the job.
+        :return: The checkpoints that are left to the user.
+        :raises StaleAttemptError: if a newer leader has registered.
+        """
+        return self._change(lambda tx, leader: self._end(tx, leader, status))
 
     def release(self, name: str) -> None:
         """Do nothing: handles have no locks."""
@@ -215,14 +226,25 @@ class StateHandleStore:
             return {}
         return {c.checkpoint_id: c for c in reversed(transitions.restorable(tx, operator))}
 
-    def _clear(self, tx: JobTransaction, leader: AttemptRecord) -> None:
-        for record in self._live(tx).values():
-            kept = replace(record, properties=replace(record.properties, discard_on_subsumed=False))
-            tx.update_checkpoint(kept, expected=CheckpointStatus.COMPLETED)
+    def _subsume(self, tx: JobTransaction, num_retained: int) -> list[int]:
+        transitions.subsume(tx, self._leader.operator_id, num_retained, retained_runs=0)
+        return list(self._live(tx))
+
+    def _end(self, tx: JobTransaction, leader: AttemptRecord, status: JobStatus | None) -> list[CheckpointRecord]:
+        ended = list(self._live(tx).values())
+        kept = [c for c in ended if status is None or not c.properties.discard_on(status)]
+        transitions.roll_back(tx, [c for c in ended if c not in kept])
+        for record in kept:
+            owned = replace(record, properties=replace(record.properties, discard_on_subsumed=False))
+            tx.update_checkpoint(owned, expected=CheckpointStatus.COMPLETED)
         operator = tx.operator(leader.operator_id)
-        # The next generation starts without the checkpoints of this one. A repeated call begins no further generation.
-        if operator is not None and operator.generation == leader.generation:
-            tx.save_operator(replace(operator, generation=operator.generation + 1))
+        generation = leader.generation
+        if operator is not None and kept:
+            # The next generation starts without the checkpoints of this one.
+            generation = operator.generation + 1
+            tx.save_operator(replace(operator, generation=generation))
+        tx.save_attempt(replace(leader, generation=generation, restored_from=None))
+        return kept
 
     def _replace(self, tx: JobTransaction, name: str, version: ResourceVersion, state: CompletedCheckpoint) -> None:
         found = _require(self._live(tx).get(state.checkpoint_id), name)
@@ -232,7 +254,7 @@ class StateHandleStore:
             )
         if not _is_same(found, state):
             raise _exists(name, found)
-        _with_properties(tx, found, state)
+        tx.update_checkpoint(replace(found, properties=state.properties), expected=CheckpointStatus.COMPLETED)
 
     def _change(self, change: Callable[[JobTransaction, AttemptRecord], Result]) -> Result:
         """Run an idempotent change as the leader, and repeat it once if the outcome of its commit is unknown."""
@@ -257,13 +279,7 @@ def _added(tx: JobTransaction, leader: AttemptRecord, state: CompletedCheckpoint
         return transitions.complete(tx, found, _completed(found, state))
     if not _is_same(found, state) or found.status is not CheckpointStatus.COMPLETED:
         raise _exists(handle_name(state.checkpoint_id), found)
-    return found if found.is_restorable else _with_properties(tx, found, state)
-
-
-def _with_properties(tx: JobTransaction, found: CheckpointRecord, state: CompletedCheckpoint) -> CheckpointRecord:
-    changed = replace(found, properties=state.properties)
-    tx.update_checkpoint(changed, expected=CheckpointStatus.COMPLETED)
-    return changed
+    return found
 
 
 def _completed(finalizing: CheckpointRecord, state: CompletedCheckpoint) -> CheckpointRecord:

@@ -33,7 +33,6 @@ _WRITERS = {
     "storage/file_merging/file_bodies.py",
     "storage/orphans.py",
     "storage/snapshot_files.py",
-    "storage/completed_checkpoints.py",
     "storage/views/state_streams.py",
     "storage/views/fs_storage.py",
     "storage/views/memory_storage.py",

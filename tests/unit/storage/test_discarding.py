@@ -163,6 +163,23 @@ def test_no_snapshot_goes_where_a_retained_checkpoint_cannot_be_read(written):
     assert written.files() == {"old"}
 
 
+def test_a_directory_that_waited_stays_while_a_retained_checkpoint_cannot_be_read(written, storage):
+    carried = f"{storage.base_uri}/{JOB_ID}/chk-1/1-{'a' * 32}"
+    storage.write_bytes(carried, b"x")
+    first = written.checkpoint(1)
+    assert written.discard([first], [], frozenset({carried})) == ((), {1})
+    unreadable = written.checkpoint(2, is_written=False)
+    assert written.discard([first], [unreadable]) == ((), {1})
+    assert storage.exists(carried)
+    assert written.discard([first], [])[0] == (1,)
+
+
+def test_a_snapshot_of_another_owner_that_is_gone_stops_no_discard(written, storage):
+    foreign = written.checkpoint(7, is_written=False, location=f"{storage.base_uri}/elsewhere", properties=UNCLAIMED)
+    assert written.discard([written.checkpoint(1, written.snapshot("old"))], [foreign])[0] == (1,)
+    assert written.files() == set()
+
+
 class TestClaimedSavepoint:
     """Its snapshots lie in its own directory."""
 

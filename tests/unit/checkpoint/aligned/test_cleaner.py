@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -32,12 +33,14 @@ class Deleting:
         self.asked: list[tuple[int, ...]] = []
         self.discarded: list[str] = []
         self.pinned: list[AbstractSet[str]] = []
+        self.retained: list[set[int]] = []
         self.failing = False
 
     def discard(self, effects: OpenEffects, pinned: AbstractSet[str] = frozenset()) -> tuple[int, ...]:
         ids = tuple(c.checkpoint_id for c in effects.discards)
         self.asked.append(ids)
         self.pinned.append(pinned)
+        self.retained.append({c.checkpoint_id for c in effects.retained})
         if self.failing:
             raise StorageError("injected")
         return ids
@@ -117,7 +120,7 @@ def test_a_fenced_leader_deletes_and_records_nothing(stage: Job) -> None:
     cleaner.clean()
     stage.coordinator.register(make_registration(num_retained=1))
     executor.run_all()
-    assert stage.row(1).discarded_at is None
+    assert (stage.deleting.asked, stage.row(1).discarded_at) == ([], None)
     with pytest.raises(StaleAttemptError):
         cleaner.clean()
 
@@ -182,22 +185,70 @@ def test_an_executor_that_was_shut_down_leaves_the_files(stage: Job) -> None:
     assert (stage.deleting.asked, followed, cleaner.cleanings) == ([], [1], 0)
 
 
-def test_files_that_a_checkpoint_in_progress_names_are_pinned(job: AlignedJob) -> None:
-    coordinator, deleting = job.coordinator(), Deleting()
+def test_files_that_checkpoints_in_progress_name_are_pinned(job: AlignedJob) -> None:
+    coordinator = job.coordinator(max_concurrent_checkpoints=2)
     for number in (1, 2):
         coordinator.trigger_checkpoint(CHECKPOINT)
         job.acknowledge_all(coordinator, number)
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    state = job.state(job.tasks[0], 3)
-    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 3, state=state))
     with job.jobs.transaction(job.job_id) as tx:
         found = tx.checkpoint(1)
         assert found is not None
         tx.update_checkpoint(replace(found, discarded_at=None), expected=found.status)
-    storage = SnapshotFiles(job.storage, job.job_id, "sales")
+    job.pass_time(1)
+    uris = {acknowledged_file(job, coordinator, number) for number in (3, 4)}
     assert job.leader is not None
+    deleting, storage = Deleting(), SnapshotFiles(job.storage, job.job_id, "sales")
     CheckpointsCleaner(job.jobs, job.leader, storage, deleting, deleting, InlineExecutor()).clean()
+    assert (deleting.asked, deleting.pinned) == ([(1,)], [uris])
+
+
+def acknowledged_file(job: AlignedJob, coordinator: CheckpointCoordinator, checkpoint_id: int) -> str:
+    """Trigger a checkpoint, acknowledge it for one of two tasks and return the file of its state."""
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    state = job.state(job.tasks[0], checkpoint_id)
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], checkpoint_id, state=state))
     stream = state.subtask_states[0].managed_operator[0].stream
     assert isinstance(stream, FileStateHandle)
-    assert deleting.asked == [(1,)]
-    assert deleting.pinned == [{stream.uri}]
+    return stream.uri
+
+
+def test_files_wait_for_tasks_that_were_triggered_before_the_end(job: AlignedJob) -> None:
+    coordinator = job.coordinator(max_concurrent_checkpoints=2)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 2)
+    assert (job.status(1), job.storage.exists(job.location(1))) == ("subsumed", True)
+    job.acknowledge_all(coordinator, 3)
+    assert not job.storage.exists(job.location(1))
+
+
+def test_rows_are_read_again_before_the_delete(stage: Job) -> None:
+    stage.complete(2)
+    executor = HeldExecutor()
+    stage.cleaner(executor).clean()
+    stage.cleaner().clean()
+    executor.run_all()
+    assert stage.deleting.asked == [(1,), ()]
+
+
+def test_a_checkpoint_whose_deletion_has_not_ended_is_not_started_again(stage: Job) -> None:
+    stage.complete(2)
+    executor = HeldExecutor()
+    cleaner = stage.cleaner(executor)
+    cleaner.clean()
+    cleaner.clean()
+    assert (len(executor.held), cleaner.cleanings) == (1, 1)
+    executor.run_all()
+    stage.complete(1)
+    cleaner.clean()
+    assert len(executor.held) == 1
+
+
+def test_what_other_operators_of_the_job_retain_is_told_to_the_deleter(stage: Job) -> None:
+    other = stage.coordinator.register(make_registration(uid="other")).attempt
+    complete_checkpoint(stage.coordinator, other)
+    stage.complete(2)
+    stage.cleaner().clean()
+    assert stage.deleting.retained == [{1, 3}]

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.aligned.coordinator import Checkpoin
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StatePointer
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import (
@@ -573,7 +573,8 @@ def test_savepoint_is_restored_and_ids_go_on_after_it(
     restored = coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
     assert restored.properties.unclaimed is (mode is RestoreMode.NO_CLAIM)
     assert job.tasks[0].restored is not None
-    for number in (2, 3, 4):
+    assert restored.checkpoint_id == 2
+    for number in (3, 4, 5):
         coordinator.trigger_checkpoint(CHECKPOINT)
         job.acknowledge_all(coordinator, number)
     assert job.storage.allowing(pointer).exists(pointer)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.completion import ENDED_SUBTASKS, ENDED_WITHOUT_STATE
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.requests import TriggerKind
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointType,
     ClaimRecord,
+    JobStatus,
     RestoreMode,
 )
+from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
@@ -92,15 +97,15 @@ def test_without_a_claim_checkpoints_are_full_until_one_was_completed(job: Align
     coordinator = job.coordinator()
     coordinator.restore_savepoint(savepoint(job, coordinator), job.tasks)
     coordinator.trigger_checkpoint(CHECKPOINT)
-    coordinator.receive_decline_message(job.decline(job.tasks[0], 2))
-    assert kind(job, 2) is CheckpointType.FULL_CHECKPOINT
+    coordinator.receive_decline_message(job.decline(job.tasks[0], 3))
+    assert kind(job, 3) is CheckpointType.FULL_CHECKPOINT
     savepoint(job, coordinator)
     job.lead()
     successor = job.coordinator()
     take(job, successor, TriggerKind.INCREMENTAL)
-    assert kind(job, 4) is CheckpointType.FULL_CHECKPOINT
+    assert kind(job, 5) is CheckpointType.FULL_CHECKPOINT
     take(job, successor)
-    assert kind(job, 5) is CheckpointType.CHECKPOINT
+    assert kind(job, 6) is CheckpointType.CHECKPOINT
 
 
 def test_a_claim_forces_no_full_checkpoint_and_is_kept(job: AlignedJob) -> None:
@@ -111,7 +116,7 @@ def test_a_claim_forces_no_full_checkpoint_and_is_kept(job: AlignedJob) -> None:
     assert claim is not None
     assert claim.job_id == job.job_id
     take(job, coordinator)
-    assert kind(job, 2) is CheckpointType.CHECKPOINT
+    assert kind(job, 3) is CheckpointType.CHECKPOINT
 
 
 @pytest.mark.parametrize("mode", list(RestoreMode))
@@ -127,6 +132,102 @@ def test_a_snapshot_that_another_claimed_is_refused(job: AlignedJob, mode: Resto
         coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
     assert job.tasks[0].restored is None
     assert coordinator._components.completed_store.get_latest_checkpoint_id() == 0
+
+
+@pytest.mark.parametrize("mode", list(RestoreMode))
+def test_the_row_of_a_restored_savepoint_stays_that_of_a_savepoint(job: AlignedJob, mode: RestoreMode) -> None:
+    coordinator = job.coordinator()
+    pointer = savepoint(job, coordinator)
+    for _ in range(2):
+        restored = coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
+        assert restored.checkpoint_id == 2
+    take(job, coordinator)
+    assert (kind(job, 1), job.status(1)) == (CheckpointType.SAVEPOINT, "completed")
+
+
+def test_a_checkpoint_without_a_claim_is_never_deleted(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    pointer = take(job, coordinator).external_pointer
+    coordinator.shutdown_store(JobStatus.FAILED)
+    job.lead()
+    again = job.coordinator()
+    restored = again.restore_savepoint(pointer, job.tasks)
+    assert (restored.checkpoint_id, restored.properties.unclaimed) == (2, True)
+    assert take(job, again).properties.snapshot_type is CheckpointType.FULL_CHECKPOINT
+    take(job, again)
+    job.lead()
+    job.coordinator()
+    assert job.storage.exists(f"{pointer}/_metadata")
+
+
+def test_a_checkpoint_that_is_no_savepoint_cannot_be_claimed(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    pointer = take(job, coordinator).external_pointer
+    coordinator.shutdown_store(JobStatus.FAILED)
+    job.lead()
+    with pytest.raises(InvalidConfigurationError, match="claim_mode='no_claim'"):
+        job.coordinator().restore_savepoint(pointer, job.tasks, restore_mode=RestoreMode.CLAIM)
+    assert job.jobs.claim(pointer) is None
+
+
+@pytest.mark.parametrize("mode", list(RestoreMode))
+def test_a_savepoint_is_restored_after_the_end_of_its_job(job: AlignedJob, mode: RestoreMode) -> None:
+    coordinator = job.coordinator()
+    take(job, coordinator)
+    pointer = savepoint(job, coordinator)
+    coordinator.shutdown_store(JobStatus.FINISHED)
+    job.lead()
+    again = job.coordinator()
+    again.restore_savepoint(pointer, job.tasks, restore_mode=mode)
+    take(job, again)
+    job.lead()
+    assert job.coordinator().restore_latest_checkpointed_state(job.tasks, True)
+
+
+def test_the_leader_of_a_job_that_ended_may_go_on(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    take(job, coordinator)
+    coordinator.shutdown_store(JobStatus.FAILED)
+    take(job, job.coordinator())
+    job.lead()
+    assert job.coordinator().restore_latest_checkpointed_state(job.tasks)
+
+
+def test_a_restored_checkpoint_goes_with_the_end_of_the_job(job: AlignedJob) -> None:
+    take(job, job.coordinator())
+    job.lead()
+    coordinator = job.coordinator()
+    assert coordinator.restore_latest_checkpointed_state(job.tasks)
+    take(job, coordinator)
+    coordinator.shutdown_store(JobStatus.FINISHED)
+    assert job.directories() == set()
+
+
+def test_a_savepoint_of_a_stage_keeps_its_row(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    pointer = savepoint(job, coordinator)
+    with job.jobs.transaction(job.job_id) as tx:
+        row = tx.checkpoint(1)
+        assert row is not None
+        stage = replace(row, operator_id=job.tasks[0].operator_id)
+        tx.remove_checkpoints((1,))
+        tx.add_checkpoint(stage)
+    coordinator.restore_savepoint(pointer, job.tasks, restore_mode=RestoreMode.CLAIM)
+    assert job.jobs.checkpoint(job.job_id, 1) == stage
+
+
+def test_a_completed_checkpoint_is_announced_although_older_ones_cannot_be_aborted(
+    job: AlignedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = job.coordinator(max_concurrent_checkpoints=2)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    with monkeypatch.context() as broken:
+        broken.setattr(coordinator._finalizer._aborter, "abort", unavailable)
+        job.acknowledge_all(coordinator, 2)
+    assert (job.status(2), job.tasks[0].heard("complete")) == ("completed", [2])
+    take(job, coordinator)
+    assert job.status(1) == "aborted"
 
 
 def test_a_savepoint_whose_state_does_not_fit_is_left_to_its_owner(job: AlignedJob) -> None:
@@ -225,6 +326,37 @@ def test_union_state_without_that_of_ended_subtasks_is_refused_when_finalized(
         coordinator.receive_acknowledge_message(last)
     assert raised.value.reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
     assert job.status(1) == "aborted"
+
+
+def test_a_request_ends_with_its_checkpoint_whatever_key_triggered_it(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    assert job.leader is not None
+    with job.jobs.transaction(job.job_id) as tx:
+        leader = require_running(tx, job.leader)
+        properties = CheckpointProperties.for_savepoint()
+        request = SnapshotRequest(
+            job_id=job.job_id,
+            request_key="asked",
+            operator_id=job.leader.operator_id,
+            properties=properties,
+            requested_at=tx.now,
+            status=RequestStatus.RUNNING,
+            checkpoint_id=9,
+        )
+        tx.save_request(request)
+        pending = transitions.begin(
+            tx,
+            leader,
+            checkpoint_id=9,
+            location="memory://savepoint",
+            timeout=timedelta(days=1),
+            request_key="triggered",
+            properties=properties,
+        )
+        transitions.abort(tx, pending, Reason.IO_EXCEPTION)
+    error = coordinator.future_of("asked").exception(0)
+    assert error is not None
+    assert error.reason is Reason.IO_EXCEPTION
 
 
 # Errors of rows
