@@ -11,6 +11,7 @@ from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.layout import is_savepoint_directory
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
@@ -443,7 +444,19 @@ def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: 
 def _mark_subsumed(tx: JobTransaction, checkpoint: CheckpointRecord) -> CheckpointRecord:
     subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
     tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+    if is_savepoint_directory(checkpoint.location) and not checkpoint.properties.unclaimed:
+        _dispose_of_claimed(tx, checkpoint)
     return subsumed
+
+
+def _dispose_of_claimed(tx: JobTransaction, claiming: CheckpointRecord) -> None:
+    # The operator has claimed its own savepoint, whose files go with the checkpoint that it has become.
+    for other in tx.open_checkpoints(claiming.operator_id):
+        is_claimed = other.location == claiming.location and other.status is CheckpointStatus.COMPLETED
+        if is_claimed and other.properties.is_savepoint:
+            tx.update_checkpoint(
+                replace(other, status=CheckpointStatus.DISPOSED, ended_at=tx.now), expected=CheckpointStatus.COMPLETED
+            )
 
 
 def _is_expired(pending: CheckpointRecord, now: datetime) -> bool:

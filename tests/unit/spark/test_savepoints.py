@@ -32,6 +32,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
+from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
@@ -291,6 +292,31 @@ def test_a_claimed_savepoint_is_deleted_only_when_no_checkpoint_names_its_files(
     assert not local_path(savepoint.location).exists() or not stage.storage.allowing(target).list_files(
         savepoint.location
     )
+
+
+def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that_it_became(
+    stage: WrittenStage, target: str
+) -> None:
+    savepoint = saved(stage, target)
+    # Cleared after a success, the task begins a generation of its own.
+    cleared = make_owner(clear_marker="2")
+    attempt = stage.attempt(
+        owner=cleared, num_retained=1, restore_from=source(stage, savepoint.location, mode=RestoreMode.CLAIM)
+    )
+    restored = attempt.restore()
+    assert restored is not None
+    assert restored.checkpoint.location == savepoint.location
+    stage.take(attempt, stage.snapshot(attempt, "orders anew"))
+    attempt.finish(AttemptStatus.FINISHED)
+    again = stage.attempt(owner=cleared, num_retained=1)
+    again.restore()
+    stage.take(again, stage.snapshot(again, "orders again"))
+    again.finish(AttemptStatus.FINISHED)
+    row = stage.coordinator.checkpoint(job_id_of(JOB), savepoint.checkpoint_id)
+    assert row is not None
+    is_there = (local_path(savepoint.location) / "_metadata").exists()
+    assert (row.status is CheckpointStatus.COMPLETED) is is_there
+    assert row.status is CheckpointStatus.DISPOSED
 
 
 def test_a_checkpoint_of_another_job_can_be_restored_without_a_claim(stage: WrittenStage) -> None:

@@ -141,8 +141,10 @@ def test_the_row_of_a_restored_savepoint_stays_that_of_a_savepoint(job: AlignedJ
     for _ in range(2):
         restored = coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
         assert restored.checkpoint_id == 2
-    take(job, coordinator)
     assert (kind(job, 1), job.status(1)) == (CheckpointType.SAVEPOINT, "completed")
+    take(job, coordinator)
+    ended = "disposed" if mode is RestoreMode.CLAIM else "completed"
+    assert (kind(job, 1), job.status(1)) == (CheckpointType.SAVEPOINT, ended)
 
 
 def test_a_checkpoint_without_a_claim_is_never_deleted(job: AlignedJob) -> None:
