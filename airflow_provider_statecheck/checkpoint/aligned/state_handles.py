@@ -124,11 +124,11 @@ class StateHandleStore:
 
     def replace(self, name: str, version: ResourceVersion, state: CompletedCheckpoint) -> None:
         """
-        Replace the owner and the properties of a checkpoint, such as by a claim.
+        Replace the properties of a checkpoint; its files are never replaced.
 
         :raises HandleNotFoundError: if the name has no handle.
         :raises ResourceVersionError: if the handle has another version.
-        :raises HandleExistsError: if the state is that of another metadata file, because files are never replaced.
+        :raises HandleExistsError: if the state is that of another metadata file.
         :raises StaleAttemptError: if a newer leader has registered.
         :raises CommitStateUnknownError: if it is unknown whether the handle was replaced.
         """
