@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
@@ -314,7 +315,8 @@ def serve_idle(
     opened = functools.cache(open_storage)
     taken = []
     for operator in view.operators:
-        if not view.has_open_attempt(operator):
+        # The next leader of a coordinator of several operators takes its savepoints.
+        if operator.operator_id != ALIGNED_OPERATOR_ID and not view.has_open_attempt(operator):
             taken += [_take(gateway, view, operator, r, opened, directory) for r in _open_requests(view, operator)]
     return [each for each in taken if each is not None]
 

@@ -11,12 +11,16 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob, ended_attempts
 from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
 from tests.conformance.databases import OnPostgres, OnSqlite
@@ -164,6 +168,29 @@ class MaintenanceOfAligned:
         job.pass_time(5 * DAY)
         maintain(job)
         assert job.storage.exists(pointer) is not is_gone
+
+    def test_requested_savepoints_wait_for_the_next_leader(self, job: AlignedJob) -> None:
+        take(job, job.coordinator())
+        leader = job.leader
+        assert leader is not None
+        AttemptCoordinator(job.jobs).finish(FinishAttempt(attempt=leader, status=AttemptStatus.FAILED))
+        with job.jobs.transaction(JOB) as tx:
+            tx.save_request(
+                SnapshotRequest(
+                    job_id=JOB,
+                    request_key="asked",
+                    operator_id=leader.operator_id,
+                    properties=CheckpointProperties.for_savepoint(),
+                    requested_at=tx.now,
+                )
+            )
+        view = job.jobs.describe(JOB)
+        assert serve_idle(JobSavepoints(job.jobs), view, CheckpointStorage.open, job.savepoint_dir) == []
+        job.lead()
+        coordinator = job.coordinator()
+        coordinator.tick()
+        job.acknowledge_all(coordinator, 2)
+        assert coordinator.future_of("asked").result(0).checkpoint_id == 2
 
     def test_the_end_of_a_run_ends_no_aligned_checkpoint(self, job: AlignedJob) -> None:
         take(job, job.coordinator())
