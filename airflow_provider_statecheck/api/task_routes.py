@@ -100,7 +100,7 @@ def renew(services: ServicesDep, token: TokenDep) -> Renewal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a call is made with, other than its message."""
+    """The services and the token of a call of the API."""
 
     services: Services
     token: TokenRecord

@@ -26,7 +26,7 @@ _KEPT_STATEMENTS = 100
 
 
 class Shape(NamedTuple):
-    """What the statement of a write depends on."""
+    """The table and the columns of a write; writes of one shape share a compiled statement."""
 
     table: RecordTable[Any]
     names: tuple[str, ...]
@@ -47,11 +47,11 @@ class Write(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """Return what the statement depends on."""
+        """Return the table and the columns of the write."""
         return Shape(self.table, tuple(self.values), self.known is None)
 
     def parameters(self, number: int) -> dict[str, Any]:
-        """Return the parameters of a statement in which this is the write of a number."""
+        """Return the parameters of this write, whose names end with its number in the statement."""
         new = {f"new_{name}_{number}": each for name, each in self.values.items()}
         return new | keys(**{f"{name}_{number}": each for name, each in (self.known or {}).items()})
 

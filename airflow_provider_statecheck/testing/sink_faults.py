@@ -107,7 +107,7 @@ class SinkFaults:
         return str(folder / "target")
 
     def relative_target(self, target: Any) -> Any:
-        """Return a target relative to its folder; by default ``None``, for no path, unless it is an absolute local path."""
+        """Return an absolute local path relative to its folder, and ``None`` for any other target."""
         return Path(target).name if isinstance(target, str) and Path(target).is_absolute() else None
 
     def sink(self, target: Any, **settings: Any) -> Sink:
