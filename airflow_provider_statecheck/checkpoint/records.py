@@ -145,6 +145,8 @@ class OperatorRecord:
     """URIs of damaged snapshots of this generation, in the order of their detection."""
     next_restore: int | None = None
     """Checkpoint that a user chose for the next attempt, which retention keeps; ``None`` for the newest one."""
+    pinned_checkpoint: int | None = None
+    """Checkpoint that is copied to a savepoint of the whole job, which retention keeps until then; ``None`` for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

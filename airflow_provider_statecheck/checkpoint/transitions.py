@@ -170,7 +170,8 @@ def subsume(
     operator = tx.operator(operator_id)
     rows = [c for c in tx.open_checkpoints(operator_id) if c.is_restorable]
     beyond = subsumed_by_retention(rows, num_retained, retained_runs)
-    chosen = [c for c in beyond if operator is None or c.checkpoint_id != operator.next_restore]
+    kept = () if operator is None else (operator.next_restore, operator.pinned_checkpoint)
+    chosen = [c for c in beyond if c.checkpoint_id not in kept]
     return [_mark_subsumed(tx, checkpoint) for checkpoint in chosen]
 
 

@@ -103,6 +103,7 @@ class Operator(Base):
     first_run: Mapped[str] = mapped_column(Text, nullable=False)
     damaged_snapshots: Mapped[tuple[str, ...]] = mapped_column(JsonOf(tuple), nullable=False)
     next_restore: Mapped[int | None] = mapped_column(BigInteger)
+    pinned_checkpoint: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class Attempt(Base):

@@ -79,6 +79,10 @@ class CheckpointDocument:
     """Whether a sink has to commit after the checkpoint is completed."""
     request_key: str = ""
     """Idempotency key of the trigger request, equal to that of the row; empty for a savepoint without a row."""
+    run: str = ""
+    """Run that the part of a savepoint of the whole job had reached; empty for other checkpoints."""
+    parts: tuple[CheckpointDocument, ...] = ()
+    """Copied checkpoints of the stages, in a savepoint of the whole job."""
     relocatable: bool | None = field(default=None, compare=False)
     """
     Whether the checkpoint can be restored after it was moved, as recorded in the file. ``None`` if the document was not
@@ -89,7 +93,8 @@ class CheckpointDocument:
     def named_bytes(self) -> int:
         """Size in bytes of the referenced snapshots and operator states."""
         snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
-        return snapshot_bytes + sum(state.state_size for state in self.operator_states)
+        own = snapshot_bytes + sum(state.state_size for state in self.operator_states)
+        return own + sum(part.named_bytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +200,8 @@ def document_uris(document: CheckpointDocument) -> Iterator[str]:
     if isinstance(document.state, FileStateHandle):
         yield document.state.uri
     yield from state_uris(document.operator_states)
+    for part in document.parts:
+        yield from document_uris(part)
 
 
 def state_uris(states: Iterable[OperatorState]) -> Iterator[str]:
@@ -465,6 +472,7 @@ def _to_json(document: CheckpointDocument, uris: RelativeUris) -> dict[str, Any]
         "properties": encode_properties(document.properties),
         "operator_states": [encode_operator_state(state, uris.shorten) for state in document.operator_states],
         "master_states": [encode_master_state(state) for state in document.master_states],
+        "parts": [_to_json(part, uris) for part in document.parts],
         "relocatable": uris.cover(document_uris(document)),
     }
 
@@ -490,6 +498,7 @@ def _from_json(values: dict[str, Any], restore: UriForm) -> CheckpointDocument:
                 decode_operator_state(state, restore) for state in values.get("operator_states", ())
             ),
             "master_states": tuple(map(decode_master_state, values.get("master_states", ()))),
+            "parts": tuple(_from_json(part, restore) for part in values.get("parts", ())),
             "has_commit": boolean(values.get("has_commit", False)),
             "relocatable": boolean(values["relocatable"]) if "relocatable" in values else None,
         }

@@ -52,16 +52,8 @@ def write_savepoint(
     :raises StorageError: if the storage fails.
     """
     copies = StateCopies(storage, directory, source.epoch)
-    document = replace(
-        source,
-        checkpoint_id=checkpoint_id,
-        properties=properties,
-        request_key=request_key,
-        has_commit=False,
-        snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
-        state=copies.of_file(source.state) if isinstance(source.state, FileStateHandle) else source.state,
-        operator_states=tuple(with_streams(state, copies.of_stream) for state in source.operator_states),
-    )
+    copy = replace(copies.of_document(source), checkpoint_id=checkpoint_id, request_key=request_key)
+    document = replace(copy, properties=properties)
     uri = f"{directory}/{METADATA_FILE}"
     data = encode_metadata(document, uri=uri)
     storage.write_bytes(uri, data)
@@ -88,6 +80,16 @@ class StateCopies:
         self._epoch = epoch
         self._files: dict[str, FileStateHandle] = {}
         self.size_bytes = 0
+
+    def of_document(self, source: CheckpointDocument) -> CheckpointDocument:
+        """Copy all files of a checkpoint, and return its metadata with the copies; it has no commits to make."""
+        return replace(
+            source,
+            has_commit=False,
+            snapshots=tuple(self.of_snapshot(handle) for handle in source.snapshots),
+            state=self.of_file(source.state) if isinstance(source.state, FileStateHandle) else source.state,
+            operator_states=tuple(with_streams(state, self.of_stream) for state in source.operator_states),
+        )
 
     def of_snapshot(self, handle: SnapshotHandle) -> SnapshotHandle:
         """Copy the directory of a snapshot."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
+from typing import cast
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StatePointer
@@ -147,7 +148,9 @@ class SnapshotFiles:
             # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
             data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
             document = decode_metadata(data, uri=file.uri)
-            known = SnapshotContent(operator_states=document.operator_states, master_states=document.master_states)
+            known = SnapshotContent(
+                operator_states=document.operator_states, master_states=document.master_states, parts=document.parts
+            )
             self._recent.put(file, known)
         return known
 
@@ -221,6 +224,7 @@ class SnapshotFiles:
             properties=checkpoint.properties,
             operator_states=content.operator_states,
             master_states=content.master_states,
+            parts=tuple(cast(CheckpointDocument, part) for part in content.parts),
         )
 
 
@@ -263,6 +267,7 @@ def _completed(document: CheckpointDocument, resolved: ResolvedPointer, data: by
         completed_at=created_at,
         operator_states={state.operator_id: state for state in document.operator_states},
         master_states=document.master_states,
+        parts=document.parts,
         properties=document.properties,
         external_pointer=resolved.directory_uri,
         metadata_uri=resolved.metadata_uri,

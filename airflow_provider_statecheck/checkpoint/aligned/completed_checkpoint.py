@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -21,6 +22,20 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
+class SnapshotPart(Protocol):
+    """The checkpoint of one stage within a savepoint of the whole job, as its metadata describes it."""
+
+    @property
+    def uid(self) -> str:
+        """Return the uid of the stage."""
+        ...
+
+    @property
+    def named_bytes(self) -> int:
+        """Return the size of all files that the part references, in bytes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompletedCheckpoint:
     """
@@ -35,6 +50,8 @@ class CompletedCheckpoint:
     completed_at: datetime
     operator_states: dict[OperatorId, OperatorState] = field(default_factory=dict)
     master_states: tuple[MasterState, ...] = ()
+    parts: tuple[SnapshotPart, ...] = ()
+    """The checkpoints of the stages in a savepoint of the whole job."""
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     external_pointer: str
     """The directory of the checkpoint."""
@@ -54,7 +71,8 @@ class CompletedCheckpoint:
     @property
     def state_size(self) -> int:
         """Return the size of all referenced state in bytes."""
-        return sum(state.state_size for state in self.operator_states.values())
+        states = sum(state.state_size for state in self.operator_states.values())
+        return states + sum(part.named_bytes for part in self.parts)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompletedCheckpoint):

@@ -94,7 +94,7 @@ class AcknowledgementHandler:
     def _record_late(self, message: AcknowledgeMessage, assessment: Assessment) -> None:
         if assessment.checkpoint is None or assessment.verdict is not Verdict.DISCARDED:
             return
-        size = 0 if message.state is None else message.state.state_size
+        size = size_of(message)
         try:
             with self._components.transition() as tx:
                 transitions.record_late(tx, assessment.checkpoint, size)
@@ -104,8 +104,8 @@ class AcknowledgementHandler:
     def _store(self, message: AcknowledgeMessage, checkpoint: CheckpointRecord) -> Assessment:
         self._require_whole(message)
         manifest = None
-        if message.state is not None:
-            content = SnapshotContent(operator_states=(message.state,))
+        content = content_of(message)
+        if content != SnapshotContent():
             manifest = self._components.storage.write_manifest(checkpoint, content)
         with self._components.transition() as tx:
             assessment = transitions.assess(tx, message.checkpoint_id, message.attempt_id)
@@ -137,7 +137,7 @@ class AcknowledgementHandler:
         own = transitions.acknowledgement_of(acknowledgements, message.attempt_id)
         if own is None:
             return None
-        size = 0 if message.state is None else message.state.state_size
+        size = size_of(message)
         own = replace(
             own, state_size_bytes=size, full_size_bytes=size, metrics=metrics_of(message), acknowledged_at=tx.now
         )
@@ -320,6 +320,20 @@ def _failure(error: Exception) -> CheckpointException:
     if isinstance(error, CheckpointException):
         return error
     return CheckpointException(CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, error)
+
+
+def content_of(message: AcknowledgeMessage) -> SnapshotContent:
+    """Return the content of the manifest of an acknowledgement; empty for an operator without state."""
+    return SnapshotContent(
+        operator_states=() if message.state is None else (message.state,),
+        parts=() if message.part is None else (message.part,),
+    )
+
+
+def size_of(message: AcknowledgeMessage) -> int:
+    """Return the size of the acknowledged state in bytes."""
+    state = 0 if message.state is None else message.state.state_size
+    return state + (0 if message.part is None else message.part.named_bytes)
 
 
 def metrics_of(message: AcknowledgeMessage) -> dict[str, int]:

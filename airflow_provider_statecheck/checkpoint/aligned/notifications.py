@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import partial
 from threading import Lock
 
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import SnapshotPart
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -172,6 +173,8 @@ class AcknowledgeMessage:
     metrics: dict[str, int] = field(default_factory=dict)
     state: OperatorState | None = None
     """The state of all subtasks, ``None`` for an operator without state."""
+    part: SnapshotPart | None = None
+    """The copied checkpoint of a stage, which is its part of a savepoint of the whole job."""
     finished_subtasks: frozenset[int] = frozenset()
     """The indexes of subtasks that had ended before the checkpoint."""
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import (
     CompletedCheckpoint,
+    SnapshotPart,
     location_of,
     private_states,
 )
@@ -47,6 +48,7 @@ class SnapshotContent:
 
     operator_states: tuple[OperatorState, ...] = ()
     master_states: tuple[MasterState, ...] = ()
+    parts: tuple[SnapshotPart, ...] = ()
 
 
 class SnapshotStorage(Protocol):
@@ -175,12 +177,14 @@ def merged(found: Iterable[SnapshotContent]) -> SnapshotContent:
     """Merge contents; the state of an operator's subtasks and of its coordinator may be in different manifests."""
     states: dict[OperatorId, OperatorState] = {}
     masters: list[MasterState] = []
+    parts: list[SnapshotPart] = []
     for content in found:
         masters += content.master_states
+        parts += content.parts
         for state in content.operator_states:
             states[state.operator_id] = _joined(states.get(state.operator_id), state)
     ordered = tuple(states[operator_id] for operator_id in sorted(states))
-    return SnapshotContent(operator_states=ordered, master_states=tuple(masters))
+    return SnapshotContent(operator_states=ordered, master_states=tuple(masters), parts=tuple(parts))
 
 
 def _joined(one: OperatorState | None, other: OperatorState) -> OperatorState:
@@ -325,6 +329,7 @@ def completed_of(checkpoint: CheckpointRecord, content: SnapshotContent, metadat
         completed_at=checkpoint.completed_at or checkpoint.triggered_at,
         operator_states={state.operator_id: state for state in content.operator_states},
         master_states=content.master_states,
+        parts=content.parts,
         properties=checkpoint.properties,
         external_pointer=checkpoint.location,
         metadata_uri=metadata.uri,

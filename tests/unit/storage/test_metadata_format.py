@@ -16,7 +16,16 @@ from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle,
 from airflow_provider_statecheck.storage.state_codec import MAX_DEPTH, decode_state, encode_state
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
 
-OPTIONAL = {"properties", "operator_states", "master_states", "has_commit", "relocatable", "request_key"}
+OPTIONAL = {
+    "properties",
+    "operator_states",
+    "master_states",
+    "has_commit",
+    "relocatable",
+    "request_key",
+    "parts",
+    "run",
+}
 REFUSALS = (CorruptStateError, IncompatibleCheckpointError)
 
 

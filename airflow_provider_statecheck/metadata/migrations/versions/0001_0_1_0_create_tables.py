@@ -52,6 +52,7 @@ _TABLES: dict[str, tuple[sa.schema.SchemaItem, ...]] = {
         sa.Column("first_run", sa.Text(), nullable=False),
         sa.Column("damaged_snapshots", sa.JSON(), nullable=False),
         sa.Column("next_restore", sa.BigInteger()),
+        sa.Column("pinned_checkpoint", sa.BigInteger()),
         sa.PrimaryKeyConstraint("job_id", "operator_id", name="pk_statecheck_operator"),
     ),
     "statecheck_attempt": (
