@@ -5,9 +5,34 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortCheckpoints,
+    AbortScope,
+    AcknowledgeAligned,
+    AdoptSnapshot,
+    AwaitedTask,
+    BeginCheckpoint,
+    ChooseRequest,
+    CountIds,
+    EffectsOf,
+    EndHandles,
+    EnqueueRequest,
+    HandlesOf,
+    OutcomeOf,
+    OwnershipOf,
+    PutHandle,
+    RecordDiscards,
+    RecordRestore,
+    RemoveHandles,
+    ReportFailure,
+    Resign,
+    TakeLeadership,
+    TakeOver,
+)
 from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
@@ -21,11 +46,13 @@ from airflow_provider_statecheck.checkpoint.messages import (
     DisposeSavepoint,
     EndSavepoint,
     FinishAttempt,
+    PinParts,
     RegisterAttempt,
     RequestSavepoint,
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
 from airflow_provider_statecheck.gateway.verbs import Verb
@@ -86,6 +113,79 @@ _REQUEST_KEY = "7a1b2c3d4e5f60718293a4b5c6d7e8f9"
 _SAVEPOINTS = "s3://lake/savepoints"
 _SAVEPOINT = f"{_SAVEPOINTS}/savepoint-5d2c4a-0f6f7c1e2b3a"
 _MONTH = 30 * 24 * 3600.0
+_LEADER = AttemptRef(job_id=_JOB, operator_id=ALIGNED_OPERATOR_ID, epoch=3)
+_DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0.0)
+_CHOICE = ChooseRequest(leader=_LEADER, decider=_DECIDER)
+_FINALIZER = "c0ffee00c0ffee00c0ffee00c0ffee00"
+_ALIGNED = (
+    TakeLeadership(
+        job_name=_JOB_NAME,
+        attempt_key="6e2c4a7e9f0b41d3a6c8e1f20b3d4c5a",
+        owner=AttemptOwner(
+            logical_task="savepoint of the job", run_key="", run_id="", clear_marker="", label="savepoint of the job"
+        ),
+        storage_base="s3://lake/checkpoints",
+    ),
+    Resign(leader=_LEADER),
+    CountIds(leader=_LEADER),
+    EnqueueRequest(
+        leader=_LEADER,
+        decider=_DECIDER,
+        request_key=_REQUEST_KEY,
+        properties=CheckpointProperties.for_savepoint(),
+        target=_SAVEPOINTS,
+    ),
+    _CHOICE,
+    BeginCheckpoint(
+        choice=_CHOICE,
+        request_key=_REQUEST_KEY,
+        coordinator=_FINALIZER,
+        awaited=(AwaitedTask(operator_id=_ATTEMPT.operator_id, attempt_id="features/2"),),
+        timeout_seconds=600.0,
+        location=_SAVEPOINT,
+    ),
+    AcknowledgeAligned(
+        leader=_LEADER,
+        checkpoint_id=14,
+        attempt_id="features/2",
+        state_size_bytes=1_073_741_824,
+        is_written=True,
+        manifest_uri=f"{_SAVEPOINT}/3-9f86d081884c7d659a2feaa0c55ad015",
+        manifest_size=912,
+        manifest_sha256=_SHA256,
+        finalizer=_FINALIZER,
+    ),
+    AbortCheckpoints(
+        leader=_LEADER,
+        scope=AbortScope.EXPIRED,
+        reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
+        uids={_ATTEMPT.operator_id: "features"},
+    ),
+    TakeOver(leader=_LEADER, finalizer=_FINALIZER, lease_seconds=60.0),
+    AdoptSnapshot(
+        leader=_LEADER, checkpoint_id=14, location=_SAVEPOINT, metadata_uri=f"{_SAVEPOINT}/_metadata", is_claimed=True
+    ),
+    RecordRestore(leader=_LEADER, checkpoint_id=14),
+    EffectsOf(leader=_LEADER, checkpoint_ids=(12,)),
+    RecordDiscards(leader=_LEADER, checkpoint_ids=(12,)),
+    PutHandle(
+        leader=_LEADER,
+        checkpoint_id=14,
+        location=_SAVEPOINT,
+        metadata_uri=f"{_SAVEPOINT}/_metadata",
+        metadata_size=1834,
+        metadata_sha256=_SHA256,
+        properties=CheckpointProperties.for_savepoint(),
+        completed_at=datetime(2026, 1, 1, 0, 5, tzinfo=UTC),
+        operators=1,
+    ),
+    HandlesOf(leader=_LEADER),
+    RemoveHandles(leader=_LEADER, num_retained=2),
+    EndHandles(leader=_LEADER, status=JobStatus.FINISHED),
+    OutcomeOf(leader=_LEADER, request_key=_REQUEST_KEY),
+    OwnershipOf(leader=_LEADER, location=_SAVEPOINT),
+    ReportFailure(leader=_LEADER, reason=CheckpointFailureReason.CHECKPOINT_DECLINED, checkpoint_id=14),
+)
 _MESSAGES = (
     RegisterAttempt(
         job_name=_JOB_NAME,
@@ -135,6 +235,8 @@ _MESSAGES = (
         counts={"snapshots": 3, "items": 14},
     ),
     DisposeSavepoint(job_id=_JOB, pointer=_SAVEPOINT),
+    PinParts(job_id=_JOB, checkpoint_id=14, parts={_ATTEMPT.operator_id: 13}),
+    *_ALIGNED,
 )
 _OF_MESSAGE: dict[Any, Any] = {type(each): each for each in _MESSAGES}
 _OF_PATH = {

@@ -25,6 +25,7 @@ from typing import Protocol
 from sqlalchemy.engine import Connection, Engine
 
 from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, CheckedRows, ServedJobs, storage_here
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.clock import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, UnknownLiveness, replaced
@@ -41,6 +42,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RunDirectory, UnknownRuns
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -95,6 +97,11 @@ class Services:
         return JobSavepoints(self._store)
 
     @cached_property
+    def aligned(self) -> AlignedCheckpoints:
+        """Return the rows of coordinators of several operators."""
+        return AlignedCheckpoints(self._store)
+
+    @cached_property
     def recovery(self) -> JobRecovery:
         """Return the recovery of rows after a loss of the database."""
         return JobRecovery(self._store)
@@ -103,6 +110,11 @@ class Services:
     def rewinding(self) -> JobRewinding:
         """Return the rewinding of jobs."""
         return JobRewinding(self._store, self.liveness)
+
+    @cached_property
+    def restoring(self) -> JobRestoring:
+        """Return the restore of jobs in place."""
+        return JobRestoring(self._store, self.liveness)
 
     @cached_property
     def actions(self) -> JobActions:

@@ -32,13 +32,14 @@ from airflow_provider_statecheck.api.access import (
 from airflow_provider_statecheck.api.job_access import JobGrantDep, require_job
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import IssuedToken, Services
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
-from airflow_provider_statecheck.maintenance.verbs import MAINTENANCE, SAVEPOINTS
+from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE, SAVEPOINTS
 from airflow_provider_statecheck.metadata.token_store import TokenRecord
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
@@ -156,8 +157,28 @@ def _of_savepoints(verb: Verb, call: Call, message: Any) -> Any:
     return verb.answer(call.services.savepoints, _normalised(message))
 
 
+def _lead(verb: Verb, call: Call, message: TakeLeadership) -> AttemptRef:
+    """
+    Register a leader of the aligned checkpoints of a job under the next epoch, and fence the previous one.
+
+    A leader is not the attempt of a task: it has no coordinates in Airflow.
+    """
+    require_maintenance(call.token, call.services)
+    leader: AttemptRef = verb.answer(call.services.aligned, replace(message, owner=replace(message.owner, airflow=())))
+    return leader
+
+
+def _of_aligned(verb: Verb, call: Call, message: Any) -> Any:
+    require_maintenance(call.token, call.services)
+    if message.leader.operator_id != ALIGNED_OPERATOR_ID:
+        raise AccessDeniedError(
+            "Expected a leader of aligned checkpoints, found an attempt of a stage; the stage needs the token of the attempt."
+        )
+    return verb.answer(call.services.aligned, _normalised(message))
+
+
 def _normalised(message: Any) -> Any:
-    directories = {name: getattr(message, name, None) for name in ("savepoint_dir", "target")}
+    directories = {name: getattr(message, name, None) for name in ("savepoint_dir", "target", "location")}
     given = {name: normalise_pointer(each) for name, each in directories.items() if each is not None}
     return replace(message, **given) if given else message
 
@@ -251,10 +272,12 @@ def _maintenance_routes() -> Iterator[BaseRoute]:
     for folder, verbs, answer in (
         ("maintenance", MAINTENANCE, _of_maintenance),
         ("savepoints", SAVEPOINTS, _of_savepoints),
+        ("aligned", ALIGNED, _of_aligned),
     ):
         for verb in verbs.values():
             if not verb.is_read:
-                yield _api_route(verb, _message_route(verb, answer), folder)
+                own = _lead if verb.name == "lead" else answer
+                yield _api_route(verb, _message_route(verb, own), folder)
 
 
 def _api_route(verb: Verb, route: Callable[..., Any], tag: str, description: str | None = None) -> BaseRoute:

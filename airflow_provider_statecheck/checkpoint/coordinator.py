@@ -12,7 +12,13 @@ import logging
 from dataclasses import replace
 from datetime import timedelta
 
-from airflow_provider_statecheck.checkpoint import registration, savepoint_restore, statistics, transitions
+from airflow_provider_statecheck.checkpoint import (
+    in_place_restore,
+    registration,
+    savepoint_restore,
+    statistics,
+    transitions,
+)
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
     TaskLiveness,
@@ -449,6 +455,7 @@ def _subsume_older(tx: JobTransaction, attempt: AttemptRecord, completed: Checkp
         return
     for pending in transitions.ended_by(tx, completed):
         transitions.abort(tx, pending, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
+    in_place_restore.complete(tx, attempt)
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
 
 
@@ -494,7 +501,9 @@ def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: i
 def _restored_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmRestore) -> CheckpointRecord:
     checkpoint = tx.checkpoint(request.checkpoint_id)
     if checkpoint is not None and checkpoint in savepoint_restore.proposed(tx, attempt):
-        return savepoint_restore.adopt(tx, attempt, checkpoint, claim=request.claim)
+        # The claim of a task is for the savepoint that it names, not for the one that a user restores in place.
+        claim = request.claim and not attempt.is_restore_chosen
+        return savepoint_restore.adopt(tx, attempt, checkpoint, claim=claim)
     return _require_restorable(tx, attempt, request.checkpoint_id)
 
 

@@ -73,6 +73,21 @@ def uids_before(uid: str, renamed_uids: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(uids[1:])
 
 
+def restorable_uids(uid: str, renamed_uids: Mapping[str, str]) -> tuple[str, ...]:
+    """
+    Return the uids under which a savepoint or another job may have the state of an operator, its current uid first.
+
+    The current uid is missing if the renames give it to another operator.
+
+    :param uid: Uid of the operator, with the key of an instance of a mapped task.
+    :param renamed_uids: New uids by old ones.
+    """
+    tasks = task_uids_of(uid)
+    former = (f"{old}{uid.removeprefix(task)}" for task in tasks for old in uids_before(task, renamed_uids))
+    own = () if renamed_uids.keys() & set(tasks) else (uid,)
+    return tuple(dict.fromkeys((*own, *former)))
+
+
 def is_test_job(name: str) -> bool:
     """Return whether a job belongs to a test run."""
     return name.startswith(TEST_NAMESPACE)
@@ -89,3 +104,8 @@ def _digest(kind: str, name: str) -> str:
             f"Expected a {kind} of 1 to {_MAX_NAME} characters, found {len(name)} in {name[:40]!r}; choose another name."
         )
     return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+ALIGNED_UID = "(aligned)"
+"""Uid of the coordinator of several operators, which registers as an operator of its job."""
+ALIGNED_OPERATOR_ID = operator_id_of(ALIGNED_UID)

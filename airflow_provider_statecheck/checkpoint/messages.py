@@ -14,10 +14,11 @@ from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointRetentionPolicy,
     CheckpointType,
-    RestoreMode,
+    RestoreSource as RestoreSource,
     SavepointFormat,
 )
 from airflow_provider_statecheck.checkpoint.records import (
+    AcknowledgementRecord,
     AttemptOwner,
     AttemptStatus,
     CheckpointRecord,
@@ -36,23 +37,6 @@ class AttemptRef:
     job_id: JobId
     operator_id: OperatorId
     epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreSource:
-    """Snapshot of any job that an operator without checkpoints starts from."""
-
-    pointer: str
-    """Directory of the snapshot."""
-    metadata_uri: str
-    metadata_size: int
-    metadata_sha256: str
-    full_size_bytes: int = 0
-    mode: RestoreMode = RestoreMode.NO_CLAIM
-    problem: str | None = None
-    """Reason why the snapshot cannot be read; relevant only if the operator has no checkpoints."""
-    is_unavailable: bool = False
-    """Whether the storage did not respond, in which case a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +111,8 @@ class AttemptGrant:
     """URIs of snapshots that earlier attempts could not read, and that are to be recomputed."""
     storage_bases: tuple[str, ...] = ()
     """Checkpoint directories of all attempts of the operator, whose snapshots a checkpoint may reference."""
+    restore_from: RestoreSource | None = None
+    """Snapshot that a user restores in place of the one that the registration names; ``None`` for that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +321,25 @@ class EndSavepoint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "failure", None if self.failure is None else storable_text(self.failure))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinParts:
+    """Pins the checkpoints that a savepoint of the whole job copies."""
+
+    job_id: JobId
+    checkpoint_id: int
+    """Id of the savepoint, which must be pending."""
+    parts: dict[OperatorId, int]
+    """Chosen checkpoint of each stage; a stage that is not named keeps what is pinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedParts:
+    """Reply to :class:`PinParts`."""
+
+    acknowledgements: tuple[AcknowledgementRecord, ...]
+    """The awaited acknowledgements of the savepoint, which name its stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -123,6 +123,8 @@ class CheckpointProperties:
     discard_on_suspended: bool = False
     unclaimed: bool = False
     """Whether it was restored without a claim. The job never deletes it, and new checkpoints reference none of its files."""
+    part: str = ""
+    """Uid of the stage whose part of a savepoint of the whole job was restored; empty for all other snapshots."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -197,11 +199,16 @@ class CheckpointProperties:
         return cls._of_user(kind, force=force, savepoint_format=SavepointFormat(savepoint_format))
 
     @classmethod
-    def for_unclaimed_snapshot(cls) -> CheckpointProperties:
-        """Return the properties of a snapshot that is restored without a claim."""
-        return cls._of_user(
+    def for_unclaimed_snapshot(cls, part: str = "") -> CheckpointProperties:
+        """
+        Return the properties of a snapshot that is restored without a claim.
+
+        :param part: Uid of the stage whose part of a savepoint of the whole job is restored.
+        """
+        unclaimed = cls._of_user(
             CheckpointType.SAVEPOINT, force=False, savepoint_format=SavepointFormat.CANONICAL, unclaimed=True
         )
+        return replace(unclaimed, part=part)
 
     @classmethod
     def _of_user(
@@ -228,6 +235,27 @@ class RestoreMode(StrEnum):
     """The snapshot keeps its owner; the job deletes none of its files, and new checkpoints reference none."""
     CLAIM = "claim"
     """The restoring job owns the snapshot, and deletes it when it is subsumed and its files are not in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSource:
+    """Snapshot of any job that an operator without checkpoints starts from."""
+
+    pointer: str
+    """Directory of the snapshot."""
+    metadata_uri: str
+    metadata_size: int
+    metadata_sha256: str
+    full_size_bytes: int = 0
+    mode: RestoreMode = RestoreMode.NO_CLAIM
+    part: str = ""
+    """Uid of the stage whose part of a savepoint of the whole job is restored; empty for a snapshot of one stage."""
+    run: str = ""
+    """Run that the state of the snapshot has reached; empty for the run of the attempt that starts from it."""
+    problem: str | None = None
+    """Reason why the snapshot cannot be read; relevant only if the operator has no checkpoints."""
+    is_unavailable: bool = False
+    """Whether the storage did not respond, in which case a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,11 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    CheckpointRetentionPolicy,
+    RestoreSource,
+)
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 
 _TRY = re.compile(r", try (\d{1,9})$")
@@ -147,6 +151,8 @@ class OperatorRecord:
     """Checkpoint that a user chose for the next attempt, which retention keeps; ``None`` for the newest one."""
     pinned_checkpoint: int | None = None
     """Checkpoint that is copied to a savepoint of the whole job, which retention keeps until then; ``None`` for none."""
+    in_place_restore: str | None = None
+    """Key of the restore in place that attempts take until one of them completes a checkpoint; ``None`` for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +209,7 @@ class CheckpointRecord:
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     is_periodic: bool = False
     finalizer: str | None = None
-    """Process that writes the metadata of an aligned checkpoint until its lease expires."""
+    """Coordinator that triggers an aligned checkpoint, and then the one that writes its metadata until the lease expires."""
     lease_until: datetime | None = None
     completed_at: datetime | None = None
     ended_at: datetime | None = None
@@ -360,6 +366,22 @@ class JobAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InPlaceRestore:
+    """Start of the next attempts of an operator from a savepoint of its whole job."""
+
+    pointer: str
+    """Directory of the savepoint."""
+    source: RestoreSource | None = None
+    """Part of the operator; ``None`` if it has none, and starts without state."""
+    first_run: str = ""
+    """Run that started the generation of the part; empty if unknown."""
+    earlier_generation: int
+    """Generation of the operator before the restore."""
+    earlier_first_run: str = ""
+    """Run that started that generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
     """Row of an action that a user requested. Savepoints have the row of a ``SnapshotRequest`` instead."""
 
@@ -373,6 +395,8 @@ class ActionRecord:
     """Checkpoint to restore or to fork from, or savepoint to dispose of."""
     run_key: str = ""
     """Run before which the job is rewound, or id of the run that a fork has started."""
+    restore: InPlaceRestore | None = None
+    """Restore in place; ``None`` for all other actions."""
     requested_by: str
     """Name of the user."""
     requested_at: datetime

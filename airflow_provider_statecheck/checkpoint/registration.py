@@ -17,16 +17,31 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import restore_choice, run_order, savepoint_restore, statistics, transitions
+from airflow_provider_statecheck.checkpoint import (
+    in_place_restore,
+    restore_choice,
+    run_order,
+    savepoint_restore,
+    statistics,
+    transitions,
+)
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_UID, require_running
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, operator_id_of, task_uids_of
+from airflow_provider_statecheck.checkpoint.fencing import require_running
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_UID,
+    OperatorId,
+    is_test_job,
+    operator_id_of,
+    task_uids_of,
+)
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    InPlaceRestore,
     OnClear,
     OperatorRecord,
 )
@@ -94,27 +109,29 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
     choice = restore_choice.roll_back_to_choice(tx, operator)
-    _require_not_superseded(tx, operator, request)
+    restore = in_place_restore.waiting(tx, operator)
+    _require_not_superseded(tx, operator, request, restore)
     _require_no_rival(previous, request, dead)
     replaced = _replaced_attempt(tx, operator, request)
     _require_no_rival(replaced, request, dead)
     _fence(tx, operator.operator_id, previous)
     if replaced is not None:
         _fence(tx, replaced.operator_id, replaced)
-    start = _start(tx, operator, previous, request, choice)
+    start = _start(tx, operator, previous, request, restore or choice)
     operator = replace(operator, epoch=operator.epoch + 1)
     if choice is not None:
         operator = restore_choice.take(tx, operator, choice)
     if not start.resumes:
-        operator = replace(
-            operator, generation=operator.generation + 1, first_run=request.owner.run_key, damaged_snapshots=()
-        )
+        first_run = request.owner.run_key if start.first_run is None else start.first_run
+        operator = replace(operator, generation=operator.generation + 1, first_run=first_run, damaged_snapshots=())
     # The sink retracts the output of earlier generations when it is opened.
     transitions.end_commits(tx, operator_id, lambda c: c.generation < operator.generation)
     tx.save_operator(operator)
-    if not start.resumes and request.restore_from is not None:
-        savepoint_restore.propose(tx, operator, request.restore_from)
-        start = replace(start, resumes=True, reason=f"{start.reason}, started from a savepoint")
+    source = start.source or request.restore_from
+    if not start.resumes and source is not None:
+        savepoint_restore.propose(tx, operator, source)
+        reason = start.reason if start.source is not None else f"{start.reason}, started from a savepoint"
+        start = replace(start, resumes=True, reason=reason)
     attempt = _new_attempt(tx, operator, request, start)
     tx.save_attempt(attempt)
     transitions.end_outdated_requests(tx, attempt, is_wanted=request.savepoint_at_end)
@@ -123,7 +140,12 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     return attempt
 
 
-def _require_not_superseded(tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt) -> None:
+def _require_not_superseded(
+    tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt, restore: InPlaceRestore | None
+) -> None:
+    if restore is not None:
+        _require_not_before(restore, operator, request)
+        return
     newest = next(iter(transitions.restorable(tx, operator)), None)
     run = request.owner.run_key
     if newest is None or not run_order.is_earlier(run, newest.run_key):
@@ -136,6 +158,19 @@ def _require_not_superseded(tx: JobTransaction, operator: OperatorRecord, reques
         run_key=run,
         stands_at=newest.run_key,
         checkpoint_id=newest.checkpoint_id,
+    )
+
+
+def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, request: RegisterAttempt) -> None:
+    run, reached = request.owner.run_key, "" if restore.source is None else restore.source.run
+    if not run_order.is_earlier(run, reached):
+        return
+    raise RunSupersededError(
+        f"Expected a run from {reached!r} on, which the savepoint {restore.pointer} has reached that operator {operator.uid!r} of "
+        f"job {request.job_name!r} is restored from, found the earlier run {run!r}; nothing was changed. Clear only run "
+        f"{reached!r} and later ones, or restore an earlier savepoint.",
+        run_key=run,
+        stands_at=reached,
     )
 
 
@@ -190,6 +225,10 @@ class StartDecision:
     verify_fingerprints: bool = True
     is_chosen: bool = False
     """Whether a user chose the checkpoint to restore."""
+    source: RestoreSource | None = None
+    """Snapshot that a user restores in place of the one that the registration names."""
+    first_run: str | None = None
+    """Run that started the generation of this snapshot; ``None`` if the run of the attempt starts a new one."""
 
 
 def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
@@ -270,12 +309,25 @@ def _start(
     operator: OperatorRecord,
     previous: AttemptRecord | None,
     request: RegisterAttempt,
-    choice: ActionRecord | None,
+    wanted: InPlaceRestore | ActionRecord | None,
 ) -> StartDecision:
-    if choice is not None:
-        return _chosen_start(previous, request, choice)
+    if isinstance(wanted, InPlaceRestore):
+        return _restored_in_place(previous, request, wanted)
+    if wanted is not None:
+        return _chosen_start(previous, request, wanted)
     start = _decide(tx, operator, previous, request)
     return replace(start, is_chosen=start.resumes and _starts_from_choice_of(tx, operator, previous))
+
+
+def _restored_in_place(
+    previous: AttemptRecord | None, request: RegisterAttempt, restore: InPlaceRestore
+) -> StartDecision:
+    decision = decide_start(previous, request)
+    source = restore.source
+    if source is None:
+        return StartDecision(False, f"{decision.reason}, without state in the savepoint {restore.pointer} of the job")
+    reason = f"{decision.reason}, restored in place from {restore.pointer}"
+    return StartDecision(False, reason, is_chosen=True, source=source, first_run=restore.first_run)
 
 
 def _starts_from_choice_of(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None) -> bool:
@@ -386,7 +438,16 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         gone_uids=_gone_uids(tx, request),
         damaged_snapshots=operator.damaged_snapshots if operator else (),
         storage_bases=tx.storage_bases(attempt.operator_id),
+        restore_from=_source_in_place(tx, operator, attempt),
     )
+
+
+def _source_in_place(
+    tx: JobTransaction, operator: OperatorRecord | None, attempt: AttemptRecord
+) -> RestoreSource | None:
+    restore = None if operator is None else in_place_restore.waiting(tx, operator)
+    # The restore may have been requested after the registration that is repeated.
+    return restore.source if restore is not None and attempt.is_restore_chosen else None
 
 
 def operator_of(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecord | None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint import in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     CheckpointRecord,
@@ -45,23 +45,32 @@ def newer_checkpoints(
 
 def choose(tx: JobTransaction, operator: OperatorRecord, choice: ActionRecord) -> None:
     """
-    Let the next attempt of an operator restore the checkpoint of an action. An earlier choice ends.
+    Let the next attempt of an operator restore the checkpoint of an action. An earlier choice or restore in place ends.
 
     :raises NoRestorableCheckpointError: if the checkpoint is not retained, or cannot be read.
+    :raises ConcurrentAttemptError: if the checkpoint is from before a restore in place that a running attempt has taken.
     """
+    reason = f"replaced by the choice of checkpoint {choice.checkpoint_id}"
+    chosen = tx.checkpoint(choice.checkpoint_id or 0)
+    if chosen is not None and chosen.generation == operator.generation:
+        operator = in_place_restore.close(tx, operator, reason)
+    in_place_restore.require_undoable(tx, operator)
+    operator = withdraw(tx, operator, reason)
     _newer(tx, operator, choice)
-    operator = withdraw(tx, operator, f"replaced by the choice of checkpoint {choice.checkpoint_id}")
     tx.save_action(choice)
     tx.save_operator(replace(operator, next_restore=choice.checkpoint_id))
 
 
 def withdraw(tx: JobTransaction, operator: OperatorRecord, reason: str) -> OperatorRecord:
     """
-    End the choice of an operator, if there is one; its next attempt then restores the newest checkpoint.
+    End the choice or the restore in place of an operator, if there is one.
+
+    The next attempt then restores the newest checkpoint; after a restore in place, that of before it.
 
     :param reason: Why it ended, for display.
     :return: The operator without a choice.
     """
+    operator = in_place_restore.undo(tx, operator, reason)
     if operator.next_restore is None:
         return operator
     choice = _open_choice(tx, operator)
@@ -102,7 +111,7 @@ def _newer(tx: JobTransaction, operator: OperatorRecord, choice: ActionRecord) -
 
 
 def _open_choice(tx: JobTransaction, operator: OperatorRecord) -> ActionRecord | None:
-    choices = (a for a in tx.open_actions(operator.operator_id) if a.action is JobAction.RESTORE)
+    choices = (a for a in tx.open_actions(operator.operator_id) if a.action is JobAction.RESTORE and a.restore is None)
     return next(choices, None)
 
 

@@ -45,7 +45,7 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
         raise (StorageError if source.is_unavailable else PointerNotFoundError)(source.problem)
     require_unclaimed(tx, operator, source.pointer)
     if source.mode is RestoreMode.CLAIM:
-        require_claimable(source.pointer, source.metadata_uri)
+        require_claimable(source.pointer, source.metadata_uri, source.part)
     tx.add_checkpoint(
         CheckpointRecord(
             job_id=operator.job_id,
@@ -58,8 +58,8 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
             location=source.pointer,
             triggered_at=tx.now,
             expires_at=tx.now,
-            run_key=operator.first_run,
-            properties=CheckpointProperties.for_unclaimed_snapshot(),
+            run_key=source.run or operator.first_run,
+            properties=CheckpointProperties.for_unclaimed_snapshot(source.part),
             metadata_uri=source.metadata_uri,
             metadata_size=source.metadata_size,
             metadata_sha256=source.metadata_sha256,
@@ -87,7 +87,7 @@ def adopt(tx: JobTransaction, attempt: AttemptRecord, pending: CheckpointRecord,
     """
     require_unclaimed(tx, attempt, pending.location)
     if claim:
-        require_claimable(pending.location, pending.metadata_uri or "")
+        require_claimable(pending.location, pending.metadata_uri or "", pending.properties.part)
         claim_snapshot(tx, attempt, pending.location)
     adopted = replace(as_adopted(pending, attempt.retention, claim=claim), completed_at=tx.now)
     tx.update_checkpoint(adopted, expected=CheckpointStatus.PENDING)
@@ -148,12 +148,23 @@ def require_unclaimed(tx: JobTransaction, owner: OperatorRecord | AttemptRecord,
         raise already_claimed(pointer)
 
 
-def require_claimable(pointer: str, metadata_uri: str) -> None:
+def whole_job_not_claimable(pointer: str) -> InvalidConfigurationError:
+    """Return the error for the claim of a savepoint that has parts of several stages."""
+    return InvalidConfigurationError(
+        f"Expected to claim a savepoint of one stage, found {pointer}, a savepoint of the whole job, of which other stages restore "
+        f"their parts; set claim_mode='no_claim', and dispose of the savepoint when no stage needs it."
+    )
+
+
+def require_claimable(pointer: str, metadata_uri: str, part: str = "") -> None:
     """
     Require a snapshot to be a savepoint, whose directory its owner may delete.
 
-    :raises InvalidConfigurationError: if it is another snapshot.
+    :param part: Uid of the restored stage in a savepoint of the whole job.
+    :raises InvalidConfigurationError: if it is another snapshot, or if other stages have a part of it.
     """
+    if part:
+        raise whole_job_not_claimable(pointer)
     # The owner deletes the whole directory, which therefore must neither be nor contain a checkpoint of a job.
     require_metadata_in(pointer, metadata_uri)
     if not is_savepoint_directory(pointer) or is_in_job(pointer):

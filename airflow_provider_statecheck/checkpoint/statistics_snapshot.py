@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.aligned.failure_manager import root_cause
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, ReportFailure
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.messages import require
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
@@ -24,9 +23,8 @@ from airflow_provider_statecheck.checkpoint.statistics import (
     OperatorStatistics,
     RestoredEntry,
     StatsSummary,
-    truncated_cause,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
@@ -220,34 +218,29 @@ class CheckpointStatsTracker:
     The coordinator counts completed and aborted checkpoints with their rows. Reports add details that the rows do not
     contain, and are idempotent except for failures without an id.
 
-    :param store: Job store.
-    :param job_id: Id of the job.
-    :param operator_id: Id of the operator.
+    :param rows: Rows of the job.
+    :param leader: Attempt of the operator.
     :param history_size: Maximum length of the history, from 0 to ``HISTORY_SIZE``.
     :raises InvalidConfigurationError: for a history size out of range.
     """
 
-    def __init__(
-        self, store: JobStore, job_id: JobId, operator_id: OperatorId, *, history_size: int = HISTORY_SIZE
-    ) -> None:
+    def __init__(self, rows: CoordinatorRows, leader: AttemptRef, *, history_size: int = HISTORY_SIZE) -> None:
         require("history_size", history_size, lambda n: 0 <= n <= HISTORY_SIZE, f"from 0 to {HISTORY_SIZE}")
-        self._store = store
-        self._job_id = job_id
-        self._operator_id = operator_id
+        self._rows = rows
+        self._leader = leader
         self._history_size = history_size
         self._latest: tuple[RowsVersion, CheckpointStatsSnapshot] | None = None
 
     def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
         """Record the root cause of a failed checkpoint, which counts as one without an id if it has no row."""
-        with self._store.transaction(self._job_id) as tx:
-            self._count_once(tx, checkpoint_id, error)
-            if error.__cause__ is not None:
-                self._record_cause(tx, checkpoint_id, error)
+        cause = None if error.__cause__ is None else root_cause(error)
+        self._rows.report_failure(
+            ReportFailure(leader=self._leader, reason=error.reason, checkpoint_id=checkpoint_id, cause=cause)
+        )
 
     def report_failed_checkpoint_without_in_progress(self, error: CheckpointException) -> None:
         """Count a checkpoint that failed before it had an id; each call counts."""
-        with self._store.transaction(self._job_id) as tx:
-            self._reject(tx, error)
+        self._rows.report_failure(ReportFailure(leader=self._leader, reason=error.reason))
 
     def create_snapshot(self) -> CheckpointStatsSnapshot:
         """
@@ -255,33 +248,15 @@ class CheckpointStatsTracker:
 
         :raises CheckpointNotFoundError: if the job or the operator does not exist.
         """
-        view = self._store.describe(self._job_id)
+        view = self._rows.describe(self._leader.job_id)
         if self._latest is None or self._latest[0] != view.job.rows_version:
-            operator = next((o for o in view.operators if o.operator_id == self._operator_id), None)
+            operator_id = self._leader.operator_id
+            operator = next((o for o in view.operators if o.operator_id == operator_id), None)
             if operator is None:
                 raise CheckpointNotFoundError(
-                    f"Expected operator {self._operator_id} in job {view.job.name!r}, found none; use the id of an operator "
-                    f"of the job."
+                    f"Expected operator {operator_id} in job {view.job.name!r}, found none; use the id of an operator of the "
+                    f"job."
                 )
             snapshot = snapshot_of(view, operator, history_size=self._history_size)
             self._latest = (view.job.rows_version, snapshot)
         return self._latest[1]
-
-    def _count_once(self, tx: JobTransaction, checkpoint_id: int, error: CheckpointException) -> None:
-        if statistics.load(tx, self._operator_id).has_counted(checkpoint_id):
-            return
-        row = tx.checkpoint(checkpoint_id)
-        if row is None or row.operator_id != self._operator_id:
-            self._reject(tx, error)
-        elif row.status is CheckpointStatus.ABORTED:
-            statistics.ended(tx, row)
-
-    def _record_cause(self, tx: JobTransaction, checkpoint_id: int, error: CheckpointException) -> None:
-        known = statistics.load(tx, self._operator_id)
-        changed = known.annotated(checkpoint_id, failure_cause=truncated_cause(root_cause(error)))
-        if changed != known:
-            statistics.save(tx, self._operator_id, changed)
-
-    def _reject(self, tx: JobTransaction, error: CheckpointException) -> None:
-        known = statistics.load(tx, self._operator_id)
-        statistics.save(tx, self._operator_id, known.rejected_once(error.reason.value))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, dag_of, is_of_unknown_dag
 from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
@@ -97,6 +97,7 @@ class JobView:
         """Return whether the Dag of an operator is unknown; see :func:`~job_list.is_of_unknown_dag`."""
         owned = {a.operator_id for a in self.attempts if dag_of(a.owner) is not None}
         # A removed job leaves the counters of its operators, which have no attempts.
+        owned.add(ALIGNED_OPERATOR_ID)  # takes the savepoints of the job, and reads what its stages have written
         has_unowned_operator = any(a.operator_id not in owned for a in self.attempts)
         return is_of_unknown_dag(self.job.name, self.dag_ids, has_unowned_operator=has_unowned_operator)
 

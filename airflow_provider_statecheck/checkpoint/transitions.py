@@ -9,8 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
 from airflow_provider_statecheck.checkpoint.layout import is_savepoint_directory
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
@@ -50,6 +49,7 @@ def begin(
     request_key: str,
     properties: CheckpointProperties,
     is_periodic: bool = False,
+    finalizer: str | None = None,
 ) -> CheckpointRecord:
     """
     Add the row of a pending checkpoint.
@@ -57,6 +57,7 @@ def begin(
     :param location: Directory of its files.
     :param timeout: Time after which it expires.
     :param request_key: Idempotency key of the trigger.
+    :param finalizer: Coordinator that triggers an aligned checkpoint.
     """
     checkpoint = CheckpointRecord(
         job_id=attempt.job_id,
@@ -72,6 +73,7 @@ def begin(
         run_key=attempt.owner.run_key,
         properties=properties,
         is_periodic=is_periodic,
+        finalizer=finalizer,
     )
     tx.add_checkpoint(checkpoint)
     return checkpoint
@@ -433,6 +435,14 @@ def _settle_disposal(tx: JobTransaction, savepoint: CheckpointRecord) -> None:
 def _record_end(tx: JobTransaction, ended: CheckpointRecord) -> None:
     statistics.ended(tx, ended)
     settle_request(tx, ended)
+    if ended.operator_id == ALIGNED_OPERATOR_ID and ended.properties.is_savepoint:
+        _unpin_parts(tx)
+
+
+def _unpin_parts(tx: JobTransaction) -> None:
+    for operator, _ in tx.operators_besides(frozenset()):
+        if operator.pinned_checkpoint is not None:
+            tx.save_operator(replace(operator, pinned_checkpoint=None))
 
 
 def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: float) -> datetime:

@@ -70,16 +70,16 @@ def _read(args: Namespace, answer: Callable[[tuple[StageContents, ...]], Answer]
 
 
 def _stages(args: Namespace) -> tuple[StageContents, ...]:
-    from airflow_provider_statecheck.queryable.job_contents import contents_at
+    from airflow_provider_statecheck.queryable.job_contents import stages_at
 
     if "://" not in args.job:
         contents, job_id, as_of = _job_contents(args)
         return contents.stages(job_id, uid=args.uid, as_of=as_of, lists=True)
-    if args.checkpoint is not None or args.uid is not None:
+    if args.checkpoint is not None:
         raise InvalidConfigurationError(
-            "Expected --checkpoint and --uid with a job, found them with the URI of a checkpoint; omit them."
+            "Expected --checkpoint with a job, found it with the URI of a checkpoint; omit it."
         )
-    return (contents_at(storage_opener(args.storage_conn_id), args.job),)
+    return stages_at(storage_opener(args.storage_conn_id), args.job, args.uid)
 
 
 def _job_contents(args: Namespace) -> tuple[JobContents, JobId, AsOf]:

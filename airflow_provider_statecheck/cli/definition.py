@@ -26,6 +26,7 @@ _MODULES = {
     "savepoint": "savepoint_commands",
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
+    "restore": "restore_commands",
     "stats": "state_commands",
     "state show": "state_commands",
     "state get": "query_commands",
@@ -169,19 +170,19 @@ ARG_FORMAT = Arg(
 ARG_STOP = Arg(
     ("--stop",),
     choices=("suspend", "terminate"),
-    help="Stop the stage with the savepoint: at its next boundary (suspend) or at the end of its input (terminate)",
+    help="With --uid, stop the stage with the savepoint: at its next boundary (suspend) or at its end (terminate)",
 )
 ARG_NO_WAIT = Arg(
     ("--no-wait",),
     action="store_true",
-    help="Only request the savepoint; a running stage takes it at its next boundary",
+    help="Only request the savepoint; the maintenance Dag completes it",
 )
 ARG_TIMEOUT = Arg(
     ("--timeout",),
     type=positive_int(allow_zero=False),
     default=600,
     metavar="SECONDS",
-    help="Maximum time to wait for a running stage (default: 600)",
+    help="Maximum time to wait for running stages (default: 600)",
 )
 ARG_POINTER = Arg(("pointer",), metavar="POINTER", help="URI of a checkpoint or savepoint, such as s3://…/chk-7")
 ARG_STATE = Arg(
@@ -253,6 +254,13 @@ ARG_BEFORE_RUN = Arg(
     required=True,
     metavar="RUN",
     help="First run to rewind: its logical date as shown by 'checkpoints', or its run id if it has none",
+)
+ARG_FROM_SAVEPOINT = Arg(
+    ("--from",),
+    dest="pointer",
+    required=True,
+    metavar="POINTER",
+    help="URI of a savepoint of the whole job, such as s3://…/savepoint-1a2b3c-4d5e6f708192",
 )
 ARG_HOST = Arg(("--host",), default="127.0.0.1", metavar="HOST", help="Address to listen on (default: 127.0.0.1)")
 ARG_PORT = Arg(
@@ -403,8 +411,17 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             ARG_YES,
         ),
         _command(
+            "restore",
+            "Restore all stages of a job from a savepoint of the whole job, to run them again from there",
+            ARG_JOB,
+            ARG_FROM_SAVEPOINT,
+            ARG_DRY_RUN,
+            ARG_YES,
+            ARG_STORAGE,
+        ),
+        _command(
             "savepoint",
-            "Take a savepoint of a running or idle job",
+            "Take a savepoint of a whole job, or of one operator",
             ARG_JOB,
             ARG_UID,
             ARG_TARGET,

@@ -31,7 +31,6 @@ from airflow_provider_statecheck.cli.output import (
     print_rows,
     shown,
 )
-from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.maintenance import (
     find_job,
@@ -39,14 +38,13 @@ from airflow_provider_statecheck.hooks.maintenance import (
     job_recovery,
     job_rewinding,
     maintenance_gateway,
-    savepoint_gateway,
 )
+from airflow_provider_statecheck.hooks.savepoints import job_savepoints
 from airflow_provider_statecheck.hooks.storage import storage_opener
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
-from airflow_provider_statecheck.maintenance.savepoints import serve_jobs
 from airflow_provider_statecheck.maintenance.verify import verify_job
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ def gc(args: Namespace) -> Exit:
     gateway, opener = maintenance_gateway(), storage_opener(args.storage_conn_id)
     job_ids = _job_ids(gateway, args.jobs)
     if not args.dry_run:
-        serve_jobs(savepoint_gateway(), gateway, job_ids, opener, configured_savepoint_dir())
+        job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
     quarantine = args.quarantine_age if args.quarantine else None
     collected = list(
         each_job(
@@ -321,4 +319,5 @@ def _rewound_row(operator: RewoundOperator) -> Row:
         "newest_run": None if newest is None else newest.run_key,
         "fenced": None if operator.fenced is None else operator.fenced.owner.label,
         "withdrawn_choice": operator.withdrawn_choice,
+        "withdrawn_restore": None if operator.withdrawn_restore is None else shown(operator.withdrawn_restore),
     }

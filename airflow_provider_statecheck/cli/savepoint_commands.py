@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
-from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, JobId, new_key
 from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
@@ -29,8 +28,9 @@ from airflow_provider_statecheck.hooks.maintenance import (
     maintenance_gateway,
     savepoint_gateway,
 )
+from airflow_provider_statecheck.hooks.savepoints import job_savepoints
 from airflow_provider_statecheck.hooks.storage import storage_opener
-from airflow_provider_statecheck.maintenance.savepoints import dispose as dispose_savepoint, serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import dispose as dispose_savepoint
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
 
-_PAUSE_SECONDS = 2.0
 _KINDS = {
     None: CheckpointType.SAVEPOINT,
     "suspend": CheckpointType.SAVEPOINT_SUSPEND,
@@ -49,17 +48,22 @@ _KINDS = {
 @command
 @audited
 def savepoint(args: Namespace) -> Exit:
-    """Take a savepoint of each operator of a job, or of one operator."""
-    gateway = maintenance_gateway()
-    view = find_job(gateway, args.job)
-    keys = [_request(view, operator, args) for operator in operators_of(view, args.uid)]
-    directory = configured_savepoint_dir()
-    view = gateway.describe(view.job.job_id)
-    serve_idle(savepoint_gateway(), view, storage_opener(args.storage_conn_id), directory)
-    timeout = 0 if args.no_wait else args.timeout
-    requests = _wait(gateway, view.job.job_id, keys, timeout)
-    print_rows([_request_row(view, each, gateway) for each in requests], args.output)
-    return _status_of(requests, has_waited=not args.no_wait)
+    """Take a savepoint of a whole job, or of one of its operators."""
+    view = find_job(maintenance_gateway(), args.job)
+    if args.stop is not None and args.uid is None:
+        raise InvalidConfigurationError(
+            f"Expected --uid with --stop {args.stop}, found none; name the operator whose stage is to stop."
+        )
+    service = job_savepoints(storage_conn_id=args.storage_conn_id)
+    if args.uid is None:
+        key = new_key()
+        service.request(view, _target(args), SavepointFormat(args.format), request_key=key)
+    else:
+        (operator,) = operators_of(view, args.uid)
+        key = _request(view, operator, args)
+    request, awaited = service.wait_for(view.job.job_id, key, 0 if args.no_wait else args.timeout)
+    print_rows([_request_row(view, request, service.maintenance)], args.output)
+    return _status_of(request, awaited, has_waited=not args.no_wait)
 
 
 @command
@@ -102,7 +106,7 @@ def _request(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
         job_id=view.job.job_id,
         operator_id=operator.operator_id,
         request_key=new_key(),
-        target=None if args.target is None else normalise_pointer(args.target),
+        target=_target(args),
         savepoint_format=SavepointFormat(args.format),
         kind=_KINDS[args.stop],
         requested_by="airflow statecheck savepoint",
@@ -110,13 +114,8 @@ def _request(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
     return savepoint_gateway().request(request).request_key
 
 
-def _wait(gateway: MaintenanceGateway, job_id: JobId, keys: list[str], timeout: float) -> list[SnapshotRequest]:
-    deadline = time.monotonic() + timeout
-    while True:
-        requests = [r for r in gateway.describe(job_id).requests if r.request_key in keys]
-        if time.monotonic() >= deadline or not any(r.status.is_open for r in requests):
-            return requests
-        time.sleep(_PAUSE_SECONDS)
+def _target(args: Namespace) -> str | None:
+    return None if args.target is None else normalise_pointer(args.target)
 
 
 def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:
@@ -124,7 +123,7 @@ def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGa
     taken = None if checkpoint_id is None else gateway.checkpoint(view.job.job_id, checkpoint_id)
     is_completed = request.status is RequestStatus.COMPLETED
     return {
-        "operator": next(o.uid for o in view.operators if o.operator_id == request.operator_id),
+        "operator": next((o.uid for o in view.operators if o.operator_id == request.operator_id), ALIGNED_UID),
         "request": request.request_key,
         "status": request.status.value,
         "checkpoint": request.checkpoint_id,
@@ -133,11 +132,11 @@ def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGa
     }
 
 
-def _status_of(requests: list[SnapshotRequest], *, has_waited: bool) -> Exit:
-    pending = sum(each.status.is_open for each in requests)
-    if pending:
+def _status_of(request: SnapshotRequest, awaited: tuple[str, ...], *, has_waited: bool) -> Exit:
+    if request.status.is_open:
+        stages = f" of {', '.join(awaited)}" if awaited else ""
         print_message(
-            f"{pending} of {len(requests)} savepoints not yet taken; a running stage takes its savepoint at its next boundary."
+            f"The savepoint awaits the next checkpoint{stages}; the maintenance Dag or 'airflow statecheck gc' then completes it."
         )
-    failed = any(each.status is RequestStatus.FAILED for each in requests)
-    return Exit.FOUND if failed or (pending and has_waited) else Exit.DONE
+    is_late = request.status.is_open and has_waited
+    return Exit.FOUND if is_late or request.status is RequestStatus.FAILED else Exit.DONE

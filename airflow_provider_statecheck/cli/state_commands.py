@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.statistics import CheckpointEntry, StatsSummary
     from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsSnapshot
     from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.state.reading.checkpoint_contents import HeldState
+    from airflow_provider_statecheck.state.reading.checkpoint_contents import CheckpointContents, HeldState
     from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
     from airflow_provider_statecheck.state.reading.state_reader import StateReader
 
@@ -33,7 +33,9 @@ def state_show(args: Namespace) -> Exit:
 
     states = _states(args, args.pointer)
     if args.name is None:
-        print_rows([_state_row(each) for each in CheckpointContents(states).states()], args.output)
+        print_rows(
+            [row for stage in states.stages for row in _state_rows(CheckpointContents(stage), states)], args.output
+        )
         return Exit.DONE
     reader = _reader(args, states)
     _print_limited(reader.schema, (batch for table in reader.tables() for batch in table.to_batches()), args)
@@ -157,9 +159,14 @@ def _print_limited(schema: Any, batches: Iterator[Any], args: Namespace) -> int:
     return len(found.rows)
 
 
-def _state_row(state: HeldState) -> Row:
+def _state_rows(contents: CheckpointContents, states: CheckpointStates) -> Iterator[Row]:
+    stage = f"{contents.checkpoint.document.uid}/" if states.document.parts else ""
+    yield from (_state_row(each, f"{stage}{each.uid}") for each in contents.states())
+
+
+def _state_row(state: HeldState, function: str) -> Row:
     return {
-        "function": state.uid,
+        "function": function,
         "state": state.name,
         "kind": state.kind.value,
         "key": state.key,

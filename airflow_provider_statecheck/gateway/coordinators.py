@@ -22,15 +22,14 @@ from airflow_provider_statecheck.checkpoint.aligned.id_counter import Checkpoint
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import FutureWaiter
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OwnershipOf
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
-from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
@@ -42,7 +41,7 @@ SETTINGS = (*USED_SETTINGS, "num_retained", "tolerable_failed_checkpoints", "sav
 
 
 def new_coordinator(
-    jobs: JobStore,
+    rows: CoordinatorRows,
     storage: CheckpointStorage,
     config: CheckpointConfig,
     leader: AttemptRef,
@@ -64,10 +63,10 @@ def new_coordinator(
     """
     Return a coordinator of several operators, with its stores, its failure manager and its deleter.
 
-    :param jobs: The store of the job's rows, such as ``SqlJobStore``.
+    :param rows: The rows of the job: in process, such as ``AlignedCheckpoints`` on a ``SqlJobStore``, or over HTTP.
     :param storage: The storage of the checkpoint directory.
     :param config: The settings, of which only :data:`SETTINGS` may be assigned.
-    :param leader: The leader; see :func:`~airflow_provider_statecheck.checkpoint.fencing.take_leadership`.
+    :param leader: The leader, from ``rows.lead``.
     :param job_name: The name of the job.
     :param tasks: The tasks of the operators, which are notified of the end of a checkpoint.
     :param callback: The callback that fails the job after too many failed checkpoints.
@@ -91,8 +90,7 @@ def new_coordinator(
     files = checkpoint_storage or SnapshotFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
 
     def owns(savepoint: str) -> bool:
-        claim = jobs.claim(savepoint)
-        return is_savepoint_of(savepoint, job_id) if claim is None else claim.job_id == job_id
+        return rows.owns(OwnershipOf(leader=leader, location=savepoint))
 
     return CheckpointCoordinator(
         job_id,
@@ -101,12 +99,12 @@ def new_coordinator(
         tasks if tasks_to_wait_for is None else tasks_to_wait_for,
         tasks,
         EffectDiscards(storage, documents),
-        CheckpointIDCounter(jobs, job_id),
-        CompletedCheckpointStore(StateHandleStore(jobs, leader, files), config.num_retained),
+        CheckpointIDCounter(rows, leader),
+        CompletedCheckpointStore(StateHandleStore(rows, leader, files), config.num_retained),
         files,
         executor,
-        _failure_manager(jobs, config, leader, callback),
-        jobs=jobs,
+        _failure_manager(rows, config, leader, callback),
+        rows=rows,
         leader=leader,
         discarder=StorageDiscarder(storage, job_id, owns),
         fail_task=fail_task,
@@ -119,8 +117,8 @@ def new_coordinator(
 
 
 def _failure_manager(
-    jobs: JobStore, config: CheckpointConfig, leader: AttemptRef, callback: FailJobCallback
+    rows: CoordinatorRows, config: CheckpointConfig, leader: AttemptRef, callback: FailJobCallback
 ) -> CheckpointFailureManager:
     tolerable = config.tolerable_failed_checkpoints
-    tracker = CheckpointStatsTracker(jobs, leader.job_id, leader.operator_id)
+    tracker = CheckpointStatsTracker(rows, leader)
     return CheckpointFailureManager(UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, callback, tracker)

@@ -9,7 +9,14 @@ from datetime import datetime
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
+    ALIGNED_UID,
+    JobId,
+    OperatorId,
+    job_id_of,
+    restorable_uids,
+)
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
@@ -74,6 +81,8 @@ def checkpoints_as_of(
     """
     Return the newest retained checkpoint or savepoint that meets a condition of each operator of a job.
 
+    A savepoint of the whole job is returned only for its id or pointer, as the checkpoint of its coordinator.
+
     :param view: Rows of the job.
     :param checkpoint_id: Id of the checkpoint.
     :param pointer: Pointer of the checkpoint or savepoint.
@@ -87,11 +96,17 @@ def checkpoints_as_of(
         checkpoint_id=checkpoint_id, pointer=None if pointer is None else normalise_pointer(pointer), at=at
     )
     retained = _retained(view, {operator.operator_id for operator in view.operators})
-    found = (each for each in retained if wanted.matches(view, each))
+    is_named = checkpoint_id is not None or pointer is not None
+    found = (each for each in retained if wanted.matches(view, each) and (is_named or not is_of_whole_job(each)))
     newest = {each.operator_id: each for each in found if at is None or not _was_abandoned(view, each, at)}
     if not newest:
         raise _checkpoint_not_found(f"{wanted} of job {view.job.name!r}", retained)
     return tuple(newest[o.operator_id] for o in view.operators if o.operator_id in newest)
+
+
+def is_of_whole_job(checkpoint: CheckpointRecord) -> bool:
+    """Return whether a checkpoint is a savepoint of the whole job, of which each stage has a part."""
+    return checkpoint.operator_id == ALIGNED_OPERATOR_ID and checkpoint.properties.is_savepoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +224,8 @@ def find_fork_source(
     :raises InvalidConfigurationError: if ``wanted`` has none of these forms.
     :raises IncompatibleCheckpointError: if the checkpoint is of another operator.
     """
-    uids = {uid, *(old for old, new in renamed_uids.items() if new == uid)}
     try:
-        pointer = _fork_pointer(gateway, job, wanted, uids)
+        pointer = _fork_pointer(gateway, job, wanted, {uid, *restorable_uids(uid, renamed_uids)})
     except CheckpointNotFoundError as error:
         return RestoreSource(pointer=wanted, metadata_uri="", metadata_size=0, metadata_sha256="", problem=str(error))
     return find_source(
@@ -239,7 +253,9 @@ def _fork_pointer(gateway: CheckpointCoordinatorGateway, job: str, wanted: str, 
         raise CheckpointNotFoundError(
             f"There is no job {job!r} with a checkpoint {wanted!r} to start a fork from; correct the name, or run the job first."
         ) from error
-    newest_first = _retained(view, {o.operator_id for o in view.operators if o.uid in uids})[::-1]
+    # The id of a savepoint of the whole job names the parts of all stages.
+    named = {*uids, ALIGNED_UID} if _ID.fullmatch(wanted) else uids
+    newest_first = _retained(view, {o.operator_id for o in view.operators if o.uid in named})[::-1]
     found = next(iter(_fork_candidates(view, newest_first, wanted)), None)
     if found is None:
         raise _fork_source_not_found(job, wanted, newest_first)

@@ -169,6 +169,37 @@ class StatecheckHook(BaseHook):
             )
         return latest.location
 
+    def savepoint(
+        self,
+        job: str,
+        *,
+        target: str | None = None,
+        timeout: float = 3600.0,
+        storage_conn_id: str | None = None,
+    ) -> str:
+        """
+        Take a savepoint of a whole job, and return the URI of its directory.
+
+        A stage that is running gives its next checkpoint. The call copies the parts, so it takes as long as a copy of the
+        state; no stage waits for it.
+
+        :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs.
+        :param target: Parent directory of the savepoint, by default ``[statecheck] savepoint_dir``.
+        :param timeout: The longest wait for the stages in seconds. The maintenance Dag completes a savepoint whose time is over.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :raises CheckpointNotFoundError: There is no such job, or a stage has no state that is retained.
+        :raises CheckpointDeclinedError: A stage could not give its part.
+        :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
+        """
+        from airflow_provider_statecheck.checkpoint.ids import new_key
+        from airflow_provider_statecheck.hooks.savepoints import job_savepoints
+        from airflow_provider_statecheck.storage.uris import normalise_pointer
+
+        service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
+        view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
+        service.request(view, None if target is None else normalise_pointer(target), request_key=key)
+        return service.pointer_of(view.job.job_id, key, timeout)
+
     def contents(
         self,
         job: str,

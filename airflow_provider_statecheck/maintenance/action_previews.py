@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint import restore_choice
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -33,6 +33,7 @@ from airflow_provider_statecheck.maintenance.fork_points import require_fork_poi
 from airflow_provider_statecheck.maintenance.rewind import RewoundOperator
 
 _DELETED_LATER = "The files of the rolled-back checkpoints are deleted after a newer checkpoint completes."
+_OTHERS_RESTORE = "Only this operator is not restored from the savepoint of the job any more; its state may then not match that of the others."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,9 @@ def _restore_notes(
         yield f"The results of these runs are rolled back: {', '.join(other_runs)}. Run them again in their order."
     if operator.next_restore is not None:
         yield f"This replaces the choice of checkpoint {operator.next_restore}."
+    restore = in_place_restore.waiting_in(view, operator)
+    if restore is not None:
+        yield f"This ends the restore from the savepoint {restore.pointer} of the job for this operator."
     yield "Sinks retract the output that the rolled-back checkpoints committed, or refuse to start if they cannot."
     yield _DELETED_LATER
 
@@ -149,12 +153,16 @@ def _withdrawal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
             action=wanted.action, effect=f"The job is kept, which {removal.requested_by} requested to remove."
         )
     operator = operator_of(view, wanted)
-    if operator.next_restore is None:
+    restore = in_place_restore.waiting_in(view, operator)
+    if operator.next_restore is None and restore is None:
         raise nothing_chosen(operator)
+    if restore is not None:
+        operator = in_place_restore.before(operator, restore)
     return ActionPreview(
         action=wanted.action,
         effect=f"The next attempt of operator {operator.uid!r} restores its newest checkpoint again.",
         kept=_affected(view, _candidates(view, operator)),
+        notes=() if restore is None else (_OTHERS_RESTORE,),
     )
 
 
@@ -170,6 +178,11 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
             f"The choice of checkpoint {each.withdrawn_choice} for operator {each.uid!r} is withdrawn."
             for each in rewound
             if each.withdrawn_choice is not None
+        ),
+        *(
+            f"Operator {each.uid!r} is not restored from the savepoint {each.withdrawn_restore} any more."
+            for each in rewound
+            if each.withdrawn_restore is not None
         ),
         *(f"Operator {uid!r} then starts without state." for uid in without_state),
         *(f"{_name(attempt)} is fenced; its task is not running." for attempt in fenced),

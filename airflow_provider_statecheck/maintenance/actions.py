@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint import restore_choice
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, already_claimed
@@ -58,6 +58,8 @@ class RequestedAction:
     """Uid of the operator; ``None`` for all operators."""
     checkpoint_id: int | None
     run_key: str
+    pointer: str | None = None
+    """Savepoint of the whole job that is restored in place; ``None`` for other actions."""
     requested_by: str
     requested_at: datetime
     status: RequestStatus
@@ -161,6 +163,7 @@ def requested_action(view: JobView, action: ActionRecord) -> RequestedAction:
         uid=uid_of(view, action.operator_id),
         checkpoint_id=action.checkpoint_id,
         run_key=action.run_key,
+        pointer=None if action.restore is None else action.restore.pointer,
         requested_by=action.requested_by,
         requested_at=action.requested_at,
         status=action.status,
@@ -209,8 +212,9 @@ def _withdraw(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
         removal_requests.withdraw(tx, wanted.requested_by)
         return _completed(tx, _row(tx, wanted, None), "the job is kept")
     operator = operator_of(tx.view(), wanted)
-    if operator.next_restore is None:
+    if operator.next_restore is None and operator.in_place_restore is None:
         raise nothing_chosen(operator)
+    in_place_restore.require_undoable(tx, operator)
     action = replace(_row(tx, wanted, operator.operator_id), checkpoint_id=operator.next_restore)
     restore_choice.withdraw(tx, operator, f"withdrawn by {wanted.requested_by}")
     return _completed(tx, action)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,

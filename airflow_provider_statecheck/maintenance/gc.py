@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord

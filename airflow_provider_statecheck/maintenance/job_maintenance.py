@@ -21,8 +21,7 @@ from typing import Protocol, TypeVar
 from airflow_provider_statecheck.checkpoint import restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, require
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
@@ -435,11 +434,12 @@ def _ref(attempt: AttemptRecord) -> AttemptRef:
 
 
 def _end_all(tx: JobTransaction, view: JobView) -> None:
-    for operator in view.operators:
+    for each in view.operators:
+        operator = restore_choice.withdraw(tx, each, "the checkpoints of the job are deleted")
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
         for checkpoint in tx.open_checkpoints(operator.operator_id):
             _subsume(tx, checkpoint)
-        _open_generation(tx, restore_choice.withdraw(tx, operator, "the checkpoints of the job are deleted"))
+        _open_generation(tx, operator)
 
 
 def _subsume(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:

@@ -11,12 +11,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_UID,
+    JobId,
+    OperatorId,
+    job_id_of,
+    new_key,
+    operator_id_of,
+)
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
     checkpoint_id_of,
@@ -137,15 +144,14 @@ class Recoveries:
         restorable = _restorable(storage, current, problems)
         intact = _restorable(self._open(self._savepoints), savepoints, problems) if self._savepoints else []
         intact = _unique_ids(intact, {c.document.checkpoint_id for c in found.checkpoints}, problems)
-        problems += [
-            f"operator {uid!r} has no restorable checkpoint" for uid in generations if not _has(restorable, uid)
-        ]
+        uids = tuple(uid for uid in generations if uid != ALIGNED_UID)
+        problems += [f"operator {uid!r} has no restorable checkpoint" for uid in uids if not _has(restorable, uid)]
         ids = [s.document.checkpoint_id for s in savepoints]
         request = RecoverJob(
             job_id=found.job_id,
             name=name,
             storage_base=storage.base_uri,
-            highest_epoch=max((found.highest_epoch, *(s.document.epoch for s in savepoints))),
+            highest_epoch=max((found.highest_epoch, *(d.epoch for s in savepoints for d in _documents(s)))),
             highest_checkpoint_id=max((found.highest_checkpoint_id, *ids)),
             generations=generations,
             snapshots=tuple(map(_snapshot, (*restorable, *intact))),
@@ -156,7 +162,7 @@ class Recoveries:
             job=name,
             job_id=found.job_id,
             is_recovered=is_recovered,
-            operators=tuple(generations),
+            operators=uids,
             checkpoints=tuple(c.location for c in restorable),
             savepoints=tuple(s.location for s in intact),
             problems=(*problems, *refusal),
@@ -178,9 +184,17 @@ def _ids(job: str) -> set[JobId]:
 
 def _newest_generations(found: Iterable[FoundSnapshot]) -> dict[str, int]:
     newest: dict[str, int] = {}
-    for each in found:
-        newest[each.document.uid] = max(each.document.generation, newest.get(each.document.uid, 0))
+    for document in (document for each in found for document in _documents(each)):
+        newest[document.uid] = max(document.generation, newest.get(document.uid, 0))
     return newest
+
+
+def _documents(found: FoundSnapshot) -> Iterator[CheckpointDocument]:
+    """Return the metadata of a snapshot and of its parts that are checkpoints of the same job."""
+    document = found.document
+    yield document
+    # A stage that had restored a snapshot of another job, and no checkpoint since, has that snapshot as its part.
+    yield from (part for part in document.parts if part.job_id == document.job_id)
 
 
 def _of_newest_generation(found: tuple[FoundSnapshot, ...]) -> list[FoundSnapshot]:
@@ -453,6 +467,8 @@ def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
 
 def _generation(request: RecoverJob, uid: str) -> int:
     newest = request.generations[uid]
+    if uid == ALIGNED_UID:
+        return newest
     restorable = {s.generation for s in request.snapshots if s.uid == uid and not s.properties.is_savepoint}
     # Without a restorable checkpoint, the next attempt must start without state; in the old generation it would fail.
     return max(restorable) if restorable else newest + 1

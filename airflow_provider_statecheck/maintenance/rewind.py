@@ -9,12 +9,13 @@ files of the checkpoints that were rolled back are deleted after a newer checkpo
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import restore_choice, run_order, transitions
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, TaskLiveness
-from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, run_order, transitions
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -61,6 +62,8 @@ class RewoundOperator:
     """Open attempt that is fenced because its task is not running."""
     withdrawn_choice: int | None = None
     """Checkpoint that a user chose for the next attempt, which no longer restores it; ``None`` without a choice."""
+    withdrawn_restore: str | None = None
+    """Savepoint of the job that the next attempt no longer restores in place; ``None`` without such a restore."""
 
 
 class JobRewinding:
@@ -84,8 +87,7 @@ class JobRewinding:
         :raises NoRestorableCheckpointError: The state before the run is not retained or not readable.
         """
         dead = self.dead_attempts(request)
-        job_id = request.job_id
-        with rolled_back(self._store, job_id) if request.dry_run else self._store.transaction(job_id) as tx:
+        with changing(self._store, request.job_id, dry_run=request.dry_run) as tx:
             return rewind_in(tx, request, dead)
 
     def dead_attempts(self, request: RewindJob) -> tuple[AttemptRecord, ...]:
@@ -94,7 +96,8 @@ class JobRewinding:
 
         Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         """
-        return tuple(a for a in _open_attempts(self._store, request) if not self._liveness.is_running(a.owner))
+        view = self._store.describe(request.job_id)
+        return dead_attempts(view, _selected(view, request), self._liveness)
 
 
 def rewind_in(tx: JobTransaction, request: RewindJob, dead: Sequence[AttemptRecord]) -> tuple[RewoundOperator, ...]:
@@ -103,17 +106,25 @@ def rewind_in(tx: JobTransaction, request: RewindJob, dead: Sequence[AttemptReco
 
     :param dead: Open attempts whose tasks do not run.
     """
-    plans = [(each, _plan(tx, each, request.run_key, dead)) for each in _selected(tx.view(), request)]
+    plans = [_plan(tx, each, request.run_key, dead) for each in _selected(tx.view(), request)]
     if not request.dry_run:
         for operator, plan in plans:
             _carry_out(tx, operator, plan)
     return tuple(plan for _, plan in plans)
 
 
-def _open_attempts(store: JobStore, request: RewindJob) -> list[AttemptRecord]:
-    view = store.describe(request.job_id)
-    newest = (view.current_attempt(operator) for operator in _selected(view, request))
-    return [a for a in newest if a is not None and a.status is AttemptStatus.RUNNING]
+def changing(store: JobStore, job_id: JobId, *, dry_run: bool) -> AbstractContextManager[JobTransaction]:
+    """Return a transaction on the rows of a job, which for a dry run is rolled back at its end."""
+    return rolled_back(store, job_id) if dry_run else store.transaction(job_id)
+
+
+def dead_attempts(
+    view: JobView, operators: Iterable[OperatorRecord], liveness: TaskLiveness
+) -> tuple[AttemptRecord, ...]:
+    """Return the open attempts of operators whose tasks do not run."""
+    newest = (view.current_attempt(operator) for operator in operators)
+    is_open = (a for a in newest if a is not None and a.status is AttemptStatus.RUNNING)
+    return tuple(a for a in is_open if not liveness.is_running(a.owner))
 
 
 def _selected(view: JobView, request: RewindJob) -> list[OperatorRecord]:
@@ -128,9 +139,15 @@ def _selected(view: JobView, request: RewindJob) -> list[OperatorRecord]:
     return selected
 
 
-def _require_no_running_task(
+def require_no_running_task(
     tx: JobTransaction, operator: OperatorRecord, dead: Sequence[AttemptRecord]
 ) -> AttemptRecord | None:
+    """
+    Return the open attempt of an operator, whose task does not run, or ``None``.
+
+    :param dead: Open attempts whose tasks do not run.
+    :raises ConcurrentAttemptError: The task of the open attempt is running.
+    """
     newest = tx.attempt(operator.operator_id, operator.epoch)
     is_open = newest is not None and newest.status is AttemptStatus.RUNNING
     if newest is not None and is_open and newest not in dead:
@@ -141,8 +158,12 @@ def _require_no_running_task(
     return newest if is_open else None
 
 
-def _plan(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence[AttemptRecord]) -> RewoundOperator:
-    fenced = _require_no_running_task(tx, operator, dead)
+def _plan(
+    tx: JobTransaction, before: OperatorRecord, run: str, dead: Sequence[AttemptRecord]
+) -> tuple[OperatorRecord, RewoundOperator]:
+    fenced, restore = require_no_running_task(tx, before, dead), in_place_restore.waiting(tx, before)
+    # A choice from before the rewind would take the operator to another checkpoint than the rewind reports.
+    operator = restore_choice.withdraw(tx, before, "replaced by a rewind")
     restorable = transitions.restorable(tx, operator)
     earlier = run_order.checkpoints_before_run(restorable, run)
     if restorable and not earlier and not _starts_with(operator, run):
@@ -158,12 +179,13 @@ def _plan(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence
             f"Restore its files from a backup.",
             checkpoint_ids=tuple(c.checkpoint_id for c in earlier),
         )
-    return RewoundOperator(
+    return operator, RewoundOperator(
         uid=operator.uid,
         taken_back=restorable[: len(restorable) - len(earlier)],
         stands_at=earlier[0] if earlier else None,
         fenced=fenced,
-        withdrawn_choice=operator.next_restore,
+        withdrawn_choice=before.next_restore,
+        withdrawn_restore=None if restore is None else restore.pointer,
     )
 
 
@@ -179,8 +201,6 @@ def _carry_out(tx: JobTransaction, operator: OperatorRecord, plan: RewoundOperat
     if plan.fenced is not None:
         transitions.close_abandoned(tx, plan.fenced)
     ids = [checkpoint.checkpoint_id for checkpoint in plan.taken_back]
-    # A choice from before the rewind would take the operator to another checkpoint than the rewind reports.
-    operator = restore_choice.withdraw(tx, operator, "replaced by a rewind")
     if plan.stands_at is not None:
         transitions.roll_back(tx, plan.taken_back)
     elif plan.taken_back:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
     is_savepoint_directory,
@@ -29,6 +27,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     DisposedSavepoint,
     DisposeSavepoint,
     EndSavepoint,
+    PinnedParts,
+    PinParts,
     RequestSavepoint,
     require_metadata_in,
 )
@@ -49,7 +49,6 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
-from airflow_provider_statecheck.maintenance.job_maintenance import each_job
 from airflow_provider_statecheck.storage.pointers import pointer_uri
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -80,6 +79,10 @@ class SavepointGateway(Protocol):
 
     def end(self, request: EndSavepoint) -> CheckpointRecord:
         """Report that a copied savepoint was written, or why writing failed."""
+        ...
+
+    def pin(self, request: PinParts) -> PinnedParts:
+        """Pin the checkpoints that a savepoint of the whole job copies, until it ends."""
         ...
 
     def dispose(self, request: DisposeSavepoint) -> DisposedSavepoint:
@@ -166,6 +169,24 @@ class JobSavepoints:
                 _end(tx, savepoint, request)
             return _require_savepoint(tx, request.checkpoint_id)
 
+    def pin(self, request: PinParts) -> PinnedParts:
+        """
+        Pin the checkpoints that a savepoint of the whole job copies, until it ends.
+
+        :raises CheckpointNotFoundError: The savepoint is not pending, or a checkpoint is not retained.
+        """
+        with self._store.transaction(request.job_id) as tx:
+            savepoint = _require_savepoint(tx, request.checkpoint_id)
+            if savepoint.status is not CheckpointStatus.PENDING or savepoint.operator_id != ALIGNED_OPERATOR_ID:
+                raise CheckpointNotFoundError(
+                    f"Expected savepoint {request.checkpoint_id} of job {tx.job.name!r} to be a pending one of the whole job, "
+                    f"found one that is {savepoint.status.value}; request it again.",
+                    checkpoint_id=request.checkpoint_id,
+                )
+            for operator_id, checkpoint_id in request.parts.items():
+                _pin(tx, operator_id, checkpoint_id)
+            return PinnedParts(acknowledgements=tuple(tx.acknowledgements(request.checkpoint_id)))
+
     def dispose(self, request: DisposeSavepoint) -> DisposedSavepoint:
         """
         Dispose of a savepoint; its files may then be deleted. The job of the savepoint need not have rows.
@@ -235,6 +256,21 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     return savepoint
 
 
+def _pin(tx: JobTransaction, operator_id: OperatorId, checkpoint_id: int) -> None:
+    operator = _require_operator(tx, operator_id)
+    if operator.pinned_checkpoint == checkpoint_id:
+        return
+    checkpoint = tx.checkpoint(checkpoint_id)
+    is_own = checkpoint is not None and checkpoint.operator_id == operator_id
+    if checkpoint is None or not is_own or not checkpoint.is_restorable:
+        raise CheckpointNotFoundError(
+            f"Expected checkpoint {checkpoint_id} of operator {operator.uid!r} of job {tx.job.name!r} to be retained, found "
+            f"{'none' if checkpoint is None else checkpoint.status.value}; choose another one.",
+            checkpoint_id=checkpoint_id,
+        )
+    tx.save_operator(replace(operator, pinned_checkpoint=checkpoint_id))
+
+
 def _require_operator(tx: JobTransaction, operator_id: OperatorId) -> OperatorRecord:
     operator = tx.operator(operator_id)
     if operator is None:
@@ -283,22 +319,6 @@ class TakenSavepoint:
     pointer: str | None = None
     """URI of the savepoint; ``None`` if it failed."""
     problem: str | None = None
-
-
-def serve_jobs(
-    gateway: SavepointGateway,
-    maintenance: MaintenanceGateway,
-    job_ids: Iterable[JobId],
-    open_storage: OpenStorage,
-    directory: str | None,
-) -> None:
-    """Take the requested savepoints of idle operators in several jobs, and log failures."""
-    for taken in each_job(
-        job_ids, lambda job_id: serve_idle(gateway, maintenance.describe(job_id), open_storage, directory)
-    ):
-        for each in taken:
-            if each.problem is not None:
-                log.warning("Savepoint of operator %r failed: %s", each.uid, each.problem)
 
 
 def serve_idle(

@@ -163,13 +163,20 @@ class CheckpointVerifier:
         document, problem = _try(load)
         if document is None:
             return Verification(pointer=pointer, problems=(redact(problem),))
-        snapshots = [self._verify_snapshot(handle) for handle in document.snapshots]
-        problems = (*self._state_problems(document), *(p for s in snapshots for p in s.problems))
+        of_stages = [self._verify_stage(pointer, stage) for stage in (document, *document.parts)]
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,
-            problems=tuple(map(redact, problems)),
-            unchecked=tuple(redact(p) for s in snapshots for p in s.unchecked),
+            problems=tuple(redact(p) for each in of_stages for p in each.problems),
+            unchecked=tuple(redact(p) for each in of_stages for p in each.unchecked),
+        )
+
+    def _verify_stage(self, pointer: str, stage: CheckpointDocument) -> Verification:
+        snapshots = [self._verify_snapshot(handle) for handle in stage.snapshots]
+        return Verification(
+            pointer=pointer,
+            problems=(*self._state_problems(stage), *(p for s in snapshots for p in s.problems)),
+            unchecked=tuple(p for s in snapshots for p in s.unchecked),
         )
 
     def _state_problems(self, document: CheckpointDocument) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from sqlalchemy import JSON, DateTime, String
 from sqlalchemy.types import TypeDecorator
 from typing_extensions import override
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, InPlaceRestore
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class JsonOf(TypeDecorator[Any]):
         """Return the JSON of a value."""
         if isinstance(value, SnapshotSummary):
             return value.to_json()
+        if isinstance(value, InPlaceRestore):
+            return encode(value)
         if isinstance(value, AttemptOwner | CheckpointProperties):
             # Their enums are texts, and their tuples are lists in JSON.
             return {field.name: getattr(value, field.name) for field in fields(value)}
@@ -109,3 +112,8 @@ def properties_of(values: dict[str, Any]) -> CheckpointProperties:
         "savepoint_format": None if written is None else SavepointFormat(written),
     }
     return CheckpointProperties(**values | typed)
+
+
+def restore_of(values: dict[str, Any]) -> InPlaceRestore:
+    """Return the restore in place in the JSON of its row."""
+    return decode(InPlaceRestore, values)

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, not_, or_, select
 from sqlalchemy.engine import Connection
 
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE
 from airflow_provider_statecheck.checkpoint.job_list import (
     JobList,
     JobOverview,
@@ -124,7 +124,8 @@ def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
     """Return the condition of ``job_list.is_of_unknown_dag`` in SQL."""
     other = table_of(JobDag).alias("of_operator").c
     is_owned = exists().where(other.job_id == _operator.job_id, other.operator_id == _operator.operator_id)
-    has_unowned_operator = exists().where(_operator.job_id == job.job_id, _has_attempts(), not_(is_owned))
+    is_stage = _operator.operator_id != ALIGNED_OPERATOR_ID
+    has_unowned_operator = exists().where(_operator.job_id == job.job_id, is_stage, _has_attempts(), not_(is_owned))
     prefix = func.substr(job.name, 1, func.length(_dag.dag_id) + 1)
     is_named_after_one = exists().where(_dag.job_id == job.job_id, prefix == _dag.dag_id + "/")
     has_dag = exists().where(_dag.job_id == job.job_id)

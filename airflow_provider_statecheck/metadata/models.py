@@ -30,11 +30,19 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptStatus,
     CheckpointStatus,
+    InPlaceRestore,
     JobAction,
     RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.metadata.column_types import EnumText, JsonOf, UtcDateTime, owner_of, properties_of
+from airflow_provider_statecheck.metadata.column_types import (
+    EnumText,
+    JsonOf,
+    UtcDateTime,
+    owner_of,
+    properties_of,
+    restore_of,
+)
 
 _HEX = 32
 
@@ -104,6 +112,7 @@ class Operator(Base):
     damaged_snapshots: Mapped[tuple[str, ...]] = mapped_column(JsonOf(tuple), nullable=False)
     next_restore: Mapped[int | None] = mapped_column(BigInteger)
     pinned_checkpoint: Mapped[int | None] = mapped_column(BigInteger)
+    in_place_restore: Mapped[str | None] = mapped_column(String(_HEX))
 
 
 class Attempt(Base):
@@ -235,6 +244,7 @@ class Action(Base):
     operator_id: Mapped[str | None] = mapped_column(String(_HEX))
     checkpoint_id: Mapped[int | None] = mapped_column(BigInteger)
     run_key: Mapped[str] = mapped_column(Text, nullable=False)
+    restore: Mapped[InPlaceRestore | None] = mapped_column(JsonOf(restore_of))
     requested_by: Mapped[str] = mapped_column(Text, nullable=False)
     requested_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     status: Mapped[RequestStatus] = mapped_column(EnumText(RequestStatus, 16), nullable=False)

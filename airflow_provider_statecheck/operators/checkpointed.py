@@ -100,7 +100,7 @@ class CheckpointedOperator(BaseOperator):
         ``RETAIN_ON_CANCELLATION``, ``DELETE_ON_CANCELLATION`` or ``NO_EXTERNALIZED_CHECKPOINTS``.
     :param savepoint_dir: Default directory for savepoints. (templated)
     :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has no
-        checkpoint of its own to restore. (templated)
+        checkpoint of its own to restore; of a savepoint of a whole job, from the part with its uid. (templated)
     :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or ``before:<run>``
         with a logical date or run id, or a pointer. (templated)
     :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date or run id. (templated)
@@ -108,7 +108,7 @@ class CheckpointedOperator(BaseOperator):
         with ``claim`` this job takes it over.
     :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the operator of the
         old uid in its job, and a savepoint of it. Keep the argument as long as the job exists.
-    :param allow_non_restored_state: Start with empty state if the savepoint belongs to another stage, or if the stage is new
+    :param allow_non_restored_state: Start with empty state if the savepoint belongs to other stages, or if the stage is new
         in a job from which another stage was removed.
     :param savepoint_at_end: Whether to take a savepoint when the stage has finished; needs a directory for savepoints.
         (templated)

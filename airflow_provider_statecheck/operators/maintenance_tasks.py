@@ -7,15 +7,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
-from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
-from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, savepoint_gateway
+from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway
+from airflow_provider_statecheck.hooks.savepoints import job_savepoints
 from airflow_provider_statecheck.hooks.storage import storage_opener
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
-from airflow_provider_statecheck.maintenance.savepoints import serve_jobs
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -46,7 +45,7 @@ def collect_all(
     :raises StorageError: A deletion failed; raised after all jobs.
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
-    serve_jobs(savepoint_gateway(conn_id), gateway, _all(gateway), opener, configured_savepoint_dir())
+    job_savepoints(conn_id, storage_conn_id).take_all(_all(gateway))
     done = list(each_job(_all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine)))
     for each in done:
         _log_result(each.job, each.deleted_bytes, each.kept)

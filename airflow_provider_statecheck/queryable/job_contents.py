@@ -18,6 +18,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of
 from airflow_provider_statecheck.queryable.locations import OpenStorage
+from airflow_provider_statecheck.queryable.named_states import records_of_stages
 from airflow_provider_statecheck.queryable.oracle import LatestRows
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf
 from airflow_provider_statecheck.state.reading.checkpoint_contents import (
@@ -166,7 +167,7 @@ class JobContents:
             return latest.operators, latest.checkpoints
         view = self._rows.describe(job_id)
         found = checkpoints_as_of(view, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
-        return view.operators, found
+        return view.operators, records_of_stages(self._open_storage, view, found)
 
     def _loaded(self, records: Sequence[tuple[OperatorRecord, CheckpointRecord]]) -> tuple[StageContents, ...]:
         return tuple(self._stage(operator, record) for operator, record in records)
@@ -188,24 +189,30 @@ class JobContents:
         return _stage_contents(operator, record, loaded)
 
 
-def contents_at(open_storage: OpenStorage, pointer: str) -> StageContents:
+def stages_at(open_storage: OpenStorage, pointer: str, uid: str | None = None) -> tuple[StageContents, ...]:
     """
-    Return the contents of a checkpoint or savepoint of any job.
+    Return the contents of a checkpoint or savepoint of any job, by stage.
 
     :param open_storage: Opens the storage of a checkpoint.
     :param pointer: URI of its directory or of its metadata file.
+    :param uid: Uid of a stage; by default all.
     :raises CheckpointNotFoundError: if there is none.
+    :raises UnknownStateError: if it has no such stage; the message lists the stages.
     :raises CorruptStateError: if the metadata is corrupt.
     :raises StorageError: if the storage fails.
     """
     uri = pointer_uri(pointer)
     states = CheckpointStates.of(open_storage(uri), uri)
-    return StageContents(
-        uid=states.document.uid,
-        checkpoint_id=states.document.checkpoint_id,
-        pointer=uri,
-        completed_at=None,
-        loaded=CheckpointContents(states),
+    stages = states.stages if uid is None else (states.of_stage(uid),)
+    return tuple(
+        StageContents(
+            uid=stage.document.uid,
+            checkpoint_id=stage.document.checkpoint_id,
+            pointer=uri,
+            completed_at=None,
+            loaded=CheckpointContents(stage),
+        )
+        for stage in stages
     )
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, map_key_of, uid_with_key
+from airflow_provider_statecheck.checkpoint.ids import JobId, map_key_of, operator_id_of, uid_with_key
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     DuplicateNameError,
     UnknownKvStateIdError,
     UnknownKvStateLocationError,
 )
+from airflow_provider_statecheck.gateway.time_travel import is_of_whole_job
 from airflow_provider_statecheck.queryable.locations import (
     KvStateAddress,
     KvStateLocation,
@@ -181,6 +183,33 @@ class StageStates:
                 content=replace(content, handles=tuple(handles_of_subtask(operator, index))),
             )
             yield key_group_range_of(index, operator.parallelism, operator.max_parallelism), address
+
+
+def records_of_stages(
+    open_storage: OpenStorage, view: JobView, records: Iterable[CheckpointRecord]
+) -> tuple[CheckpointRecord, ...]:
+    """
+    Return one record for each stage, also of a savepoint of the whole job.
+
+    :param view: Rows of the job.
+    :param records: Checkpoints of the job.
+    :raises CheckpointNotFoundError: if the metadata of the savepoint is missing.
+    :raises CorruptStateError: if it is corrupt.
+    :raises StorageError: if the storage fails.
+    """
+    known = {operator.operator_id for operator in view.operators}
+    found = (part for record in records for part in _records_of_parts(open_storage, record))
+    return tuple(record for record in found if record.operator_id in known)
+
+
+def _records_of_parts(open_storage: OpenStorage, record: CheckpointRecord) -> Iterator[CheckpointRecord]:
+    if not is_of_whole_job(record):
+        yield record
+        return
+    storage = open_storage(record.location).allowing(record.location, record.metadata_uri)
+    for part in load_document(storage, record).parts:
+        properties = replace(record.properties, part=part.uid)
+        yield replace(record, operator_id=operator_id_of(part.uid), properties=properties)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of
 from airflow_provider_statecheck.queryable.locations import KvStateLocation, OpenStorage
-from airflow_provider_statecheck.queryable.named_states import JobLocations, StageStates
+from airflow_provider_statecheck.queryable.named_states import JobLocations, StageStates, records_of_stages
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName
 from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.waiting import WouldWaitError, about_to_wait, may_wait
@@ -167,7 +167,7 @@ class CheckpointLocationOracle:
 
     def _as_of(self, as_of: AsOf) -> LoadedLocations:
         view = self._current_view()
-        find = partial(checkpoints_as_of, view, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
+        find = partial(self._find, view, as_of)
         records = self._chosen.get_or_load((view.job.rows_version, as_of), find)
         key = tuple(map(_key_of, records))
         found = self._earlier.get(key)
@@ -176,6 +176,10 @@ class CheckpointLocationOracle:
             found.replace(found.loaded(view.operators, records))
             self._earlier.put(key, found)
         return found
+
+    def _find(self, view: JobView, as_of: AsOf) -> tuple[CheckpointRecord, ...]:
+        found = checkpoints_as_of(view, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
+        return records_of_stages(self._open_storage, view, found)
 
     def _current_view(self) -> JobView:
         view = self._view

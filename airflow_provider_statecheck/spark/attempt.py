@@ -150,7 +150,8 @@ class StageAttempt:
         self._documents = DocumentCache(lambda _: storage)
         self._cleaner = EffectDiscards(storage, self._documents)
         # The operator may have been created under another uid; its files keep that one.
-        self.registration = replace(registration, uid=self.grant.uid)
+        source = self.grant.restore_from or registration.restore_from
+        self.registration = replace(registration, uid=self.grant.uid, restore_from=source)
         self._log = CheckpointLog(registration.job_name, self.grant.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)

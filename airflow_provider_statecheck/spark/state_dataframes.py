@@ -26,7 +26,13 @@ from airflow_provider_statecheck.state.reading.state_reader import StateReader, 
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.writing.new_rows import NewRows
 from airflow_provider_statecheck.state.writing.savepoint_edit import NewHandles, SavepointEdit, StateTarget
-from airflow_provider_statecheck.state.writing.write_savepoint import GivenState, audit_of, open_edit, target_of
+from airflow_provider_statecheck.state.writing.write_savepoint import (
+    GivenState,
+    audit_of,
+    load_base,
+    open_edit,
+    target_of,
+)
 from airflow_provider_statecheck.storage.snapshot_manifest import read_verified_manifest
 from airflow_provider_statecheck.storage.state_json import decode_keyed, encode_keyed
 
@@ -60,7 +66,8 @@ def read_state(
     :param spark: The session.
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
     :param name: Name of the state.
-    :param uid: Uid of the function; required if several functions have a state of this name.
+    :param uid: Uid of the function; required if several functions have a state of this name. In a savepoint of the whole job,
+        the uid of the stage, or both with ``/`` in between.
     :param storage_options: Options of the filesystem; they are sent to the tasks, but not part of any text.
     :param allowed_locations: Further locations of files that the checkpoint may reference, as URIs such as
         ``s3://archive``.
@@ -88,6 +95,7 @@ def read_snapshot(
     name: str,
     *,
     scope: str | None = None,
+    uid: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allowed_locations: Sequence[str] = (),
 ) -> DataFrame:
@@ -99,18 +107,19 @@ def read_snapshot(
     :param name: Name of the snapshot.
     :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if the
         checkpoint has the name in several scopes.
+    :param uid: Uid of the stage; required for a savepoint of the whole job.
     :param storage_options: Options of the filesystem; they are sent to the tasks, but not part of any text. Files that Spark
         has written are read with the credentials of the session.
     :param allowed_locations: Further locations of files that the checkpoint may reference, as URIs such as
         ``s3://archive``.
     :raises CheckpointNotFoundError: if the checkpoint or the manifest of the snapshot is missing.
-    :raises UnknownStateError: if the checkpoint has no such snapshot; the message lists its snapshots.
-    :raises InvalidConfigurationError: if several scopes have the name.
+    :raises UnknownStateError: if the checkpoint has no such snapshot or stage; the message lists those that it has.
+    :raises InvalidConfigurationError: if several scopes have the name, or for several stages and no uid.
     :raises CorruptStateError: if a file of the snapshot was changed.
     :raises UnsupportedStateError: if Spark has written the files to a filesystem that this session does not have.
     :raises StorageError: if the storage fails.
     """
-    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
+    states = CheckpointStates.load(pointer, storage_options, allowed_locations).of_stage(uid)
     found = find_snapshot(states.document, name, scope)
     stored = [StoredSnapshot(each.uri, read_verified_manifest(states.storage, each)) for each in found.handles]
     return StoredDataFrames(states.storage).read_all(spark, stored)
@@ -203,7 +212,7 @@ def write_savepoint(
         parallelism=parallelism or tasks_at_once(data.sparkSession),
         state_backend=state_backend,
     )
-    source = None if base is None else CheckpointStates.load(base, storage_options, allowed_locations)
+    source = None if base is None else load_base(base, stage, storage_options, allowed_locations)
     place = target_of(given, arrow_schema(data.schema), source)
     now = (clock or SystemClock()).now().isoformat()
     edit = open_edit(place, source, target, storage_options, now)

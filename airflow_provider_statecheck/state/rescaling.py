@@ -37,6 +37,7 @@ from airflow_provider_statecheck.checkpoint.states.key_groups import (
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
+    InvalidConfigurationError,
     StorageError,
     UnsupportedStateError,
 )
@@ -85,14 +86,15 @@ def rescale_max_parallelism(
     :param source: Checkpoint or savepoint to rescale.
     :param directory: Directory of the new savepoint, without other writers.
     :param max_parallelism: New number of key groups.
-    :raises InvalidConfigurationError: if the maximum parallelism is above the limit, or below the parallelism of an
-        operator.
+    :raises InvalidConfigurationError: if the maximum parallelism is above the limit or below the parallelism of an
+        operator, or for a savepoint of the whole job.
     :raises UnsupportedStateError: if only the code of the stage can interpret keys or types of the state.
     :raises CorruptStateError: if the state does not match its checksum.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises IncompatibleCheckpointError: if a newer version wrote the state.
     :raises StorageError: if the storage fails.
     """
+    _require_one_stage(source)
     for state in source.operator_states:
         _require_rescalable(state, max_parallelism)
     rescaling = _Rescaling(storage, directory, source, max_parallelism)
@@ -103,6 +105,15 @@ def rescale_max_parallelism(
         with contextlib.suppress(StorageError):
             storage.delete_directory(directory)
         raise
+
+
+def _require_one_stage(source: CheckpointDocument) -> None:
+    if source.is_of_several:
+        uids = ", ".join(repr(state.uid) for state in source.operator_states)
+        raise InvalidConfigurationError(
+            f"Expected a checkpoint of one stage to rescale, found checkpoint {source.checkpoint_id} of job "
+            f"{source.job_name!r}, which covers the stages {uids}; take a savepoint of the stage and rescale that."
+        )
 
 
 class _Rescaling:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Set as AbstractSet
 
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
     checkpoint_id_of,

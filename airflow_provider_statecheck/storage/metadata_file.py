@@ -1,5 +1,5 @@
 """
-The ``_metadata`` file of a checkpoint: contents, encoding, decoding, reading and relative URIs.
+The ``_metadata`` file of a checkpoint: contents, encoding, decoding and reading.
 
 Files that move together with the metadata have relative URIs. A savepoint is self-contained, so its URIs are relative to
 its own directory; if it references a file outside that directory, it cannot be moved and all its URIs are absolute.
@@ -14,9 +14,10 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -31,8 +32,17 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
+    UnknownStateError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.relative_uris import (
+    OF_DIRECTORY,
+    OF_JOB,
+    RelativeUris,
+    directory_of,
+    job_directory_of,
+    lengthen,
+)
 from airflow_provider_statecheck.storage.state_json import (
     UriForm,
     boolean,
@@ -49,9 +59,6 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"statecheck-metadata"
 VERSION = 1
-OF_JOB = "job:"
-OF_DIRECTORY = "dir:"
-_SPECIAL_NAMES = frozenset(("", ".", ".."))
 
 UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
 """Errors of a missing, damaged or incompatible file, in contrast to an unavailable storage."""
@@ -95,6 +102,52 @@ class CheckpointDocument:
         snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
         own = snapshot_bytes + sum(state.state_size for state in self.operator_states)
         return own + sum(part.named_bytes for part in self.parts)
+
+    @property
+    def is_of_several(self) -> bool:
+        """Return whether it covers several operators, as a savepoint of the whole job does."""
+        return self.uid == ALIGNED_UID
+
+    @property
+    def stages(self) -> tuple[CheckpointDocument, ...]:
+        """Return the parts of a savepoint of the whole job; itself for any other checkpoint."""
+        return self.parts or (self,)
+
+    @property
+    def empty_uids(self) -> frozenset[str]:
+        """Return the uids of the stages of a savepoint of the whole job that had no checkpoint."""
+        if not self.is_of_several:
+            return frozenset()
+        stateless = {state.uid for state in self.operator_states if not state.has_state}
+        return frozenset(stateless - {part.uid for part in self.parts})
+
+    def part_of(self, uid: str) -> CheckpointDocument | None:
+        """Return the checkpoint of a stage: a part of a savepoint of the whole job, or itself; ``None`` if it has none."""
+        return next((stage for stage in self.stages if stage.uid == uid), None)
+
+    def stage_of(self, uid: str | None) -> CheckpointDocument:
+        """
+        Return the checkpoint of the stage that a reader names.
+
+        :param uid: Uid of the stage, or of one of its functions after the uid of the stage and ``/``; ``None`` for the only
+            stage.
+        :raises InvalidConfigurationError: if there are several stages and no uid; the message lists their uids.
+        :raises UnknownStateError: if there is no such stage; the message lists the uids.
+        """
+        exact = None if uid is None else self.part_of(uid)
+        found = self.stages if uid is None else [each for each in self.stages if uid.startswith(f"{each.uid}/")]
+        if exact is not None or len(found) == 1:
+            return exact or found[0]
+        uids = ", ".join(repr(each.uid) for each in self.stages)
+        if uid is None:
+            raise InvalidConfigurationError(
+                f"Expected the uid of a stage, because checkpoint {self.checkpoint_id} of job {self.job_name!r} is a savepoint "
+                f"of several stages, found none; set the uid to one of {uids}."
+            )
+        raise UnknownStateError(
+            f"Expected a checkpoint of stage {uid!r} in checkpoint {self.checkpoint_id} of job {self.job_name!r}, found "
+            f"{uids}; set the uid to one of these."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +312,7 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
     """
     Read and verify the metadata of a completed checkpoint.
 
+    :return: The metadata; for a stage that started from a savepoint of the whole job, that of its part.
     :raises CorruptStateError: if the size or the checksum differs from the row's.
     :raises CheckpointNotFoundError: if the file is missing or was never written.
     :raises IncompatibleCheckpointError: if the file is not a metadata file of a known version.
@@ -270,7 +324,19 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
     data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
         checkpoint.metadata_uri, size=size, sha256=digest
     )
-    return decode_metadata(data, uri=checkpoint.metadata_uri)
+    return _restored_part(decode_metadata(data, uri=checkpoint.metadata_uri), checkpoint)
+
+
+def _restored_part(document: CheckpointDocument, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    wanted = checkpoint.properties.part
+    part = document.part_of(wanted) if wanted else document
+    if part is None:
+        raise IncompatibleCheckpointError(
+            f"Expected the state of stage {wanted!r} in the savepoint {redact(checkpoint.location)}, found "
+            f"{', '.join(repr(each.uid) for each in document.stages)}; restore another savepoint.",
+            uid=wanted,
+        )
+    return part
 
 
 def read_values(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
@@ -336,83 +402,6 @@ class DocumentCache:
                 log.warning("Checkpoint %s cannot be read (%s)", checkpoint.checkpoint_id, error)
                 return None
         return frozenset(uris)
-
-
-@dataclass(frozen=True, slots=True)
-class RelativeUris:
-    """
-    Shortens URIs below a directory.
-
-    :param prefix: Prefix that marks a shortened URI.
-    :param base: The directory; ``None`` to keep all URIs absolute.
-    """
-
-    prefix: str
-    base: str | None
-
-    def shorten(self, uri: str) -> str:
-        """
-        Return the written form of a URI.
-
-        :raises InvalidConfigurationError: if the URI is not absolute and would be read as a shortened one.
-        """
-        if self.covers(uri):
-            return f"{self.prefix}{uri.removeprefix(f'{self.base}/')}"
-        if is_relative(uri):
-            raise InvalidConfigurationError(f"Expected an absolute URI such as file:///data/x, found {redact(uri)!r}.")
-        return uri
-
-    def covers(self, uri: str) -> bool:
-        """Return whether a URI is below the directory."""
-        return (
-            self.base is not None and uri.startswith(f"{self.base}/") and _is_plain(uri.removeprefix(f"{self.base}/"))
-        )
-
-    def cover(self, uris: Iterable[str]) -> bool:
-        """Return whether all URIs are below the directory."""
-        return all(map(self.covers, uris))
-
-
-def lengthen(written: str, metadata_uri: str) -> str:
-    """
-    Return the absolute URI of a written one.
-
-    :param metadata_uri: URI of the metadata file that contains it.
-    :raises ValueError: if a relative URI leads out of its directory.
-    """
-    if not is_relative(written):
-        return written
-    prefix, path = written[:4], written[4:]
-    if not _is_plain(path):
-        raise ValueError(f"{written!r} leads out of its directory")
-    base = directory_of(metadata_uri) if prefix == OF_DIRECTORY else job_directory_of(metadata_uri)
-    return f"{base}/{path}"
-
-
-def is_relative(written: str) -> bool:
-    """Return whether a written URI is relative. A URI whose scheme equals a prefix is absolute."""
-    return written.startswith((OF_JOB, OF_DIRECTORY)) and not written[4:].startswith("//")
-
-
-def directory_of(metadata_uri: str) -> str:
-    """Return the directory of a metadata file."""
-    return metadata_uri.rstrip("/").rpartition("/")[0]
-
-
-def job_directory_of(metadata_uri: str) -> str:
-    """Return the directory of the job whose checkpoint a metadata file describes."""
-    return directory_of(directory_of(metadata_uri))
-
-
-def _is_plain(path: str) -> bool:
-    # Many files share a directory, which is checked once.
-    directory, slash, name = path.rpartition("/")
-    return name not in _SPECIAL_NAMES and (not slash or _is_plain_directory(directory))
-
-
-@lru_cache(maxsize=256)
-def _is_plain_directory(path: str) -> bool:
-    return _SPECIAL_NAMES.isdisjoint(path.split("/"))
 
 
 def _require_header(header: bytes, body: bytes, uri: str) -> None:

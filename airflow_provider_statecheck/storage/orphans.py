@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
     STATE_DIRECTORY,

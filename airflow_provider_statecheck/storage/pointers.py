@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.ids import restorable_uids
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, is_savepoint_directory
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.savepoint_restore import whole_job_not_claimable
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     IncompatibleCheckpointError,
@@ -153,7 +155,7 @@ def find_source(
     allow_non_restored_state: bool,
 ) -> RestoreSource | None:
     """
-    Resolve a pointer and check that its snapshot belongs to the operator.
+    Resolve a pointer and check that its snapshot belongs to the operator, or has a part that does.
 
     If the snapshot cannot be read, the result carries the problem instead of raising it. The coordinator raises it only if
     the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be deleted.
@@ -165,8 +167,9 @@ def find_source(
     :param renamed_uids: New uids of operators by their old uids.
     :param allow_non_restored_state: Start with empty state if the snapshot belongs to another operator.
     :return: Source of the restore, or ``None`` if the operator starts with empty state.
-    :raises IncompatibleCheckpointError: if the snapshot belongs to another operator; the message names both uids.
-    :raises InvalidConfigurationError: if the pointer is missing or empty, or if a checkpoint is claimed.
+    :raises IncompatibleCheckpointError: if the snapshot belongs to other operators; the message names their uids.
+    :raises InvalidConfigurationError: if the pointer is missing or empty, or for a claim of a checkpoint or of a savepoint of
+        the whole job.
     :raises InvalidPointerError: if the text is neither a URI nor a path.
     """
     pointer = pointer_uri(pointer)
@@ -175,17 +178,19 @@ def find_source(
         document, data = resolved.read()
     except (CheckpointNotFoundError, IncompatibleCheckpointError, StorageError) as error:
         return _unreadable(pointer, mode, error)
-    if not _fits(document, uid, renamed_uids, allow_non_restored_state=allow_non_restored_state):
-        return None
     if mode is RestoreMode.CLAIM:
         _require_claimable(document, resolved.directory_uri)
+    part = _part_of(document, uid, renamed_uids, allow_non_restored_state=allow_non_restored_state)
+    if part is None:
+        return None
     return RestoreSource(
         pointer=resolved.directory_uri,
         metadata_uri=resolved.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),
-        full_size_bytes=document.named_bytes,
+        full_size_bytes=part.named_bytes,
         mode=mode,
+        part=part.uid if document.is_of_several else "",
     )
 
 
@@ -201,31 +206,52 @@ def _unreadable(pointer: str, mode: RestoreMode, error: StateCheckError) -> Rest
     )
 
 
-def _fits(
+def _part_of(
     document: CheckpointDocument, uid: str, renamed_uids: Mapping[str, str], *, allow_non_restored_state: bool
-) -> bool:
-    current_uid = renamed_uids.get(document.uid, document.uid)
-    if current_uid == uid:
-        return True
-    if allow_non_restored_state:
-        log.warning(
-            "The state of operator %r in the savepoint matches no operator of this job and is not restored; %r starts "
-            "with empty state",
-            document.uid,
-            uid,
-        )
-        return False
-    nearest = " (a similar name)" if difflib.get_close_matches(current_uid, [uid]) else ""
-    raise IncompatibleCheckpointError(
-        f"Expected a savepoint of operator {uid!r}, found one of operator {document.uid!r} of job {document.job_name!r}"
-        f"{nearest}; set renamed_uids={{{document.uid!r}: {uid!r}}} if it is the same operator, or "
+) -> CheckpointDocument | None:
+    uids = restorable_uids(uid, renamed_uids)
+    part = next(filter(None, map(document.part_of, uids)), None)
+    if part is not None:
+        return part
+    if not document.empty_uids.isdisjoint(uids):
+        log.info("Operator %r had no state when the savepoint of its job was taken, and starts with empty state", uid)
+        return None
+    if not allow_non_restored_state:
+        raise _other_operators(document, uid, renamed_uids)
+    log.warning(
+        "The state of operator %s in the savepoint matches no operator of this job and is not restored; %r starts "
+        "with empty state",
+        _listed(document),
+        uid,
+    )
+    return None
+
+
+def _other_operators(
+    document: CheckpointDocument, uid: str, renamed_uids: Mapping[str, str]
+) -> IncompatibleCheckpointError:
+    found = {renamed_uids.get(stage.uid, stage.uid): stage.uid for stage in document.stages}
+    similar = difflib.get_close_matches(uid, found, n=1)
+    old = found[similar[0]] if similar else document.stages[0].uid
+    nearest = " (a similar name)" if similar and not document.is_of_several else ""
+    kind = "one of the whole job with the operators" if document.is_of_several else "one of operator"
+    return IncompatibleCheckpointError(
+        f"Expected a savepoint of operator {uid!r}, found {kind} {_listed(document)} of job {document.job_name!r}"
+        f"{nearest}; set renamed_uids={{{old!r}: {uid!r}}} if it is the same operator, or "
         f"allow_non_restored_state=True to start with empty state.",
         uid=uid,
-        found_uid=document.uid,
+        found_uid=old,
     )
 
 
+def _listed(document: CheckpointDocument) -> str:
+    uids = {stage.uid for stage in document.parts or document.stages} | document.empty_uids
+    return ", ".join(map(repr, sorted(uids)))
+
+
 def _require_claimable(document: CheckpointDocument, directory: str) -> None:
+    if document.is_of_several:
+        raise whole_job_not_claimable(redact(directory))
     if not document.properties.is_savepoint or not is_savepoint_directory(directory):
         raise InvalidConfigurationError(
             f"Expected a savepoint in a directory with its original name (savepoint-…), found {redact(directory)}; "

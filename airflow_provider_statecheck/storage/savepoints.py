@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, epoch_name, slug
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, slug
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
@@ -67,7 +67,7 @@ def write_savepoint(
 
 class StateCopies:
     """
-    Copies of the files that a checkpoint names; each file is copied once.
+    Copies of the files that a checkpoint names; each file is copied once, to a name that is derived from its own.
 
     :param storage: Storage of the checkpoint and of the copies.
     :param directory: URI of the directory of the copies.
@@ -93,7 +93,7 @@ class StateCopies:
 
     def of_snapshot(self, handle: SnapshotHandle) -> SnapshotHandle:
         """Copy the directory of a snapshot."""
-        uri = f"{self._directory}/shared/{slug(handle.name, handle.scope)}/{epoch_name(handle.epoch)}"
+        uri = f"{self._directory}/shared/{slug(handle.name, handle.scope)}/{handle.epoch}-{_digest(handle.uri)}"
         self._storage.copy_directory(handle.uri, uri, size_bytes=handle.size_bytes)
         self.size_bytes += handle.size_bytes
         return replace(handle, uri=uri)
@@ -101,7 +101,7 @@ class StateCopies:
     def of_file(self, handle: FileStateHandle) -> FileStateHandle:
         """Copy a file, unless it was copied before."""
         if handle.uri not in self._files:
-            self._files[handle.uri] = replace(handle, uri=self._new_uri())
+            self._files[handle.uri] = replace(handle, uri=self._uri_of_copy(handle.uri))
             self._storage.copy_file(handle.uri, self._files[handle.uri].uri)
             self.size_bytes += handle.size
         return self._files[handle.uri]
@@ -114,11 +114,17 @@ class StateCopies:
 
     def _of_segment(self, segment: SegmentFileStateHandle) -> FileStateHandle:
         # The other segments of the file can belong to other checkpoints.
-        copy = FileStateHandle(uri=self._new_uri(), size=segment.length, sha256=segment.sha256)
+        uri = self._uri_of_copy(f"{segment.uri}#{segment.start}+{segment.length}")
+        copy = FileStateHandle(uri=uri, size=segment.length, sha256=segment.sha256)
         data = self._storage.read_range(segment.uri, segment.start, segment.start + segment.length)
         self._storage.write_bytes(copy.uri, data)
         self.size_bytes += segment.length
         return copy
 
-    def _new_uri(self) -> str:
-        return f"{self._directory}/{epoch_name(self._epoch)}"
+    def _uri_of_copy(self, source: str) -> str:
+        return f"{self._directory}/{self._epoch}-{_digest(source)}"
+
+
+def _digest(source: str) -> str:
+    # A repeated copy replaces an interrupted one.
+    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -15,9 +15,8 @@ from typing import cast
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StatePointer
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_UID
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, JobId
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, with_streams
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -83,10 +82,6 @@ class SnapshotFiles:
         :raises StorageError: if the storage fails.
         """
         self._storage.list_directories(self._storage.base_uri)
-
-    def checkpoint_location(self, checkpoint_id: int) -> str:
-        """Return the URI of a checkpoint's directory."""
-        return checkpoint_uri(self._storage.base_uri, self._job_id, checkpoint_id)
 
     def new_savepoint_location(self, target: str | None) -> str:
         """

@@ -257,7 +257,7 @@ def _decode_property(name: str, value: Any) -> Any:
         return CheckpointType(value)
     if name == "savepoint_format":
         return None if value is None else SavepointFormat(value)
-    return boolean(value)
+    return text(value) if name == "part" else boolean(value)
 
 
 def _encode_subtask(state: OperatorSubtaskState, shorten: UriForm) -> Json:

@@ -10,14 +10,15 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, take_leadership
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import job_uri
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, job_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
@@ -33,10 +34,9 @@ from airflow_provider_statecheck.checkpoint.statistics_snapshot import Checkpoin
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS, new_coordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import make_owner
+from airflow_provider_statecheck.testing.messages import make_leadership
 
 JOB_NAME = "sales"
 JOB = job_id_of(JOB_NAME)
@@ -52,6 +52,7 @@ class AlignedJob:
     :param job_id: The job.
     :param tasks: The tasks, by default a source and a sink.
     :param savepoint_dir: The default directory of savepoints.
+    :param rows: The calls of coordinators to the rows, by default in process.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class AlignedJob:
         job_id: JobId = JOB,
         tasks: tuple[AlignedTask, ...] | None = None,
         savepoint_dir: str | None = None,
+        rows: CoordinatorRows | None = None,
     ) -> None:
         self.jobs = jobs
+        self.rows = rows or AlignedCheckpoints(jobs)
         self.savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
         # The tests also read savepoints, which are stored outside of the checkpoint directory.
         self.storage = storage if self.savepoint_dir is None else storage.allowing(self.savepoint_dir)
@@ -78,7 +81,7 @@ class AlignedJob:
 
     def lead(self) -> AttemptRef:
         """Take over the leadership and return the new leader."""
-        self.leader = take_leadership(self.jobs, JOB_NAME, new_key(), make_owner(), self.storage.base_uri)
+        self.leader = self.rows.lead(make_leadership(job_name=JOB_NAME, storage_base=self.storage.base_uri))
         return self.leader
 
     def coordinator(
@@ -112,17 +115,17 @@ class AlignedJob:
             "random": Random(0),  # noqa: S311 - it only delays
             "waiter": NoWaiting(),
         }
-        return new_coordinator(self.jobs, self.storage, config, leader, **arguments | changes)
+        return new_coordinator(self.rows, self.storage, config, leader, **arguments | changes)
 
     def statistics(self) -> CheckpointStatsTracker:
         """Return the statistics tracker of the checkpoints."""
-        return CheckpointStatsTracker(self.jobs, self.job_id, ALIGNED_OPERATOR_ID)
+        return CheckpointStatsTracker(self.rows, self.leader or self.lead())
 
     def state(
         self, task: ExecutionTask, checkpoint_id: int, text: str = "", location: str | None = None
     ) -> OperatorState:
         """Write the state of an operator to one file and return the state."""
-        base = location or SnapshotFiles(self.storage, self.job_id, JOB_NAME).checkpoint_location(checkpoint_id)
+        base = location or checkpoint_uri(self.storage.base_uri, self.job_id, checkpoint_id)
         data = f"{task.uid} {checkpoint_id} {text}".encode()
         digest = hashlib.sha256(data).hexdigest()
         uri = f"{base}/1-{digest[:32]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -41,6 +42,17 @@ def make_registration(**changes: Any) -> RegisterAttempt:
         "allow_non_restored_state": True,
     }
     return RegisterAttempt(**values | changes)
+
+
+def make_leadership(**changes: Any) -> TakeLeadership:
+    """Return a message that takes the leadership with a new key."""
+    values: dict[str, Any] = {
+        "job_name": "sales",
+        "attempt_key": new_key(),
+        "owner": make_owner(),
+        "storage_base": "memory://base",
+    }
+    return TakeLeadership(**values | changes)
 
 
 def make_acknowledgement(

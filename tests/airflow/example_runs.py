@@ -3,6 +3,8 @@ Runs example Dags in one process, as the lines of its standard input say: ``<dag
 
 The number is that of an increment of a stage, or of a part of a step; with 0, none fails.
 
+The functions of the coordinator that a run enters are lines of the file ``entered.txt``.
+
 The answer to each line is the state of the run, ``refused`` if the params are not what the Dag asks for, written to the file
 descriptor that is the argument. One process has one Airflow and one JVM for all of them.
 """
@@ -13,8 +15,10 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from airflow.dag_processing.bundles.manager import DagBundlesManager
@@ -49,7 +53,24 @@ def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any
     return calling
 
 
+class Entered:
+    """Notes which functions of the coordinator are entered."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        """Note a call; the profiler of a thread."""
+        if event == "call" and "/checkpoint/" in frame.f_code.co_filename:
+            self.names.add(frame.f_code.co_qualname)
+
+    def write(self) -> None:
+        """Write the sorted names."""
+        Path("entered.txt").write_text("\n".join(sorted(self.names)))
+
+
 def main() -> None:
+    entered = Entered()
     answers = os.fdopen(int(sys.argv[1]), "w")
     DagBundlesManager().sync_bundles_to_db()
     bag = DagBag()
@@ -59,7 +80,15 @@ def main() -> None:
         dag = bag.dags[dag_id]
         if int(failing):
             fail_once(dag, int(failing))
-        print(end_of(dag, datetime.fromisoformat(date), json.loads(params)), file=answers, flush=True)
+        threading.setprofile(entered)
+        sys.setprofile(entered)
+        try:
+            state = end_of(dag, datetime.fromisoformat(date), json.loads(params))
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        entered.write()
+        print(state, file=answers, flush=True)
 
 
 def end_of(dag: Any, date: datetime, params: dict[str, Any]) -> str:

@@ -67,6 +67,19 @@ class Examples:
         finally:
             engine.dispose()
 
+    def entered(self) -> set[str]:
+        """Return the functions of the coordinator that the runs have entered."""
+        return set((self.work / "entered.txt").read_text().splitlines())
+
+    def statecheck(self, *arguments: str) -> str:
+        """Run a command of ``airflow statecheck`` and return what it prints."""
+        command = [sys.executable, "-m", "airflow", "statecheck", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=self.work, env=self._environment(), check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
     def job(self, name: str) -> JobView:
         """Return the rows of a job of test runs."""
         engine = create_engine(f"sqlite:///{self.home}/airflow.db")

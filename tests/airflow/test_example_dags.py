@@ -149,6 +149,30 @@ def expected_balances(examples: Examples, days: list[date]) -> Iterator[tuple[An
             yield customer, day, len(spent[customer]), sum(spent[customer])
 
 
+def test_balances_are_put_back_to_the_savepoint_of_friday_and_go_on_from_there(examples: Examples) -> None:
+    before, after = date(1993, 8, 5), date(1993, 8, 6)
+    known = len(examples.job("customer_balances").attempts)
+    assert examples.run("example_running_balances", before.isoformat(), failing=1) == SUCCESS, examples.log
+    assert len(examples.job("customer_balances").attempts) == known + 2, "the first try of the day failed"
+    assert examples.run("example_friday_savepoint", "1993-08-06") == SUCCESS, examples.log
+    [savepoint] = [c for c in examples.job("customer_balances").checkpoints if c.properties.is_savepoint]
+    assert savepoint.location.startswith(f"file://{examples.data}/savepoints/")
+    assert examples.run("example_running_balances", after.isoformat()) == SUCCESS, examples.log
+    expected = examples.rows("balances")
+
+    told = examples.statecheck("restore", "test/customer_balances", "--from", savepoint.location, "--yes")
+    assert "airflow tasks clear example_running_balances" in told
+    assert examples.run("example_running_balances", after.isoformat()) == SUCCESS, examples.log
+    assert f"restored in place from {savepoint.location}" in examples.log
+    assert as_set(examples.rows("balances")) == as_set(expected)
+    assert {
+        "CheckpointCoordinator.trigger_checkpoint",
+        "CheckpointCoordinator.receive_acknowledge_message",
+        "CompletedCheckpointStore.add_checkpoint_and_subsume_oldest",
+        "StateHandleStore.add_and_lock",
+    } <= examples.entered()
+
+
 @pytest.fixture(scope="module")
 def three_months(examples: Examples) -> Examples:
     for month in (1, 2, 3):

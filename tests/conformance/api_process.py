@@ -39,6 +39,8 @@ DATABASE_FILE = "database"
 """Where it is there, it holds the URL of the database."""
 RUNNING_FILE = "running"
 """Where it is there, it holds the ids of the runs of which a task runs."""
+MAINTENANCE_DAG = "dag"
+"""The Dag whose tasks may do maintenance."""
 SECRET = "the secret that the test's tasks know"
 
 
@@ -122,6 +124,7 @@ def serve(listener: socket.socket, folder: Path) -> None:
             TrustingTasks(),
             liveness=FolderLiveness(folder),
             clock=FolderClock(folder),
+            maintenance_dags=lambda: frozenset({MAINTENANCE_DAG}),
             open_storage=CheckpointStorage.open,
         )
     )

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.gateway.http import HttpCalls
 from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.retrying import retrying
+from airflow_provider_statecheck.maintenance.verbs import ALIGNED
 from airflow_provider_statecheck.testing.clock import ManualClock
-from tests.conformance.api_process import RUNNING_FILE, SECRET
+from tests.conformance.api_process import DATABASE_FILE, MAINTENANCE_DAG, RUNNING_FILE, SECRET
 from tests.contracts.running_tasks import RunningTasks
 
 ROOT = Path(__file__).parents[2]
@@ -74,9 +82,34 @@ class ClaimedTask:
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
-        self.owner = AttemptOwner(logical_task="dag/task", run_key="", run_id="run", clear_marker="", label="")
+        self.owner = AttemptOwner(
+            logical_task=f"{MAINTENANCE_DAG}/task", run_key="", run_id="run", clear_marker="", label=""
+        )
 
     def obtain(self) -> str:
         dag_id, task_id = self.owner.logical_task.split("/")
         caller = {"dag_id": dag_id, "run_id": self.owner.run_id, "task_id": task_id.partition("[")[0]}
         return str(self._client.post("token", {"ti_id": json.dumps(caller), "secret": SECRET})["token"])
+
+
+class OverHttp:
+    """Coordinators of several operators that reach the rows of a database over HTTP, as a maintenance task does."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def api(cls) -> Iterator[ApiProcess]:
+        process = ApiProcess()
+        yield process
+        process.close()
+
+    @pytest.fixture
+    def clock(self, tmp_path: Path) -> ManualClock:
+        return FolderClock(tmp_path)
+
+    @pytest.fixture
+    def rows(self, api: ApiProcess, engine: Engine, clock: ManualClock, tmp_path: Path) -> Any:
+        if engine.dialect.name != "sqlite":
+            (tmp_path / DATABASE_FILE).write_text(engine.url.render_as_string(hide_password=False))
+        api.serve(tmp_path)
+        client = HttpClient(api.url)
+        return retrying(HttpCalls(ALIGNED, client, ClaimedTask(client)), sleep=lambda _: None)

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
@@ -24,7 +25,8 @@ from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
-from tests.contracts.aligned_faults import Crash, FaultyFiles, FaultyJobs, StepFault, StepPlan
+from tests.conformance.served import OverHttp
+from tests.contracts.aligned_faults import Crash, FaultyFiles, FaultyRows, StepFault, StepPlan
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 ENDED = {"completed", "aborted", "subsumed"}
@@ -37,13 +39,16 @@ def in_memory(folder: Path) -> AlignedJob:
     return AlignedJob(jobs, storage, clock, savepoint_dir=str(folder / "savepoints"))
 
 
-def on_database(engine: Engine, folder: Path) -> AlignedJob:
-    clock = ManualClock()
+def on_database(
+    engine: Engine, folder: Path, clock: ManualClock | None = None, rows: CoordinatorRows | None = None
+) -> AlignedJob:
+    clock = clock or ManualClock()
     return AlignedJob(
         SqlJobStore(engine, clock),
         CheckpointStorage.open(str(folder / "checkpoints")),
         clock,
         savepoint_dir=str(folder / "savepoints"),
+        rows=rows,
     )
 
 
@@ -124,8 +129,8 @@ class AlignedContract:
         first.trigger_checkpoint(CHECKPOINT, request_key="k")
         first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         message = job.acknowledgement(job.tasks[1], 1)
-        # Two transitions, the manifest and the transition that makes it complete come before.
-        plan.point = plan.steps + 5
+        # The verdict, the manifest and the last acknowledgement come before.
+        plan.point = plan.steps + 4
         with pytest.raises(Crash):
             first.receive_acknowledge_message(message)
         second = job.coordinator()
@@ -140,7 +145,7 @@ class AlignedContract:
         job.clock.advance(24 * 3600)
         first.trigger_checkpoint(CHECKPOINT, request_key="k")
         first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
-        plan.point = plan.steps + 5
+        plan.point = plan.steps + 4
         with pytest.raises(Crash):
             first.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
         job.clock.advance(-24 * 3600)
@@ -153,11 +158,12 @@ def faulty(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
     """Return a coordinator whose durable steps a plan counts, over the same rows and bytes."""
     leader = job.leader or job.lead()
     sick: Any = AlignedJob(
-        FaultyJobs(job.jobs, plan),
+        job.jobs,
         FaultyFiles(job.storage, plan),  # type: ignore[arg-type]
         job.clock,
         tasks=job.tasks,
         savepoint_dir=job.savepoint_dir,
+        rows=FaultyRows(job.rows, plan),
     )
     sick.leader = leader
     return sick.coordinator()  # type: ignore[no-any-return]
@@ -271,4 +277,18 @@ class TestSqlite(OnSqlite, SqlContract):
 
 
 class TestPostgres(OnPostgres, SqlContract):
+    pass
+
+
+class HttpContract(OverHttp, AlignedContract):
+    @pytest.fixture
+    def job(self, engine: Engine, tmp_path: Path, clock: ManualClock, rows: CoordinatorRows) -> AlignedJob:
+        return on_database(engine, tmp_path, clock, rows)
+
+
+class TestSqliteOverHttp(OnSqlite, HttpContract):
+    pass
+
+
+class TestPostgresOverHttp(OnPostgres, HttpContract):
     pass

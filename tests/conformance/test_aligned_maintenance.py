@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, SnapshotRequest
@@ -130,7 +130,7 @@ class MaintenanceOfAligned:
         sick.trigger_checkpoint(CHECKPOINT)
         sick.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 3))
         message = job.acknowledgement(job.tasks[1], 3)
-        plan.point, plan.fault = plan.steps + 5, StepFault.CRASH_BEFORE
+        plan.point, plan.fault = plan.steps + 4, StepFault.CRASH_BEFORE
         with pytest.raises(Crash):
             sick.receive_acknowledge_message(message)
         assert job.status(3) == "finalizing"

@@ -9,6 +9,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.conformance.served import OverHttp
 from tests.contracts.completed_store_contract import CompletedCheckpointStoreContract
 
 
@@ -29,4 +30,12 @@ class TestSqlite(OnSqlite, SqlContract):
 
 
 class TestPostgres(OnPostgres, SqlContract):
+    pass
+
+
+class TestSqliteOverHttp(OverHttp, OnSqlite, SqlContract):
+    pass
+
+
+class TestPostgresOverHttp(OverHttp, OnPostgres, SqlContract):
     pass

@@ -10,8 +10,10 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.conformance.served import OverHttp
 from tests.contracts.id_counter_contract import JOB, CheckpointIDCounterContract
 
 PROCESSES = 3
@@ -19,12 +21,16 @@ DRAWS = 20
 DRAWING = """
 import sys
 from sqlalchemy import create_engine
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 
-url, schema, job_id, draws = sys.argv[1:]
+url, schema, job_id, epoch, draws = sys.argv[1:]
 engine = create_engine(url, connect_args={"options": f"-csearch_path={schema}"})
-counter = CheckpointIDCounter(SqlJobStore(engine), job_id)
+leader = AttemptRef(job_id=job_id, operator_id=ALIGNED_OPERATOR_ID, epoch=int(epoch))
+counter = CheckpointIDCounter(AlignedCheckpoints(SqlJobStore(engine)), leader)
 counter.start()
 print("ready", flush=True)
 sys.stdin.readline()
@@ -34,17 +40,25 @@ print(*(counter.get_and_increment() for _ in range(int(draws))))
 
 class TestInMemory(CheckpointIDCounterContract):
     @pytest.fixture
-    def jobs(self) -> InMemoryJobStore:
-        return InMemoryJobStore()
+    def jobs(self, clock: ManualClock) -> InMemoryJobStore:
+        return InMemoryJobStore(clock)
 
 
 class SqlContract(CheckpointIDCounterContract):
     @pytest.fixture
-    def jobs(self, engine: Engine) -> SqlJobStore:
-        return SqlJobStore(engine)
+    def jobs(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
+        return SqlJobStore(engine, clock)
 
 
 class TestSqlite(OnSqlite, SqlContract):
+    pass
+
+
+class TestSqliteOverHttp(OverHttp, OnSqlite, SqlContract):
+    pass
+
+
+class TestPostgresOverHttp(OverHttp, OnPostgres, SqlContract):
     pass
 
 
@@ -52,7 +66,7 @@ class TestPostgres(OnPostgres, SqlContract):
     def test_many_processes_draw_every_id_once(self, engine: Engine, postgres_url: str) -> None:
         with engine.connect() as connection:
             schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
-        command = [sys.executable, "-c", DRAWING, postgres_url, schema, JOB, str(DRAWS)]
+        command = [sys.executable, "-c", DRAWING, postgres_url, schema, JOB, str(self.leader.epoch), str(DRAWS)]
         processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(PROCESSES)

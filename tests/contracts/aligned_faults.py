@@ -1,19 +1,18 @@
-"""Faults by number at every durable step of an aligned checkpoint: each commit, each write and each delete."""
+"""Faults by number at every durable step of an aligned checkpoint: each transition, each write and each delete."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
-_STORAGE_STEPS = ("write_bytes", "delete_file", "delete_directory")
+_STORAGE_STEPS = ("write_bytes", "copy_file", "copy_directory", "delete_file", "delete_directory")
+_READS = ("outcome", "owns", "describe", "checkpoint")
 
 
 class Crash(BaseException):
@@ -67,24 +66,16 @@ class StepPlan:
         raise error(f"Injected at step {self.point}.")
 
 
-class FaultyJobs:
-    """Rows whose commits fail as planned."""
+class FaultyRows:
+    """Rows whose transitions fail as planned."""
 
-    def __init__(self, jobs: JobStore, plan: StepPlan) -> None:
-        self._jobs = jobs
+    def __init__(self, rows: CoordinatorRows, plan: StepPlan) -> None:
+        self._rows = rows
         self._plan = plan
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._jobs, name)
-
-    @contextmanager
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[JobTransaction]:
-        """Begin a transition whose commit counts as a step."""
-        with self._jobs.transaction(job_id, create_as=create_as) as tx:
-            yield tx
-            fails_after = self._plan.before(CommitStateUnknownError)
-        if fails_after:
-            self._plan.fail(CommitStateUnknownError)
+        call = getattr(self._rows, name)
+        return call if name in _READS else counted(self._plan, call, CommitStateUnknownError)
 
 
 class FaultyFiles:
@@ -96,18 +87,21 @@ class FaultyFiles:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._storage, name)
-        return self._counted(attribute) if name in _STORAGE_STEPS else attribute
+        return counted(self._plan, attribute, StorageError) if name in _STORAGE_STEPS else attribute
 
     def allowing(self, *uris: str | None, **options: Any) -> FaultyFiles:
         """Return one that reads in more places and fails as planned."""
         return FaultyFiles(self._storage.allowing(*uris, **options), self._plan)
 
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            fails_after = self._plan.before(StorageError)
-            result = call(*args, **kwargs)
-            if fails_after:
-                self._plan.fail(StorageError)
-            return result
 
-        return counted
+def counted(plan: StepPlan, call: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
+    """Return a call that is a step of a plan."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        fails_after = plan.before(error)
+        result = call(*args, **kwargs)
+        if fails_after:
+            plan.fail(error)
+        return result
+
+    return step

@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.messages import OpenEffects
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
@@ -43,14 +45,14 @@ from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
-from airflow_provider_statecheck.testing.messages import make_registration
+from airflow_provider_statecheck.testing.messages import make_leadership
 from tests.contracts.written_checkpoints import (
     JOB,
     SAVEPOINT,
     UNCLAIMED,
     Crash,
     CrashPlan,
-    FaultyCommits,
+    FaultyCalls,
     WrittenCheckpoints,
 )
 
@@ -87,14 +89,19 @@ class CompletedCheckpointStoreContract:
         """Return the clock of the rows."""
         return ManualClock()
 
+    @pytest.fixture
+    def rows(self, jobs: JobStore) -> CoordinatorRows:
+        """Return the calls to the rows."""
+        return AlignedCheckpoints(jobs)
+
     @pytest.fixture(autouse=True)
-    def _parts(self, jobs: JobStore, clock: ManualClock, tmp_path: Path) -> None:
-        self.rows, self.coordinator = jobs, AttemptCoordinator(jobs)
+    def _parts(self, jobs: JobStore, rows: CoordinatorRows, clock: ManualClock, tmp_path: Path) -> None:
+        self.job_rows, self.calls, self.coordinator = jobs, rows, AttemptCoordinator(jobs)
         self.bytes = CheckpointStorage.open(str(tmp_path / "bytes"))
         self.files = WrittenCheckpoints(self.bytes, clock)
         self.written = self.files.write
         self.is_whole = self.files.is_whole
-        self.attempt = self.coordinator.register(make_registration()).attempt
+        self.attempt = self.lead()
         self.deleting = _Deleting(self.bytes)
         self.cleaner = self.new_cleaner()
 
@@ -102,12 +109,12 @@ class CompletedCheckpointStoreContract:
         """Return another cleaner of the present attempt."""
         discarder = StorageDiscarder(self.bytes, JOB)
         storage = SnapshotFiles(self.bytes, JOB, "sales")
-        return CheckpointsCleaner(self.rows, self.attempt, storage, self.deleting, discarder, _AtOnce())
+        return CheckpointsCleaner(self.calls, self.attempt, storage, self.deleting, discarder, _AtOnce())
 
     def handles(self, plan: FaultPlan | None = None) -> StateHandleStore:
-        """Return another store of handles, whose commits a plan may count."""
-        jobs: Any = FaultyCommits(self.rows, plan or FaultPlan())
-        return StateHandleStore(jobs, self.attempt, SnapshotFiles(self.bytes, JOB, "sales"))
+        """Return another store of handles, whose calls a plan may count."""
+        rows: Any = FaultyCalls(self.calls, plan or FaultPlan())
+        return StateHandleStore(rows, self.attempt, SnapshotFiles(self.bytes, JOB, "sales"))
 
     def opened(self, plan: FaultPlan | None = None, num_retained: int = 1, *, skip_corrupt: bool = False) -> Store:
         """Return another store of the present attempt that has recovered."""
@@ -140,8 +147,11 @@ class CompletedCheckpointStoreContract:
     def shared_exists(self, name: str = "common") -> bool:
         return self.bytes.exists(self.files.shared(name))
 
+    def lead(self) -> AttemptRef:
+        return self.calls.lead(make_leadership(storage_base=self.bytes.base_uri))
+
     def fence(self) -> None:
-        self.coordinator.register(make_registration())
+        self.lead()
 
     # --- life
 
@@ -240,7 +250,7 @@ class CompletedCheckpointStoreContract:
     def test_a_savepoint_is_completed_and_neither_retained_nor_restored(self) -> None:
         store = self.filled(1, num_retained=1)
         assert self.add(store, self.written(2, properties=SAVEPOINT)) is None
-        row = self.rows.checkpoint(JOB, 2)
+        row = self.job_rows.checkpoint(JOB, 2)
         assert row is not None
         assert row.completed_at is not None
         assert (self.ids(store), self.ids(self.opened())) == ([1], [1])

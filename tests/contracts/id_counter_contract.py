@@ -7,17 +7,26 @@ Subclass :class:`CheckpointIDCounterContract` and give the fixture ``jobs`` (the
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CoordinatorError,
+    InvalidConfigurationError,
+    StaleAttemptError,
+)
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_leadership, make_registration
 
 JOB = job_id_of("sales")
 THREADS = 4
@@ -27,15 +36,25 @@ DRAWS = 10
 class CheckpointIDCounterContract:
     """What holds for every counter of checkpoint ids."""
 
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """Return the clock of the rows."""
+        return ManualClock()
+
+    @pytest.fixture
+    def rows(self, jobs: JobStore) -> CoordinatorRows:
+        """Return the calls to the rows."""
+        return AlignedCheckpoints(jobs)
+
     @pytest.fixture(autouse=True)
-    def _counters(self, jobs: JobStore) -> None:
-        self.store = jobs
+    def _counters(self, jobs: JobStore, rows: CoordinatorRows) -> None:
+        self.calls = rows
         self.coordinator = AttemptCoordinator(jobs)
-        self.attempt = self.coordinator.register(make_registration()).attempt
+        self.leader = rows.lead(make_leadership())
 
     def new(self, job_id: JobId = JOB) -> CheckpointIDCounter:
         """Return another counter, not started."""
-        return CheckpointIDCounter(self.store, job_id)
+        return CheckpointIDCounter(self.calls, replace(self.leader, job_id=job_id))
 
     def started(self) -> CheckpointIDCounter:
         """Return another counter of the job, in use."""
@@ -114,23 +133,18 @@ class CheckpointIDCounterContract:
     def test_a_count_and_the_checkpoints_of_a_job_are_one(self) -> None:
         counter = self.started()
         counter.get_and_increment()
-        checkpoint = complete_checkpoint(self.coordinator, self.attempt).checkpoint
+        attempt = self.coordinator.register(make_registration()).attempt
+        checkpoint = complete_checkpoint(self.coordinator, attempt).checkpoint
         assert checkpoint is not None
         assert checkpoint.checkpoint_id == 2
         assert counter.get_and_increment() == 3
 
-    def test_an_id_drawn_in_a_transition_that_fails_is_drawn_again(self) -> None:
+    def test_a_fenced_leader_draws_no_id(self) -> None:
         counter = self.started()
-        drawn = []
-
-        def fail() -> None:
-            with self.store.transaction(JOB) as tx:
-                drawn.append(counter.draw(tx))
-                raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            fail()
-        assert (drawn, counter.get_and_increment()) == ([1], 1)
+        self.leader = self.calls.lead(make_leadership())
+        with pytest.raises(StaleAttemptError):
+            counter.get_and_increment()
+        assert self.started().get() == 1
 
     def test_many_threads_draw_every_id_once(self) -> None:
         counters = [self.started() for _ in range(THREADS)]

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness, take_leadership
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -44,6 +45,7 @@ from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_job_list import overview_of
 from airflow_provider_statecheck.testing.messages import (
     complete_checkpoint,
+    make_leadership,
     make_owner,
     make_registration,
 )
@@ -203,6 +205,15 @@ class JobListContract:
         self.begin(coordinator)
         overview = self.only(store, readable_dag_ids=frozenset(["daily"]))
         assert (overview.operators, overview.is_of_unknown_dag) == (1, False)
+        assert not store.describe(JOB).is_of_unknown_dag
+
+    def test_a_savepoint_of_the_whole_job_does_not_hide_the_job(
+        self, coordinator: AttemptCoordinator, store: JobStore
+    ) -> None:
+        self.begin(coordinator)
+        owner = make_owner(airflow=())
+        AlignedCheckpoints(store).lead(make_leadership(job_name=store.describe(JOB).job.name, owner=owner))
+        assert not self.only(store, readable_dag_ids=frozenset(["daily"])).is_of_unknown_dag
         assert not store.describe(JOB).is_of_unknown_dag
 
     def test_a_rewound_job_is_listed_with_the_checkpoint_of_the_run_before(
@@ -552,7 +563,7 @@ class History:
 
     def _lead(self) -> None:
         name = self._chance.choice(self.NAMES)
-        take_leadership(self._store, name, new_key(), owned_by("a"), "memory://base")
+        AlignedCheckpoints(self._store).lead(make_leadership(job_name=name, owner=owned_by("a")))
 
     def _correct_clock(self) -> None:
         hours, attempt = timedelta(hours=self._chance.choice((1, 24))), self._grant().attempt

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortCheckpoints,
+    AbortScope,
+)
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
@@ -24,6 +29,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     EndSavepoint,
     FinishAttempt,
     PendingCheckpoint,
+    PinParts,
     RequestSavepoint,
     RestoreSource,
     TriggerCheckpoint,
@@ -56,9 +62,11 @@ from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import (
     complete_checkpoint,
     make_acknowledgement,
+    make_leadership,
     make_owner,
     make_registration,
 )
+from tests.job_savepoints import begin_savepoint
 
 SAVEPOINTS = "memory://savepoints"
 PLACE = f"{SAVEPOINTS}/savepoint-0f6f7c-000000000001"
@@ -95,6 +103,46 @@ class SavepointContract:
         """Return an attempt that has completed a checkpoint and finished."""
         coordinator.finish(FinishAttempt(attempt=running, status=AttemptStatus.FINISHED))
         return running
+
+    @pytest.fixture
+    def pending(self, store: JobStore, ended: AttemptRef) -> CheckpointRecord:
+        """Return a pending savepoint of the whole job."""
+        return begin_savepoint(AlignedCheckpoints(store), ended.operator_id)
+
+    def test_a_pinned_part_stays_until_the_savepoint_ends(
+        self, store: JobStore, savepoints: JobSavepoints, ended: AttemptRef, pending: CheckpointRecord
+    ) -> None:
+        message = PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1})
+        first, second = savepoints.pin(message), savepoints.pin(message)
+        assert first == second
+        assert "aggregate/1/1/ended" in {a.attempt_id for a in first.acknowledgements}
+        assert self.pinned(store) == [1]
+        rows = AlignedCheckpoints(store)
+        leader = rows.lead(make_leadership())
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        rows.abort(AbortCheckpoints(leader=leader, scope=AbortScope.EVERYTHING, reason=reason))
+        assert self.pinned(store) == []
+
+    def test_a_checkpoint_that_is_not_retained_is_not_pinned(
+        self, store: JobStore, savepoints: JobSavepoints, ended: AttemptRef, pending: CheckpointRecord
+    ) -> None:
+        for missing in (99, pending.checkpoint_id):
+            parts = {ended.operator_id: missing}
+            with pytest.raises(CheckpointNotFoundError, match="to be retained"):
+                savepoints.pin(PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts=parts))
+        assert self.pinned(store) == []
+
+    def test_only_a_pending_savepoint_of_the_whole_job_pins(
+        self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
+    ) -> None:
+        own = self.trigger(coordinator, running, self.ask(savepoints, running))
+        with pytest.raises(CheckpointNotFoundError, match="pending one of the whole job"):
+            savepoints.pin(PinParts(job_id=JOB, checkpoint_id=own.checkpoint_id, parts={}))
+
+    @staticmethod
+    def pinned(store: JobStore) -> list[int]:
+        """Return the pinned checkpoints."""
+        return [o.pinned_checkpoint for o in store.describe(JOB).operators if o.pinned_checkpoint is not None]
 
     @staticmethod
     def ask(savepoints: JobSavepoints, attempt: AttemptRef, **changes: Any) -> SnapshotRequest:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
     ResourceVersion,
     StateHandleStore,
@@ -21,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
 )
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, ConfirmRestore, FinishAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, ConfirmRestore, FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
@@ -39,8 +41,8 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
-from airflow_provider_statecheck.testing.messages import make_registration
-from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, FaultyCommits, WrittenCheckpoints
+from airflow_provider_statecheck.testing.messages import make_leadership
+from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, FaultyCalls, WrittenCheckpoints
 
 ONE, TWO = handle_name(1), handle_name(2)
 CLAIMED = CheckpointProperties.for_checkpoint()
@@ -54,22 +56,27 @@ class StateHandleStoreContract:
         """Return the clock of the rows."""
         return ManualClock()
 
+    @pytest.fixture
+    def rows(self, jobs: JobStore) -> CoordinatorRows:
+        """Return the calls to the rows."""
+        return AlignedCheckpoints(jobs)
+
     @pytest.fixture(autouse=True)
-    def _stores(self, jobs: JobStore, clock: ManualClock, tmp_path: Path) -> None:
-        self.rows, self.coordinator = jobs, AttemptCoordinator(jobs)
+    def _stores(self, jobs: JobStore, rows: CoordinatorRows, clock: ManualClock, tmp_path: Path) -> None:
+        self.job_rows, self.calls, self.coordinator = jobs, rows, AttemptCoordinator(jobs)
         self.storage = CheckpointStorage.open(str(tmp_path / "bytes"))
         self.written = WrittenCheckpoints(self.storage, clock)
-        self.attempt = self.coordinator.register(make_registration()).attempt
+        self.attempt = self.lead()
         self.epoch = ResourceVersion(self.attempt.epoch)
         self.store = self.open()
 
     def open(self, plan: FaultPlan | None = None) -> StateHandleStore:
-        """Return another store of the present attempt, whose commits a plan may count."""
-        jobs: Any = FaultyCommits(self.rows, plan or FaultPlan())
-        return StateHandleStore(jobs, self.attempt, SnapshotFiles(self.storage, JOB, "sales"))
+        """Return another store of the present attempt, whose calls a plan may count."""
+        rows: Any = FaultyCalls(self.calls, plan or FaultPlan())
+        return StateHandleStore(rows, self.attempt, SnapshotFiles(self.storage, JOB, "sales"))
 
     def failing(self, mode: FaultMode, times: int = 1) -> StateHandleStore:
-        """Return a store whose first commits fail."""
+        """Return a store whose first calls fail."""
         return self.open(FaultPlan(point=1, mode=mode, times=times))
 
     def added(self, checkpoint_id: int = 1, **changes: Any) -> CompletedCheckpoint:
@@ -79,13 +86,13 @@ class StateHandleStoreContract:
         return checkpoint
 
     def row(self, checkpoint_id: int = 1) -> CheckpointRecord:
-        found = self.rows.checkpoint(JOB, checkpoint_id)
+        found = self.job_rows.checkpoint(JOB, checkpoint_id)
         assert found is not None
         return found
 
     def begin(self, checkpoint: CompletedCheckpoint, status: CheckpointStatus = CheckpointStatus.FINALIZING) -> None:
         """Add the row of a checkpoint that is not complete."""
-        with self.rows.transaction(JOB) as tx:
+        with self.job_rows.transaction(JOB) as tx:
             tx.add_checkpoint(
                 CheckpointRecord(
                     job_id=JOB,
@@ -104,8 +111,11 @@ class StateHandleStoreContract:
     def live(self) -> list[str]:
         return [name for _, name in self.open().get_all_and_lock()]
 
+    def lead(self) -> AttemptRef:
+        return self.calls.lead(make_leadership(storage_base=self.storage.base_uri))
+
     def fence(self) -> None:
-        self.coordinator.register(make_registration())
+        self.lead()
 
     # --- versions and handles
 
@@ -158,6 +168,15 @@ class StateHandleStoreContract:
     def test_add_of_a_restored_snapshot_adds_a_row(self) -> None:
         self.added(7, properties=UNCLAIMED)
         assert (self.row(7).status, self.row(7).properties) == (CheckpointStatus.COMPLETED, UNCLAIMED)
+
+    def test_add_of_a_foreign_directory_that_the_job_would_delete_is_refused(self) -> None:
+        checkpoint = self.written.write(1)
+        with pytest.raises(InvalidConfigurationError, match="has claimed"):
+            self.store.add_and_lock(TWO, replace(checkpoint, checkpoint_id=2))
+        foreign = replace(checkpoint, metadata_uri=f"{self.storage.base_uri}/_metadata")
+        with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
+            self.store.add_and_lock(ONE, foreign)
+        assert self.live() == []
 
     def test_add_that_finds_its_own_handle_changes_nothing(self) -> None:
         checkpoint = self.added()
@@ -215,11 +234,11 @@ class StateHandleStoreContract:
         self.fence()
         with pytest.raises(StaleAttemptError):
             self.store.add_and_lock(ONE, self.written.write(1))
-        self.attempt = self.coordinator.register(make_registration()).attempt
+        self.attempt = self.lead()
         self.coordinator.finish(FinishAttempt(attempt=self.attempt, status=AttemptStatus.FINISHED))
         with pytest.raises(StaleAttemptError):
             self.open().add_and_lock(ONE, self.written.write(1))
-        assert self.rows.checkpoint(JOB, 1) is None
+        assert self.job_rows.checkpoint(JOB, 1) is None
 
     # --- replace
 
@@ -327,7 +346,7 @@ class StateHandleStoreContract:
         self.added()
         self.store.end(JobStatus.FAILED)
         self.added(2)
-        self.attempt = self.coordinator.register(make_registration()).attempt
+        self.attempt = self.lead()
         assert self.live() == [TWO]
 
     @pytest.mark.parametrize("status", [s for s in JobStatus if s.is_globally_terminal])
@@ -342,7 +361,7 @@ class StateHandleStoreContract:
         self.added()
         self.coordinator.confirm_restore(ConfirmRestore(attempt=self.attempt, checkpoint_id=1))
         self.store.end(JobStatus.FINISHED)
-        [attempt] = self.rows.describe(JOB).attempts
+        [attempt] = self.job_rows.describe(JOB).attempts
         assert attempt.restored_from is None
 
     def test_clear_by_a_fenced_attempt_is_refused(self) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptRef,
@@ -50,6 +51,12 @@ IO = CheckpointFailureReason.IO_EXCEPTION
 LARGEST_ROW = 64 * 1024
 
 
+def tracker_of(store: JobStore, operator_id: OperatorId, **options: int) -> CheckpointStatsTracker:
+    """Return a tracker of an operator."""
+    attempt = AttemptRef(job_id=JOB, operator_id=operator_id, epoch=1)
+    return CheckpointStatsTracker(AlignedCheckpoints(store), attempt, **options)
+
+
 class StatisticsContract:
     """The rules, each a test."""
 
@@ -66,7 +73,7 @@ class StatisticsContract:
     @pytest.fixture
     def tracker(self, store: JobStore) -> CheckpointStatsTracker:
         """Return the subject."""
-        return CheckpointStatsTracker(store, JOB, OPERATOR)
+        return tracker_of(store, OPERATOR)
 
     @pytest.fixture
     def attempt(self, coordinator: AttemptCoordinator) -> AttemptRef:
@@ -295,7 +302,7 @@ class StatisticsContract:
     ) -> None:
         self.complete(coordinator, attempt, state_size_bytes=5)
         self.fail(coordinator, attempt)
-        snapshot = CheckpointStatsTracker(store, JOB, OPERATOR, history_size=0).create_snapshot()
+        snapshot = tracker_of(store, OPERATOR, history_size=0).create_snapshot()
         assert (snapshot.history, self.numbers(snapshot), snapshot.state_size.maximum) == ((), (2, 0, 1, 1), 5)
         assert snapshot.latest_completed is not None
         assert snapshot.latest_failed is not None
@@ -306,10 +313,7 @@ class StatisticsContract:
         other = coordinator.register(make_registration(uid="customers")).attempt
         self.complete(coordinator, attempt)
         self.fail(coordinator, other)
-        found = [
-            self.numbers(CheckpointStatsTracker(store, JOB, ref.operator_id).create_snapshot())
-            for ref in (attempt, other)
-        ]
+        found = [self.numbers(tracker_of(store, ref.operator_id).create_snapshot()) for ref in (attempt, other)]
         assert found == [(1, 0, 1, 0), (1, 0, 0, 1)]
 
     def test_savepoints_are_counted_by_kind_and_leave_the_latest_checkpoint(
@@ -492,7 +496,7 @@ class StatisticsContract:
     ) -> None:
         self.complete(coordinator, attempt)
         self.fail(coordinator, attempt)
-        assert CheckpointStatsTracker(store, JOB, OPERATOR).create_snapshot() == tracker.create_snapshot()
+        assert tracker_of(store, OPERATOR).create_snapshot() == tracker.create_snapshot()
 
     def test_forgetting_rows_changes_neither_counts_nor_latest(
         self, coordinator: AttemptCoordinator, attempt: AttemptRef, store: JobStore, clock: ManualClock
@@ -501,11 +505,11 @@ class StatisticsContract:
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         maintenance = self.maintenance(store, clock)
         maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=tuple(ids)))
-        before = CheckpointStatsTracker(store, JOB, OPERATOR).create_snapshot()
+        before = tracker_of(store, OPERATOR).create_snapshot()
         clock.advance(3 * 86400)
         gone = maintenance.forget(ForgetRows(job_id=JOB, age_seconds=86400))
         assert set(ids[:2]) <= set(gone.checkpoint_ids)
-        assert CheckpointStatsTracker(store, JOB, OPERATOR).create_snapshot() == before
+        assert tracker_of(store, OPERATOR).create_snapshot() == before
 
     def test_removing_a_job_removes_its_statistics(
         self, coordinator: AttemptCoordinator, attempt: AttemptRef, store: JobStore, clock: ManualClock

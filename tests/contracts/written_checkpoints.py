@@ -1,15 +1,15 @@
-"""Completed checkpoints with files in a folder, and rows whose commits fail as planned."""
+"""Completed checkpoints with files in a folder, and rows whose calls fail as planned."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.clock import Clock
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, shared_uri
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -20,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
@@ -33,23 +32,16 @@ SAVEPOINT = CheckpointProperties.for_savepoint()
 UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
 
 
-class FaultyCommits:
-    """Rows whose commits a plan counts; where one fails, its outcome is unknown."""
+class FaultyCalls:
+    """Rows whose calls a plan counts; where one fails, its outcome is unknown."""
 
-    def __init__(self, jobs: JobStore, plan: FaultPlan) -> None:
-        self._jobs = jobs
+    def __init__(self, rows: CoordinatorRows, plan: FaultPlan) -> None:
+        self._rows = rows
         self._plan = plan
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._jobs, name)
-
-    @contextmanager
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[JobTransaction]:
-        """Begin a transaction that may fail before or after its commit."""
-        with ExitStack() as stack:
-            yield stack.enter_context(self._jobs.transaction(job_id, create_as=create_as))
-            # Popped inside: where the commit does not happen, the error rolls back.
-            self._plan.carry_out("commit", lambda: stack.pop_all().close(), CommitStateUnknownError)
+        call = getattr(self._rows, name)
+        return lambda message: self._plan.carry_out(name, lambda: call(message), CommitStateUnknownError)
 
 
 class Crash(BaseException):

@@ -10,12 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.messages import make_owner
+from tests.job_savepoints import save_job
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.unit.spark.sinks.attempts import Attempt
@@ -44,21 +47,21 @@ def part(number):
     }
 
 
-def upstream(tries, function):
+def upstream(tries, function, output=None):
     keyed = (
         Stage("stage")
         .source(ParquetSource(str(tries.input), files_per_increment=1))
         .key_by("account", order_by="number")
     )
-    output = "account string, number bigint, balance bigint"
-    sink = ParquetSink(str(tries.output), partition_by=["account"])
-    return keyed.process(function, uid="balance", output=output).sink(sink)
+    sink = ParquetSink(str(output or tries.output), partition_by=["account"])
+    columns = "account string, number bigint, balance bigint"
+    return keyed.process(function, uid="balance", output=columns).sink(sink)
 
 
-def downstream(tries, **named):
-    source = StageOutputSource(str(tries.output), **{"checkpoints_per_increment": 1, **named})
+def downstream(tries, path=None, report="report", **named):
+    source = StageOutputSource(str(path or tries.output), **{"checkpoints_per_increment": 1, **named})
     counted = Stage("report").source(source).key_by("account").aggregate(n=Count(), total=Sum("number"), emit="changes")
-    return counted.sink(ParquetSink(str(tries.folder / "report")))
+    return counted.sink(ParquetSink(str(tries.folder / report)))
 
 
 def run_downstream(tries, run="2026-01-01", **named):
@@ -73,9 +76,9 @@ def never(tries):
     return FailingOnce(tries.folder / "failed", number=-1)
 
 
-def counts(tries):
+def counts(tries, report="report"):
     """The newest number of rows of each account in the report."""
-    rows = ds.dataset(tries.folder / "report", format="parquet").to_table().to_pylist()
+    rows = ds.dataset(tries.folder / report, format="parquet").to_table().to_pylist()
     return {
         account: max(row["n"] for row in rows if row["account"] == account) for account in {r["account"] for r in rows}
     }
@@ -176,3 +179,46 @@ def test_an_upstream_that_begins_again_is_noticed(tries):
         run_downstream(tries, run="2026-01-02")
     assert run_downstream(tries, run="2026-01-02", on_change="restart").rows == 1
     assert counts(tries) == {"000": 1}
+
+
+class Fork:
+    """Both stages of a job, restored into another one with directories of its own."""
+
+    def __init__(self, tries, pointer):
+        self.tries = tries
+        self.storage = tries.storage.allowing(pointer)
+        self.pointer = pointer
+        self.output = tries.folder / "fork"
+
+    def run(self, stage, uid, run):
+        source = find_source(
+            self.storage,
+            self.pointer,
+            uid=uid,
+            mode=RestoreMode.NO_CLAIM,
+            renamed_uids={},
+            allow_non_restored_state=False,
+        )
+        owner = make_owner(run_key=run)
+        return self.tries.run(stage, job_name="fork", uid=uid, owner=owner, restore_from=source)
+
+    def run_both(self, run):
+        self.run(upstream(self.tries, never(self.tries), self.output), "stage", run)
+        return self.run(downstream(self.tries, self.output, "fork-report"), "report", run)
+
+
+def test_a_pipeline_that_is_restored_into_another_job_reads_on_with_the_output_of_that_job(tries):
+    tries.write_input(part(0), part(1))
+    run_upstream(tries, never(tries))
+    tries.run(downstream(tries), uid="report", owner=make_owner())
+    newest = {record.operator_id: record for record in tries.completed()}
+    fork = Fork(tries, save_job(tries.storage, list(newest.values()), f"file://{tries.folder}/savepoints"))
+
+    # The first run of the fork has the date of the run before the savepoint, and no new input.
+    assert fork.run_both("2026-01-01").rows == 0
+    for number, run in ((2, "2026-01-02"), (3, "2026-01-03")):
+        tries.write_input(part(number))
+        assert fork.run_both(run).rows == 10
+
+    assert sum(counts(tries, "fork-report").values()) == 40
+    assert sum(counts(tries).values()) == 20

@@ -25,8 +25,7 @@ from airflow_provider_statecheck.api.pages.operator_rows import (
 )
 from airflow_provider_statecheck.api.pages.rendering import readable_duration
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,

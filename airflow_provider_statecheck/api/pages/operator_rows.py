@@ -12,8 +12,8 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Query
 
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
+from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     ListedStatus,
@@ -27,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
+    InPlaceRestore,
     JobRecord,
     OperatorRecord,
 )
@@ -65,6 +66,8 @@ class OperatorRow:
     """Newest checkpoint that a retry restores."""
     failure: Failure | None
     """Last failure of an attempt or checkpoint whose row is retained."""
+    in_place_restore: InPlaceRestore | None
+    """Savepoint of the job that the next attempt restores instead; ``None`` if no user wants this."""
     silent_since: datetime | None
     """Last call of the newest attempt, if it is open but has been silent for so long that ``gc`` may close it."""
 
@@ -192,6 +195,7 @@ def _row(
         attempt=attempts[-1] if attempts else None,
         newest=next(newest, None),
         failure=max((each for each in found if each is not None), default=None),
+        in_place_restore=waiting_in(view, operator),
         silent_since=silent_since(attempts[-1], checkpoints, view.read_at) if attempts else None,
     )
 

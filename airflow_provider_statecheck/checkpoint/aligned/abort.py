@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.transitions import Aborted
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.aligned.requests import failure_of, message_of
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 
 log = logging.getLogger(__name__)
 
@@ -29,66 +29,68 @@ class CheckpointAborter:
         self._components = components
         self._ended = ended
 
-    def abort_one(self, checkpoint_id: int, error: CheckpointException, *, attempt_id: str | None = None) -> bool:
+    def abort_one(self, checkpoint_id: int, error: CheckpointException, *, attempt_id: str = "") -> bool:
         """
         Abort a checkpoint if it is pending.
 
-        :param attempt_id: The attempt that caused the abort, ``None`` for the coordinator.
+        :param attempt_id: The attempt that caused the abort, empty for the coordinator.
         :return: Whether the checkpoint was pending.
         """
-
-        def chosen(tx: JobTransaction) -> list[CheckpointRecord]:
-            pending = transitions.of_status(tx, CheckpointStatus.PENDING)
-            return [c for c in pending if c.checkpoint_id == checkpoint_id]
-
-        return bool(self.abort(chosen, error, attempt_id=attempt_id))
+        return bool(self.abort(AbortScope.CHECKPOINT, error, checkpoint_id=checkpoint_id, attempt_id=attempt_id))
 
     def abort(
-        self,
-        choose: Callable[[JobTransaction], Iterable[CheckpointRecord]],
-        error: CheckpointException,
-        *,
-        attempt_id: str | None = None,
-    ) -> list[Aborted]:
-        """Abort the chosen pending checkpoints in one transition, then delete their files and notify the tasks."""
-        with self._components.transition() as tx:
-            aborted = [transitions.abort(tx, c, error, attempt_id=attempt_id) for c in choose(tx)]
-        self.settle(aborted)
-        return aborted
+        self, scope: AbortScope, error: CheckpointException, *, attempt_id: str = "", **fields: Any
+    ) -> tuple[CheckpointRecord, ...]:
+        """
+        Abort the checkpoints of a scope in one transition, then delete their files and notify the tasks.
 
-    def settle(self, aborted: Iterable[Aborted]) -> None:
-        """Notify the tasks, count the failures and delete the files of aborted checkpoints; errors are logged."""
-        aborted = tuple(aborted)
+        Errors after the transition are logged.
+
+        :param attempt_id: The attempt that caused the abort, empty for the coordinator.
+        :param fields: Further fields of ``AbortCheckpoints``.
+        :return: The aborted checkpoints.
+        """
+        components = self._components
+        message = AbortCheckpoints(
+            leader=components.leader,
+            scope=scope,
+            reason=error.reason,
+            message=message_of(error),
+            attempt_id=attempt_id,
+            **fields,
+        )
+        aborted = components.rows.abort(message)
         for each in aborted:
-            log.info("Aborted checkpoint %s: %s", each.checkpoint.checkpoint_id, each.error)
+            log.info("Aborted checkpoint %s: %s", each.checkpoint_id, each.failure_message)
             _run_logged(partial(self._notify, each))
-            self._count(each)
+            self._count(each, failure_of(each) if scope is AbortScope.EXPIRED else error, attempt_id)
         if aborted:
             _run_logged(self._clean)
+        return aborted
+
+    def expire(self) -> None:
+        """Abort the pending checkpoints whose timeout has passed."""
+        uids = {task.operator_id: task.uid for task in self._components.tasks}
+        self.abort(AbortScope.EXPIRED, CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED), uids=uids)
 
     def _clean(self) -> None:
         self._components.cleaner.clean(self._ended)
 
-    def _notify(self, aborted: Aborted) -> None:
-        checkpoint = aborted.checkpoint
+    def _notify(self, aborted: CheckpointRecord) -> None:
+        checkpoint_id = aborted.checkpoint_id
         latest = self._components.completed_store.get_latest_checkpoint_id() or -1
-        tasks, checkpoint_id = running(self._components), checkpoint.checkpoint_id
-        self._components.notifier.notify_aborted(tasks, checkpoint_id, latest, checkpoint.triggered_at)
-        self._components.operator_coordinators.notify_checkpoint_aborted(checkpoint.checkpoint_id)
+        tasks = running(self._components)
+        self._components.notifier.notify_aborted(tasks, checkpoint_id, latest, aborted.triggered_at)
+        self._components.operator_coordinators.notify_checkpoint_aborted(checkpoint_id)
 
-    def _count(self, aborted: Aborted) -> None:
-        own = (
-            transitions.acknowledgement_of(aborted.acknowledgements, aborted.attempt_id)
-            if aborted.attempt_id is not None
-            else None
-        )
-        tasks = {task.operator_id: task.uid for task in self._components.tasks}
+    def _count(self, aborted: CheckpointRecord, error: CheckpointException, attempt_id: str) -> None:
+        operators = (task.uid for task in self._components.tasks if attempt_id and task.attempt_id == attempt_id)
         self._components.count_failure(
-            aborted.error,
-            properties=aborted.checkpoint.properties,
-            checkpoint_id=aborted.checkpoint.checkpoint_id,
-            attempt_id=aborted.attempt_id,
-            operator="" if own is None else tasks.get(own.operator_id, own.operator_id),
+            error,
+            properties=aborted.properties,
+            checkpoint_id=aborted.checkpoint_id,
+            attempt_id=attempt_id or None,
+            operator=next(operators, ""),
         )
 
 

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, EffectsOf, RecordDiscards
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage, contents
-from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
-from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
     streams_of,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CoordinatorError
 
 log = logging.getLogger(__name__)
-
-_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
 def no_op() -> None:
@@ -69,7 +62,7 @@ class CheckpointsCleaner:
     checkpoint in progress or the checkpoint that the leader restored names it, and while a task that may name it has not
     acknowledged. A deletion that fails is repeated by the next cleaning. Callbacks run without a lock.
 
-    :param jobs: The store of the job's rows.
+    :param rows: The rows of the job.
     :param leader: The leader of the checkpoints.
     :param storage: The storage of manifests.
     :param deleter: The deleter of checkpoints.
@@ -80,7 +73,7 @@ class CheckpointsCleaner:
 
     def __init__(
         self,
-        jobs: JobStore,
+        rows: CoordinatorRows,
         leader: AttemptRef,
         storage: SnapshotStorage,
         deleter: CheckpointDeleter,
@@ -89,7 +82,7 @@ class CheckpointsCleaner:
         *,
         is_parallel: bool = True,
     ) -> None:
-        self._jobs = jobs
+        self._rows = rows
         self._leader = leader
         self._storage = storage
         self._deleter = deleter
@@ -115,10 +108,9 @@ class CheckpointsCleaner:
         :raises CoordinatorError: if the cleaner was closed.
         :raises StaleAttemptError: if another leader has taken over.
         """
-        with self._transaction() as tx:
-            ended = [c.checkpoint_id for c in transitions.effects_of(tx, self._leader.operator_id).discards]
+        discards = self._rows.effects(EffectsOf(leader=self._leader)).effects.discards
         with self._changed:
-            new = [checkpoint_id for checkpoint_id in ended if checkpoint_id not in self._started]
+            new = [c.checkpoint_id for c in discards if c.checkpoint_id not in self._started]
             self._started.update(new)
         for part in [[checkpoint_id] for checkpoint_id in new] if self._is_parallel else [new] if new else []:
             self._start(partial(self._delete, part), post_cleanup)
@@ -142,45 +134,16 @@ class CheckpointsCleaner:
             self._is_closed = True
             return self._changed.wait_for(lambda: self._unfinished == 0, timeout_seconds)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[JobTransaction]:
-        with self._jobs.transaction(self._leader.job_id) as tx:
-            require_running(tx, self._leader)
-            yield tx
-
     def _delete(self, checkpoint_ids: Sequence[int]) -> None:
         try:
             # Rows and manifests may have changed since the deletion was queued.
-            with self._transaction() as tx:
-                effects = self._effects(tx, checkpoint_ids)
-                manifests = self._manifests(tx)
-            deleted = self._deleter.discard(effects, self._named(manifests))
+            found = self._rows.effects(EffectsOf(leader=self._leader, checkpoint_ids=tuple(checkpoint_ids)))
+            deleted = self._deleter.discard(found.effects, self._named(found.manifests))
             if deleted:
-                with self._transaction() as tx:
-                    transitions.mark_discarded(tx, self._leader.operator_id, deleted)
+                self._rows.record_discards(RecordDiscards(leader=self._leader, checkpoint_ids=deleted))
         finally:
             with self._changed:
                 self._started.difference_update(checkpoint_ids)
-
-    def _effects(self, tx: JobTransaction, checkpoint_ids: Sequence[int]) -> OpenEffects:
-        effects = transitions.effects_of(tx, self._leader.operator_id)
-        unanswered = min((c.triggered_at for c in self._in_progress(tx) if not _is_answered(tx, c)), default=None)
-        chosen = (c for c in effects.discards if c.checkpoint_id in checkpoint_ids)
-        others = (operator.operator_id for operator, _ in tx.operators_besides(frozenset()))
-        retained = [c for i in others if i != self._leader.operator_id for c in transitions.effects_of(tx, i).retained]
-        return replace(
-            effects,
-            discards=tuple(c for c in chosen if not _may_be_named(c, unanswered)),
-            # Stages of the job may name files below the same directory of shared state.
-            retained=(*effects.retained, *retained),
-        )
-
-    def _in_progress(self, tx: JobTransaction) -> list[CheckpointRecord]:
-        rows = tx.open_checkpoints(self._leader.operator_id)
-        return [c for c in rows if c.status in _IN_PROGRESS and not c.properties.is_savepoint]
-
-    def _manifests(self, tx: JobTransaction) -> list[AcknowledgementRecord]:
-        return [each for c in self._in_progress(tx) for each in tx.acknowledgements(c.checkpoint_id)]
 
     def _named(self, manifests: Iterable[AcknowledgementRecord]) -> frozenset[str]:
         # Several checkpoints may be in progress, each with a state of the same operator.
@@ -216,16 +179,6 @@ class CheckpointsCleaner:
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
-
-
-def _is_answered(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
-    return all(each.is_acknowledged for each in tx.acknowledgements(checkpoint.checkpoint_id))
-
-
-def _may_be_named(ended: CheckpointRecord, unanswered: datetime | None) -> bool:
-    # A task that was triggered before the end may still acknowledge state that names files of the ended checkpoint.
-    is_subsumed = ended.status is CheckpointStatus.SUBSUMED and ended.ended_at is not None
-    return is_subsumed and unanswered is not None and unanswered <= (ended.ended_at or unanswered)
 
 
 def _run_logged(step: Callable[[], None]) -> None:

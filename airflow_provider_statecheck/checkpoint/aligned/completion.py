@@ -11,11 +11,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter, running
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortScope,
+    AcknowledgeAligned,
+    AcknowledgedCheckpoint,
+    Assessment,
+    TakenOver,
+    TakeOver,
+    Verdict,
+)
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     StatePointer,
@@ -26,13 +34,10 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     require_whole_union_state,
     unreferenced_streams,
 )
-from airflow_provider_statecheck.checkpoint.aligned.transitions import Assessment, Verdict
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.checkpoint.transitions import ended_by
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     StaleAttemptError,
@@ -83,23 +88,26 @@ class AcknowledgementHandler:
                 sender,
                 assessment.verdict.value,
             )
-            self._record_late(message, assessment)
             self._discard(message.state, assessment)
         return assessment.verdict is not Verdict.FORGOTTEN
 
     def _assess(self, message: AcknowledgeMessage) -> Assessment:
-        with self._components.transition() as tx:
-            return transitions.assess(tx, message.checkpoint_id, message.attempt_id)
+        asked = self._acknowledgement(message)
+        while (assessment := self._components.rows.acknowledge(asked)).has_expired:
+            self._aborter.expire()
+        return assessment
 
-    def _record_late(self, message: AcknowledgeMessage, assessment: Assessment) -> None:
-        if assessment.checkpoint is None or assessment.verdict is not Verdict.DISCARDED:
-            return
-        size = size_of(message)
-        try:
-            with self._components.transition() as tx:
-                transitions.record_late(tx, assessment.checkpoint, size)
-        except StateCheckError as error:
-            log.warning("Late acknowledgement of checkpoint %s was not recorded: %s", message.checkpoint_id, error)
+    def _acknowledgement(self, message: AcknowledgeMessage) -> AcknowledgeAligned:
+        components = self._components
+        return AcknowledgeAligned(
+            leader=components.leader,
+            checkpoint_id=message.checkpoint_id,
+            attempt_id=message.attempt_id,
+            state_size_bytes=size_of(message),
+            metrics=metrics_of(message),
+            finalizer=components.name,
+            lease_seconds=components.lease.total_seconds(),
+        )
 
     def _store(self, message: AcknowledgeMessage, checkpoint: CheckpointRecord) -> Assessment:
         self._require_whole(message)
@@ -107,15 +115,11 @@ class AcknowledgementHandler:
         content = content_of(message)
         if content != SnapshotContent():
             manifest = self._components.storage.write_manifest(checkpoint, content)
-        with self._components.transition() as tx:
-            assessment = transitions.assess(tx, message.checkpoint_id, message.attempt_id)
-            finalizing = None
-            if assessment.verdict is Verdict.SUCCESS:
-                finalizing = self._save(tx, message, assessment.acknowledgements, manifest)
+        assessment = self._components.rows.acknowledge(written(self._acknowledgement(message), manifest))
         if assessment.verdict is not Verdict.SUCCESS and manifest is not None:
             self._delete_surplus(manifest, assessment.acknowledgements)
-        if finalizing is not None:
-            self._finalizer.finalize(finalizing)
+        if assessment.finalizing is not None:
+            self._finalizer.finalize(assessment.finalizing)
         return assessment
 
     def _require_whole(self, message: AcknowledgeMessage) -> None:
@@ -126,27 +130,6 @@ class AcknowledgementHandler:
         except CheckpointException as error:
             self._aborter.abort_one(message.checkpoint_id, error, attempt_id=message.attempt_id)
             raise
-
-    def _save(
-        self,
-        tx: JobTransaction,
-        message: AcknowledgeMessage,
-        acknowledgements: Iterable[AcknowledgementRecord],
-        manifest: StatePointer | None,
-    ) -> CheckpointRecord | None:
-        own = transitions.acknowledgement_of(acknowledgements, message.attempt_id)
-        if own is None:
-            return None
-        size = size_of(message)
-        own = replace(
-            own, state_size_bytes=size, full_size_bytes=size, metrics=metrics_of(message), acknowledged_at=tx.now
-        )
-        if manifest is not None:
-            own = replace(own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256)
-        tx.save_acknowledgement(own)
-        return transitions.finalize_if_complete(
-            tx, message.checkpoint_id, self._components.name, self._components.lease
-        )
 
     def _delete_surplus(self, manifest: StatePointer, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
         if manifest.uri in {a.manifest_uri for a in acknowledgements}:
@@ -199,21 +182,28 @@ class CheckpointFinalizer:
         self._aborter = aborter
         self._ended = ended
 
-    def try_finalize(self, record: CheckpointRecord) -> None:
+    def try_finalize(self, acknowledged: AcknowledgedCheckpoint) -> None:
         """Finalize a checkpoint and log a failure, which the rows and the future report."""
         try:
-            self.finalize(record)
+            self.finalize(acknowledged)
         except StateCheckError:
-            log.warning("Checkpoint %s could not be finalized", record.checkpoint_id, exc_info=True)
+            log.warning("Checkpoint %s could not be finalized", acknowledged.checkpoint.checkpoint_id, exc_info=True)
 
-    def take_over(self) -> None:
-        """Finalize the checkpoints whose finalizer's lease has expired."""
-        with self._components.transition() as tx:
-            taken = transitions.take_over(tx, self._components.name, self._components.lease)
-        for record in taken:
-            self.try_finalize(record)
+    def take_over(self, *, is_new: bool = False) -> TakenOver:
+        """
+        Finalize the checkpoints whose finalizer's lease has expired.
 
-    def finalize(self, record: CheckpointRecord) -> None:
+        :param is_new: Whether to return the pending checkpoints of earlier leaders.
+        """
+        components, lease_seconds = self._components, self._components.lease.total_seconds()
+        taken = components.rows.take_over(
+            TakeOver(leader=components.leader, finalizer=components.name, lease_seconds=lease_seconds, is_new=is_new)
+        )
+        for acknowledged in taken.finalizing:
+            self.try_finalize(acknowledged)
+        return taken
+
+    def finalize(self, acknowledged: AcknowledgedCheckpoint) -> None:
         """
         Complete a checkpoint that is assigned to this finalizer.
 
@@ -223,27 +213,24 @@ class CheckpointFinalizer:
         retained = {c.checkpoint_id for c in self._components.completed_store.get_all_checkpoints()}
         subsumed = None
         try:
-            checkpoint = self._written(record)
+            checkpoint = self._written(acknowledged)
             subsumed = self._add(checkpoint)
         except StaleAttemptError:
             raise
         except Exception as error:
-            completed = self._found_completed(record)
-            if completed is None:
-                self._abort_failed(record, error)
+            settled = self._settled(acknowledged.checkpoint, error)
+            if settled is None:
                 return
-            log.warning("Checkpoint %s is complete, although an error was reported: %s", record.checkpoint_id, error)
-            checkpoint = completed
+            checkpoint = settled
         self._announce(checkpoint, subsumed, retained)
         self._ended()
 
-    def _written(self, record: CheckpointRecord) -> CompletedCheckpoint:
-        with self._components.transition() as tx:
-            transitions.require_finalizing(tx.checkpoint(record.checkpoint_id), record.checkpoint_id)
-            acknowledged = tx.acknowledgements(record.checkpoint_id)
-        filled = _filled(record, acknowledged)
-        content = merged(contents(self._components.storage, acknowledged))
-        require_whole_union_states({state.operator_id: state for state in content.operator_states}, acknowledged)
+    def _written(self, acknowledged: AcknowledgedCheckpoint) -> CompletedCheckpoint:
+        acknowledgements = acknowledged.acknowledgements
+        filled = _filled(acknowledged.checkpoint, acknowledgements)
+        content = merged(contents(self._components.storage, acknowledgements))
+        states = {state.operator_id: state for state in content.operator_states}
+        require_whole_union_states(states, acknowledgements)
         return completed_of(filled, content, self._components.storage.write_metadata(filled, content))
 
     def _add(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint | None:
@@ -251,25 +238,25 @@ class CheckpointFinalizer:
             checkpoint, self._components.cleaner, self._ended
         )
 
-    def _found_completed(self, record: CheckpointRecord) -> CompletedCheckpoint | None:
-        # The first write of the transaction waits for a commit that is still in progress.
-        with self._components.transition() as tx:
-            found = tx.checkpoint(record.checkpoint_id)
+    def _settled(self, record: CheckpointRecord, error: Exception) -> CompletedCheckpoint | None:
+        components, failure = self._components, _failure(error)
+        # The first write of the transition waits for a commit that is still in progress.
+        if self._aborter.abort(
+            AbortScope.FINALIZATION,
+            failure,
+            checkpoint_id=record.checkpoint_id,
+            finalizer=record.finalizer,
+            lease_until=record.lease_until,
+        ):
+            self._ended()
+            raise failure from error
+        found = components.rows.checkpoint(record.job_id, record.checkpoint_id)
         if found is None or found.status is not CheckpointStatus.COMPLETED:
+            log.warning("Checkpoint %s was finalized elsewhere; here it failed: %s", record.checkpoint_id, error)
             return None
-        self._components.completed_store.recover()
-        return completed_of(found, self._components.storage.read(metadata_of(found)), metadata_of(found))
-
-    def _abort_failed(self, record: CheckpointRecord, error: Exception) -> None:
-        failure = _failure(error)
-        with self._components.transition() as tx:
-            if not transitions.is_held(tx, record):
-                log.warning("Checkpoint %s was finalized elsewhere; here it failed: %s", record.checkpoint_id, error)
-                return
-            aborted = transitions.abort(tx, record, failure)
-        self._aborter.settle([aborted])
-        self._ended()
-        raise failure from error
+        log.warning("Checkpoint %s is complete, although an error was reported: %s", record.checkpoint_id, error)
+        components.completed_store.recover()
+        return completed_of(found, components.storage.read(metadata_of(found)), metadata_of(found))
 
     def _announce(
         self, checkpoint: CompletedCheckpoint, subsumed: CompletedCheckpoint | None, retained: AbstractSet[int]
@@ -286,12 +273,8 @@ class CheckpointFinalizer:
             self._notify(checkpoint, subsumed)
 
     def _abort_older(self, checkpoint: CompletedCheckpoint) -> None:
-        def older(tx: JobTransaction) -> list[CheckpointRecord]:
-            completed = tx.checkpoint(checkpoint.checkpoint_id)
-            return [] if completed is None else ended_by(tx, completed)
-
         try:
-            self._aborter.abort(older, _SUBSUMED)
+            self._aborter.abort(AbortScope.OLDER, _SUBSUMED, checkpoint_id=checkpoint.checkpoint_id)
         except StateCheckError:
             log.exception("Older checkpoints are still pending; the next completed checkpoint aborts them")
 
@@ -306,7 +289,20 @@ class CheckpointFinalizer:
             log.exception("An operator coordinator failed on the completion of checkpoint %s", checkpoint_id)
 
 
-def _filled(record: CheckpointRecord, acknowledged: list[AcknowledgementRecord]) -> CheckpointRecord:
+def written(message: AcknowledgeAligned, manifest: StatePointer | None) -> AcknowledgeAligned:
+    """Return the message that stores an acknowledgement whose state is on storage."""
+    if manifest is None:
+        return replace(message, is_written=True)
+    return replace(
+        message,
+        is_written=True,
+        manifest_uri=manifest.uri,
+        manifest_size=manifest.size,
+        manifest_sha256=manifest.sha256,
+    )
+
+
+def _filled(record: CheckpointRecord, acknowledged: Iterable[AcknowledgementRecord]) -> CheckpointRecord:
     """Return the row with the figures of its acknowledgements: every finalizer writes the same metadata."""
     times = [a.acknowledged_at for a in acknowledged if a.acknowledged_at is not None]
     return replace(

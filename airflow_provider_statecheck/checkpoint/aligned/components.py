@@ -19,12 +19,11 @@ from airflow_provider_statecheck.checkpoint.aligned.notifications import Checkpo
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinators
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlanCalculator, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 class CoordinatorComponents:
     """The stores and collaborators of one coordinator; none of them caches rows."""
 
-    jobs: JobStore
+    rows: CoordinatorRows
     leader: AttemptRef
     name: str
     """The unique name of the coordinator as a finalizer."""
@@ -72,14 +71,3 @@ class CoordinatorComponents:
         finally:
             if self.job_failures:
                 raise self.job_failures.pop(0)
-
-    @contextmanager
-    def transition(self) -> Iterator[JobTransaction]:
-        """
-        Open a transaction of the job for its leader.
-
-        :raises StaleAttemptError: if another leader has taken over.
-        """
-        with self.jobs.transaction(self.leader.job_id) as tx:
-            require_running(tx, self.leader)
-            yield tx

@@ -10,7 +10,6 @@ from random import Random
 from threading import Lock
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointDeleter, CheckpointsCleaner, StateDiscarder
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
@@ -35,13 +34,13 @@ from airflow_provider_statecheck.checkpoint.aligned.request_decider import Check
 from airflow_provider_statecheck.checkpoint.aligned.requests import (
     CheckpointFuture,
     FutureWaiter,
-    RequestQueue,
     StopWithSavepoint,
     TriggerKind,
     as_checkpoint_exception,
     properties_of,
 )
 from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, CoordinatorRows, EnqueueRequest
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     SnapshotStorage,
@@ -52,8 +51,7 @@ from airflow_provider_statecheck.checkpoint.aligned.triggering import Checkpoint
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -61,13 +59,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     RestoreMode,
     SavepointFormat,
 )
-from airflow_provider_statecheck.checkpoint.records import (
-    CheckpointRecord,
-    CheckpointStatus,
-    RequestStatus,
-    SnapshotRequest,
-)
-from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
@@ -110,7 +102,7 @@ class CheckpointCoordinator:
     :param checkpoint_storage: The storage of checkpoint files.
     :param executor: The executor that notifies tasks and deletes files.
     :param failure_manager: The manager that counts failures.
-    :param jobs: The store of the job's rows.
+    :param rows: The rows of the job.
     :param leader: The leader; calls of earlier leaders have no effect.
     :param discarder: The deleter of the files of rejected acknowledgements.
     :param fail_task: A callback that fails a task after an error on a completion.
@@ -139,7 +131,7 @@ class CheckpointCoordinator:
         executor: Executor,
         failure_manager: CheckpointFailureManager,
         *,
-        jobs: JobStore,
+        rows: CoordinatorRows,
         leader: AttemptRef,
         discarder: StateDiscarder,
         fail_task: Callable[[ExecutionTask, Exception], None],
@@ -161,7 +153,7 @@ class CheckpointCoordinator:
         self._has_base_locations = False
         self._is_shut_down = False
         cleaner = CheckpointsCleaner(
-            jobs,
+            rows,
             leader,
             checkpoint_storage,
             deleter,
@@ -170,7 +162,7 @@ class CheckpointCoordinator:
             is_parallel=config.cleaner_parallel_mode,
         )
         self._components = CoordinatorComponents(
-            jobs=jobs,
+            rows=rows,
             leader=leader,
             name=new_key(),
             lease=lease,
@@ -179,7 +171,10 @@ class CheckpointCoordinator:
             plan_calculator=CheckpointPlanCalculator(
                 tasks_to_trigger, tasks_to_wait_for, tasks_to_commit_to, config.checkpoints_after_tasks_finish
             ),
-            decider=CheckpointRequestDecider(config.effective_max_concurrent_checkpoints, config.effective_min_pause),
+            decider=CheckpointRequestDecider(
+                max_concurrent=config.effective_max_concurrent_checkpoints,
+                min_pause_seconds=config.effective_min_pause.total_seconds(),
+            ),
             id_counter=id_counter,
             completed_store=completed_store,
             storage=checkpoint_storage,
@@ -197,7 +192,6 @@ class CheckpointCoordinator:
         self._aborter = CheckpointAborter(self._components, self._trigger_next)
         self._finalizer = CheckpointFinalizer(self._components, self._aborter, self._trigger_next)
         self._acknowledgements = AcknowledgementHandler(self._components, self._aborter, self._finalizer)
-        self._request_queue = RequestQueue(self._components)
         self._trigger = CheckpointTrigger(
             self._components, self._aborter, self._finalizer, self._require_ready, self._rearm
         )
@@ -360,7 +354,6 @@ class CheckpointCoordinator:
             return False
         with self._components.raising_job_failures():
             try:
-                self._expire()
                 return self._acknowledgements.acknowledge(message, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored an acknowledgement after a change of the leader: %s", error)
@@ -398,15 +391,10 @@ class CheckpointCoordinator:
         :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; the call may be repeated.
         """
         error = CheckpointException(CheckpointFailureReason.TASK_FAILURE_DURING_CHECKPOINT, cause)
-
-        def chosen(tx: Any) -> list[CheckpointRecord]:
-            pending = transitions.of_status(tx, CheckpointStatus.PENDING)
-            return [c for c in pending if _is_unacknowledged_by(tx.acknowledgements(c.checkpoint_id), attempt_id)]
-
         with self._components.raising_job_failures():
             try:
                 with as_checkpoint_exception():
-                    self._aborter.abort(chosen, error, attempt_id=attempt_id)
+                    self._aborter.abort(AbortScope.ATTEMPT, error, attempt_id=attempt_id)
             except StaleAttemptError as stale:
                 log.warning("Ignored a failed task after a change of the leader: %s", stale)
             self._trigger_next()
@@ -448,7 +436,7 @@ class CheckpointCoordinator:
             self._tick()
 
     def _tick(self) -> None:
-        self._expire()
+        self._aborter.expire()
         self._finalizer.take_over()
         if self._periodic is not None and self._periodic.due(self._clock.now()):
             policy = self._components.config.retention_policy
@@ -543,32 +531,30 @@ class CheckpointCoordinator:
         self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
 
     def _abort_everything(self, reason: CheckpointFailureReason) -> None:
-        error = CheckpointException(reason)
         try:
-            self._abort_all(error)
+            with as_checkpoint_exception():
+                self._finalizer.take_over()
+                self._aborter.abort(AbortScope.EVERYTHING, CheckpointException(reason))
         except StaleAttemptError as stale:
             log.warning("Pending checkpoints were not aborted after a change of the leader: %s", stale)
         self._forget_ended_futures()
 
-    def _abort_all(self, error: CheckpointException) -> None:
-        with as_checkpoint_exception():
-            self._finalizer.take_over()
-            with self._components.transition() as tx:
-                for request in tx.open_requests(ALIGNED_OPERATOR_ID):
-                    if request.status is RequestStatus.QUEUED:
-                        transitions.fail_request(tx, request, error)
-                pending = transitions.of_status(tx, CheckpointStatus.PENDING)
-                aborted = [transitions.abort(tx, c, error) for c in pending]
-        self._aborter.settle(aborted)
-
-    def _enqueue(
-        self, key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
-    ) -> SnapshotRequest:
+    def _enqueue(self, key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool) -> None:
         if self._is_shut_down:
             raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         if not properties.is_savepoint:
             self._ensure_base_locations()
-        return self._request_queue.add(key, properties, target, is_periodic)
+        request = EnqueueRequest(
+            leader=self._components.leader,
+            decider=self._components.decider,
+            request_key=key,
+            properties=properties,
+            target=target,
+            is_periodic=is_periodic,
+        )
+        for refused in self._components.rows.enqueue(request):
+            error = CheckpointException(CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
+            self._components.count_failure(error, properties=refused.properties)
 
     def _ensure_base_locations(self) -> None:
         if not self._has_base_locations:
@@ -591,13 +577,6 @@ class CheckpointCoordinator:
         if self._periodic is not None:
             self._periodic.rearm(delay)
 
-    def _expire(self) -> None:
-        with self._components.transition() as tx:
-            expired = [c for c in transitions.of_status(tx, CheckpointStatus.PENDING) if c.expires_at <= tx.now]
-            error = CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED)
-            aborted = [transitions.abort(tx, c, error) for c in expired]
-        self._aborter.settle(aborted)
-
     def _trigger_next(self) -> None:
         """Trigger the checkpoints that may start now; their futures report failures."""
         if not self._is_shut_down:
@@ -619,7 +598,8 @@ class CheckpointCoordinator:
             self._futures = [future for future in self._futures if future not in ended]
 
     def _future(self, request_key: str) -> CheckpointFuture:
-        return CheckpointFuture(self._components.jobs, self._job_id, request_key, self._load, self._waiter)
+        components = self._components
+        return CheckpointFuture(components.rows, components.leader, request_key, self._load, self._waiter)
 
     def _load(self, record: CheckpointRecord) -> CompletedCheckpoint:
         metadata = metadata_of(record)
@@ -629,11 +609,6 @@ class CheckpointCoordinator:
             # The checkpoint was completed, then subsumed and deleted.
             content = SnapshotContent()
         return completed_of(record, content, metadata)
-
-
-def _is_unacknowledged_by(acknowledgements: Sequence[Any], attempt_id: str) -> bool:
-    own = transitions.acknowledgement_of(acknowledgements, attempt_id)
-    return own is not None and not own.is_acknowledged
 
 
 def _refusal(error: Exception) -> CheckpointException:

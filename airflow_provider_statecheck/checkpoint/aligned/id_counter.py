@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, CountIds
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 
 
@@ -14,13 +14,13 @@ class CheckpointIDCounter:
 
     Each id is returned once, across all processes. If the counter raises, no checkpoint is triggered.
 
-    :param jobs: The store of the job's rows.
-    :param job_id: The job.
+    :param rows: The rows of the job.
+    :param leader: The leader of the checkpoints.
     """
 
-    def __init__(self, jobs: JobStore, job_id: JobId) -> None:
-        self._jobs = jobs
-        self._job_id = job_id
+    def __init__(self, rows: CoordinatorRows, leader: AttemptRef) -> None:
+        self._rows = rows
+        self._leader = leader
         self._is_started = False
         self._is_shut_down = False
         self._has_drawn = False
@@ -34,8 +34,8 @@ class CheckpointIDCounter:
         """
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
-        with self._jobs.transaction(self._job_id):
-            self._is_started = True
+        self._count()
+        self._is_started = True
 
     def get_and_increment(self) -> int:
         """
@@ -43,18 +43,9 @@ class CheckpointIDCounter:
 
         :raises CoordinatorError: before the start and after the shutdown.
         """
-        with self._jobs.transaction(self._job_id) as tx:
-            return self.draw(tx)
-
-    def draw(self, tx: JobTransaction) -> int:
-        """
-        Return the next id within an open transaction of the job.
-
-        :raises CoordinatorError: before the start and after the shutdown.
-        """
         self._require_in_use()
         self._has_drawn = True
-        return tx.draw_checkpoint_id()
+        return self._count(draws=True)
 
     def get(self) -> int:
         """
@@ -63,8 +54,7 @@ class CheckpointIDCounter:
         :raises CoordinatorError: before the start and after the shutdown.
         """
         self._require_in_use()
-        with self._jobs.transaction(self._job_id) as tx:
-            return tx.job.next_checkpoint_id
+        return self._count()
 
     def set_count(self, count: int) -> None:
         """
@@ -80,15 +70,12 @@ class CheckpointIDCounter:
         self._require_in_use()
         if count < 1:
             raise InvalidConfigurationError(f"Expected the next checkpoint id to be at least 1, found {count}.")
-        with self._jobs.transaction(self._job_id) as tx:
-            following = tx.job.next_checkpoint_id
-            if count < following and self._has_drawn:
-                raise CoordinatorError(
-                    f"Expected the next checkpoint id to be {following} or more once a checkpoint was triggered, found "
-                    f"{count}; set it before the first trigger."
-                )
-            if count > following:
-                tx.set_next_checkpoint_id(count)
+        following = self._count(at_least=count)
+        if count < following and self._has_drawn:
+            raise CoordinatorError(
+                f"Expected the next checkpoint id to be {following} or more once a checkpoint was triggered, found {count}; "
+                f"set it before the first trigger."
+            )
 
     def shutdown(self, status: JobStatus) -> None:
         """
@@ -97,6 +84,9 @@ class CheckpointIDCounter:
         The count remains with any status of the job: ids are never repeated.
         """
         self._is_shut_down = True
+
+    def _count(self, at_least: int = 1, *, draws: bool = False) -> int:
+        return self._rows.count_ids(CountIds(leader=self._leader, at_least=at_least, draws=draws))
 
     def _require_in_use(self) -> None:
         if self._is_shut_down:

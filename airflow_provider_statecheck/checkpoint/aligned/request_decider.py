@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
@@ -30,10 +30,11 @@ class Choice:
     """The request to trigger now."""
     dropped: tuple[SnapshotRequest, ...] = ()
     """The requests that are too early and fail with ``MINIMUM_TIME_BETWEEN_CHECKPOINTS``."""
-    retry_in: timedelta | None = None
+    retry_in_seconds: float | None = None
     """The delay after which the periodic trigger must fire again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequestDecider:
     """
     Decides on requests from the queue and the work in progress.
@@ -41,19 +42,20 @@ class CheckpointRequestDecider:
     Call ``admit`` for each new request. Call ``choose`` after it, and after a trigger, a checkpoint or a cleaning has
     ended.
 
-    :param max_concurrent: The largest number of pending checkpoints, at least 1; forced checkpoints ignore it.
-    :param min_pause: The shortest time between the end of a checkpoint and the start of a periodic one.
-    :param max_queued: The largest number of queued requests, at least 1.
     :raises InvalidConfigurationError: if a value is out of range.
     """
 
-    def __init__(self, max_concurrent: int, min_pause: timedelta, max_queued: int = MAX_QUEUED_REQUESTS) -> None:
-        require("max_concurrent_checkpoints", max_concurrent, lambda n: n >= 1, "at least 1")
-        require("min_pause", min_pause, lambda pause: pause >= timedelta(0), "0 or longer")
-        require("max_queued_requests", max_queued, lambda n: n >= 1, "at least 1")
-        self._max_concurrent = max_concurrent
-        self._min_pause = min_pause
-        self._max_queued = max_queued
+    max_concurrent: int
+    """The largest number of pending checkpoints, at least 1; forced checkpoints ignore it."""
+    min_pause_seconds: float
+    """The shortest time between the end of a checkpoint and the start of a periodic one."""
+    max_queued: int = MAX_QUEUED_REQUESTS
+    """The largest number of queued requests, at least 1."""
+
+    def __post_init__(self) -> None:
+        require("max_concurrent_checkpoints", self.max_concurrent, lambda n: n >= 1, "at least 1")
+        require("min_pause", self.min_pause_seconds, lambda pause: pause >= 0, "0 or longer")
+        require("max_queued_requests", self.max_queued, lambda n: n >= 1, "at least 1")
 
     def admit(self, queue: Sequence[SnapshotRequest], new: SnapshotRequest) -> Admission:
         """
@@ -65,9 +67,9 @@ class CheckpointRequestDecider:
         queued = in_order(queue)
         if any(request.request_key == new.request_key for request in queued):
             return Admission(accepted=True)
-        if len(queued) >= self._max_queued and not queued[-1].is_periodic:
+        if len(queued) >= self.max_queued and not queued[-1].is_periodic:
             return Admission(accepted=False)
-        surplus = in_order((*queued, new))[self._max_queued :]
+        surplus = in_order((*queued, new))[self.max_queued :]
         return Admission(accepted=new not in surplus, dropped=tuple(r for r in surplus if r is not new))
 
     def choose(
@@ -91,18 +93,18 @@ class CheckpointRequestDecider:
         :param now: The current time of the clock that set ``last_completed_at``.
         """
         queued = in_order(queue)
-        if is_triggering or not queued or cleanings > self._max_concurrent:
+        if is_triggering or not queued or cleanings > self.max_concurrent:
             return Choice()
         head = queued[0]
-        if pending_count >= self._max_concurrent and not head.properties.force:
+        if pending_count >= self.max_concurrent and not head.properties.force:
             return Choice()
         remaining = self._remaining_pause(last_completed_at, now)
-        if _respects_min_pause(head) and remaining > timedelta(0):
-            return Choice(dropped=(head,), retry_in=remaining)
+        if _respects_min_pause(head) and remaining > 0:
+            return Choice(dropped=(head,), retry_in_seconds=remaining)
         return Choice(run=head)
 
-    def _remaining_pause(self, last_completed_at: datetime | None, now: datetime) -> timedelta:
-        return timedelta(0) if last_completed_at is None else last_completed_at + self._min_pause - now
+    def _remaining_pause(self, last_completed_at: datetime | None, now: datetime) -> float:
+        return 0.0 if last_completed_at is None else self.min_pause_seconds - (now - last_completed_at).total_seconds()
 
 
 def in_order(queue: Sequence[SnapshotRequest]) -> list[SnapshotRequest]:

@@ -10,16 +10,13 @@ from enum import StrEnum
 from threading import Condition
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OutcomeOf, RequestOutcome
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RequestStatus, SnapshotRequest
-from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointError,
     CheckpointNotFoundError,
@@ -104,18 +101,23 @@ class CheckpointFuture:
 
     The result is read from rows: futures with the same key have the same result in every process.
 
-    :param jobs: The store of the job's rows.
-    :param job_id: The job.
+    :param rows: The rows of the job.
+    :param leader: The leader of the checkpoints.
     :param request_key: The key of the request.
     :param load: The function that reads the completed checkpoint.
     :param waiter: The strategy to wait, polling by default.
     """
 
     def __init__(
-        self, jobs: JobStore, job_id: JobId, request_key: str, load: Loader, waiter: FutureWaiter | None = None
+        self,
+        rows: CoordinatorRows,
+        leader: AttemptRef,
+        request_key: str,
+        load: Loader,
+        waiter: FutureWaiter | None = None,
     ) -> None:
-        self._jobs = jobs
-        self._job_id = job_id
+        self._rows = rows
+        self._leader = leader
         self._load = load
         self._waiter = waiter or PollingWaiter()
         self._lock = Condition()
@@ -130,7 +132,7 @@ class CheckpointFuture:
         if isinstance(self._ended, CheckpointRecord):
             return self._ended.checkpoint_id
         with as_checkpoint_exception():
-            request = self._jobs.request(self._job_id, self.request_key)
+            request = self._outcome().request
         return None if request is None else request.checkpoint_id
 
     def fail(self, error: CheckpointException) -> None:
@@ -195,18 +197,22 @@ class CheckpointFuture:
         return self._ended
 
     def _find_outcome(self) -> CheckpointRecord | CheckpointException | None:
-        request = self._jobs.request(self._job_id, self.request_key)
-        if request is None:
+        outcome = self._outcome()
+        if outcome.request is None:
             return _forgotten(
                 f"Expected the row of request {self.request_key}, found none; it was never made or its row was pruned."
             )
-        if request.status is RequestStatus.FAILED:
-            return failure_of(request)
-        if request.status is not RequestStatus.COMPLETED:
+        if outcome.request.status is RequestStatus.FAILED:
+            return failure_of(outcome.request)
+        if outcome.request.status is not RequestStatus.COMPLETED:
             return None
-        number = request.checkpoint_id
-        found = None if number is None else self._jobs.checkpoint(self._job_id, number)
-        return found or _forgotten(f"Expected the row of completed checkpoint {number}, found none; it was pruned.")
+        number = outcome.request.checkpoint_id
+        return outcome.checkpoint or _forgotten(
+            f"Expected the row of completed checkpoint {number}, found none; it was pruned."
+        )
+
+    def _outcome(self) -> RequestOutcome:
+        return self._rows.outcome(OutcomeOf(leader=self._leader, request_key=self.request_key))
 
     def _end(self, ended: CheckpointRecord | CheckpointException) -> None:
         with self._lock:
@@ -218,12 +224,17 @@ class CheckpointFuture:
             _run_callback(callback, self)
 
 
-def failure_of(request: SnapshotRequest) -> CheckpointException:
-    """Return the error of a failed request."""
-    reason = CheckpointFailureReason(request.failure_reason or CheckpointFailureReason.UNSPECIFIED)
-    message = request.failure_message
+def failure_of(failed: SnapshotRequest | CheckpointRecord) -> CheckpointException:
+    """Return the error of a failed request or checkpoint."""
+    reason = CheckpointFailureReason(failed.failure_reason or CheckpointFailureReason.UNSPECIFIED)
+    message = failed.failure_message
     cause = RuntimeError(message) if message and message != reason.message else None
-    return CheckpointException(reason, cause, checkpoint_id=request.checkpoint_id)
+    return CheckpointException(reason, cause, checkpoint_id=failed.checkpoint_id)
+
+
+def message_of(error: CheckpointException) -> str:
+    """Return the failure message for the rows, from which :func:`failure_of` makes the error again."""
+    return "" if error.__cause__ is None else str(error.__cause__)
 
 
 def _forgotten(why: str) -> CheckpointException:
@@ -320,49 +331,6 @@ class StopWithSavepoint:
             self._error = error
             self._is_ended = True
             self._changed.notify_all()
-
-
-class RequestQueue:
-    """
-    Queue of requested checkpoints.
-
-    :param components: The components of the coordinator.
-    """
-
-    def __init__(self, components: CoordinatorComponents) -> None:
-        self._components = components
-
-    def add(
-        self, request_key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
-    ) -> SnapshotRequest:
-        """
-        Add a request; a request with a known key is returned unchanged.
-
-        If the queue is full, the request with the lowest priority fails.
-        """
-        error = CheckpointException(CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
-        with self._components.transition() as tx:
-            known = tx.request(request_key)
-            if known is not None:
-                return known
-            request = SnapshotRequest(
-                job_id=self._components.leader.job_id,
-                request_key=request_key,
-                operator_id=ALIGNED_OPERATOR_ID,
-                properties=properties,
-                target=target,
-                is_periodic=is_periodic,
-                requested_at=tx.now,
-            )
-            admission = self._components.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), request)
-            refused = admission.dropped if admission.accepted else (*admission.dropped, request)
-            if admission.accepted:
-                tx.save_request(request)
-            for each in refused:
-                transitions.fail_request(tx, each, error)
-        for each in refused:
-            self._components.count_failure(error, properties=each.properties)
-        return request
 
 
 @contextmanager

@@ -7,30 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint import transitions as rows
-from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorRestoreMode
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
-    contents,
-    merged,
-)
+from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, AdoptSnapshot, RecordRestore
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import contents, merged
+from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     RestoreMode,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.savepoint_restore import (
-    claim_snapshot,
-    require_claimable,
-    require_unclaimed,
-)
+from airflow_provider_statecheck.checkpoint.savepoint_restore import require_claimable
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
@@ -142,15 +133,15 @@ class StateRestorer:
         is_claimed = mode is RestoreMode.CLAIM
         policy = self._components.config.retention_policy
         properties = CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED
-        own = replace(found, job_id=self._components.leader.job_id, properties=properties)
-        with self._components.transition() as tx:
-            leader = require_running(tx, self._components.leader)
-            require_unclaimed(tx, leader, found.external_pointer)
-            if is_claimed:
-                claim_snapshot(tx, leader, found.external_pointer)
-            # The row of the job's own snapshot remains as it is.
-            is_known = tx.checkpoint(own.checkpoint_id) is not None
-            return replace(own, checkpoint_id=self._components.id_counter.draw(tx)) if is_known else own
+        message = AdoptSnapshot(
+            leader=self._components.leader,
+            checkpoint_id=found.checkpoint_id,
+            location=found.external_pointer,
+            metadata_uri=found.metadata_uri,
+            is_claimed=is_claimed,
+        )
+        checkpoint_id = self._components.rows.adopt(message)
+        return replace(found, job_id=message.leader.job_id, checkpoint_id=checkpoint_id, properties=properties)
 
     def _start_without_checkpoint(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
         if error_if_no_checkpoint:
@@ -175,10 +166,8 @@ class StateRestorer:
         self._components.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
 
     def _record_restore(self, latest: CompletedCheckpoint) -> None:
-        with self._components.transition() as tx:
-            found = tx.checkpoint(latest.checkpoint_id)
-            if found is not None:
-                rows.record_restore(tx, require_running(tx, self._components.leader), found)
+        leader = self._components.leader
+        self._components.rows.record_restore(RecordRestore(leader=leader, checkpoint_id=latest.checkpoint_id))
 
 
 def _assign(
@@ -218,27 +207,19 @@ def resume(components: CoordinatorComponents, aborter: CheckpointAborter, finali
 
     :raises StateCheckError: if the database or the storage fails; the call may be repeated.
     """
-    for record, reason in _unrecoverable(components):
-        error = CheckpointException(CheckpointFailureReason.JOB_FAILURE, CoordinatorError(reason))
-        aborter.abort_one(record.checkpoint_id, error)
-    finalizer.take_over()
+    for acknowledged in finalizer.take_over(is_new=True).pending:
+        reason = _unrecoverable(components, acknowledged)
+        if reason is not None:
+            error = CheckpointException(CheckpointFailureReason.JOB_FAILURE, CoordinatorError(reason))
+            aborter.abort_one(acknowledged.checkpoint.checkpoint_id, error)
     components.cleaner.clean()
 
 
-def _unrecoverable(components: CoordinatorComponents) -> list[tuple[CheckpointRecord, str]]:
-    with components.transition() as tx:
-        rows = transitions.of_status(tx, CheckpointStatus.PENDING)
-        earlier = [c for c in rows if c.epoch < components.leader.epoch]
-        candidates = [
-            (c, transitions.is_triggered(tx, c.checkpoint_id), tx.acknowledgements(c.checkpoint_id)) for c in earlier
-        ]
-    unrecoverable = []
-    for record, is_triggered, acknowledged in candidates:
-        if not is_triggered:
-            unrecoverable.append((record, "the coordinator ended before it had triggered all tasks"))
-            continue
-        try:
-            merged(contents(components.storage, acknowledged))
-        except (CheckpointNotFoundError, CorruptStateError) as error:
-            unrecoverable.append((record, f"acknowledged state cannot be read: {error}"))
-    return unrecoverable
+def _unrecoverable(components: CoordinatorComponents, acknowledged: AcknowledgedCheckpoint) -> str | None:
+    if not is_triggered(acknowledged.acknowledgements):
+        return "the coordinator ended before it had triggered all tasks"
+    try:
+        merged(contents(components.storage, acknowledged.acknowledgements))
+    except (CheckpointNotFoundError, CorruptStateError) as error:
+        return f"acknowledged state cannot be read: {error}"
+    return None

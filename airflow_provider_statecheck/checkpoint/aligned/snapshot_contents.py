@@ -71,10 +71,6 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def checkpoint_location(self, checkpoint_id: int) -> str:
-        """Return the directory of a checkpoint without creating it."""
-        ...
-
     def new_savepoint_location(self, target: str | None) -> str:
         """
         Return a new directory for a savepoint without creating it.

@@ -8,25 +8,42 @@ finalizing, then completed; a pending or finalizing checkpoint may be aborted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from enum import StrEnum
+from dataclasses import replace
+from datetime import timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, require_running
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortCheckpoints,
+    AbortScope,
+    AcknowledgeAligned,
+    AcknowledgedCheckpoint,
+    Assessment,
+    BeginCheckpoint,
+    ChooseRequest,
+    ReportFailure,
+    TakeLeadership,
+    Verdict,
+)
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import require_running
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, OperatorId
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_savepoint_directory, is_savepoint_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
+    AttemptRecord,
+    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
+    OperatorRecord,
     RequestStatus,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.checkpoint.texts import storable_text
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"
@@ -39,39 +56,52 @@ _ENDED = (
 )
 
 
-class Verdict(StrEnum):
-    """The verdict on an acknowledgement."""
+def lead(tx: JobTransaction, request: TakeLeadership) -> AttemptRef:
+    """
+    Register a leader under the next epoch and fence the previous one.
 
-    SUCCESS = "success"
-    """The checkpoint awaits it."""
-    DUPLICATE = "duplicate"
-    """The attempt has acknowledged before."""
-    UNKNOWN = "unknown"
-    """The checkpoint does not await this attempt."""
-    DISCARDED = "discarded"
-    """The checkpoint has ended recently."""
-    FORGOTTEN = "forgotten"
-    """The checkpoint does not exist or ended long ago."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """The verdict on an acknowledgement and the rows of its checkpoint."""
-
-    verdict: Verdict
-    checkpoint: CheckpointRecord | None = None
-    acknowledgements: tuple[AcknowledgementRecord, ...] = ()
+    :raises StaleAttemptError: if the leader with this key has been replaced since.
+    """
+    known = tx.attempt_by_key(request.attempt_key)
+    if known is not None:
+        ref = AttemptRef(job_id=known.job_id, operator_id=known.operator_id, epoch=known.epoch)
+        require_running(tx, ref)
+        return ref
+    operator = tx.operator(ALIGNED_OPERATOR_ID) or OperatorRecord(
+        job_id=tx.job.job_id, operator_id=ALIGNED_OPERATOR_ID, uid=ALIGNED_UID, epoch=0, generation=1
+    )
+    _fence(tx, operator)
+    operator = replace(operator, epoch=operator.epoch + 1)
+    tx.save_operator(operator)
+    tx.save_attempt(_new_attempt(tx, operator, request))
+    return AttemptRef(job_id=operator.job_id, operator_id=operator.operator_id, epoch=operator.epoch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aborted:
-    """A checkpoint that was just aborted, with its acknowledgements."""
+def _fence(tx: JobTransaction, operator: OperatorRecord) -> None:
+    previous = tx.attempt(operator.operator_id, operator.epoch)
+    if previous is not None and previous.status is AttemptStatus.RUNNING:
+        tx.save_attempt(replace(previous, status=AttemptStatus.FENCED, ended_at=tx.now))
+    for checkpoint in of_status(tx, CheckpointStatus.FINALIZING):
+        # The fenced finalizer cannot finish, so the new leader need not wait for its lease to expire.
+        tx.update_checkpoint(replace(checkpoint, lease_until=tx.now), expected=CheckpointStatus.FINALIZING)
 
-    checkpoint: CheckpointRecord
-    acknowledgements: tuple[AcknowledgementRecord, ...]
-    error: CheckpointException
-    attempt_id: str | None = None
-    operator: str = ""
+
+def _new_attempt(tx: JobTransaction, operator: OperatorRecord, request: TakeLeadership) -> AttemptRecord:
+    return AttemptRecord(
+        job_id=operator.job_id,
+        operator_id=operator.operator_id,
+        epoch=operator.epoch,
+        attempt_key=request.attempt_key,
+        generation=operator.generation,
+        status=AttemptStatus.RUNNING,
+        owner=request.owner,
+        start_reason="leads the aligned checkpoints",
+        restored_from=None,
+        storage_base=request.storage_base,
+        num_retained=1,
+        checkpoint_timeout_seconds=0.0,
+        registered_at=tx.now,
+    )
 
 
 def of_status(tx: JobTransaction, status: CheckpointStatus) -> list[CheckpointRecord]:
@@ -79,60 +109,72 @@ def of_status(tx: JobTransaction, status: CheckpointStatus) -> list[CheckpointRe
     return [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.status is status]
 
 
-def in_progress(tx: JobTransaction) -> list[CheckpointRecord]:
-    """Return the pending and finalizing checkpoints."""
-    return [*of_status(tx, CheckpointStatus.PENDING), *of_status(tx, CheckpointStatus.FINALIZING)]
-
-
-def is_triggered(tx: JobTransaction, checkpoint_id: int) -> bool:
+def is_triggered(acknowledgements: Iterable[AcknowledgementRecord]) -> bool:
     """Return whether all tasks of a pending checkpoint were triggered and the coordinator's manifest is written."""
-    own = (a for a in tx.acknowledgements(checkpoint_id) if a.operator_id == ALIGNED_OPERATOR_ID)
-    return all(a.is_acknowledged for a in own)
+    return all(a.is_acknowledged for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
 
 
-def is_triggering(tx: JobTransaction) -> bool:
-    """Return whether any process is triggering a checkpoint."""
-    return not all(is_triggered(tx, c.checkpoint_id) for c in of_status(tx, CheckpointStatus.PENDING))
-
-
-def last_completed_at(tx: JobTransaction) -> datetime | None:
-    """Return the completion time of the last completed checkpoint."""
-    times = [c.completed_at for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.completed_at is not None]
-    return max(times, default=None)
-
-
-def begin(
-    tx: JobTransaction,
-    leader: AttemptRef,
-    request: SnapshotRequest,
-    plan: CheckpointPlan,
-    checkpoint_id: int,
-    location: str,
-    timeout: timedelta,
-) -> CheckpointRecord:
-    """Add a pending checkpoint with the rows of its awaited acknowledgements, and start its request."""
-    checkpoint = rows.begin(
-        tx,
-        require_running(tx, leader),
-        checkpoint_id=checkpoint_id,
-        location=location,
-        timeout=timeout,
-        request_key=request.request_key,
-        properties=request.properties,
-        is_periodic=request.is_periodic,
+def choose(tx: JobTransaction, request: ChooseRequest) -> Choice:
+    """Return the decision on the queue, without any effect."""
+    pending = of_status(tx, CheckpointStatus.PENDING)
+    completed = (c.completed_at for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.completed_at is not None)
+    return request.decider.choose(
+        tx.open_requests(ALIGNED_OPERATOR_ID),
+        is_triggering=not all(is_triggered(tx.acknowledgements(c.checkpoint_id)) for c in pending),
+        pending_count=len(pending) + len(of_status(tx, CheckpointStatus.FINALIZING)),
+        cleanings=request.cleanings,
+        last_completed_at=max(completed, default=None),
+        now=tx.now,
     )
-    for acknowledgement in _awaited_acknowledgements(checkpoint, plan):
+
+
+def begin(tx: JobTransaction, leader: AttemptRecord, message: BeginCheckpoint) -> CheckpointRecord | None:
+    """Add a pending checkpoint with the rows of its awaited acknowledgements, and start its request."""
+    for each in tx.open_requests(ALIGNED_OPERATOR_ID):
+        if each.request_key == message.request_key and each.checkpoint_id is not None:
+            begun = tx.checkpoint(each.checkpoint_id)
+            return begun if begun is not None and begun.finalizer == message.coordinator else None
+    request = choose(tx, message.choice).run
+    if request is None or request.request_key != message.request_key:
+        return None
+    checkpoint = _add_pending(tx, leader, request, message)
+    for acknowledgement in _awaited_acknowledgements(checkpoint, message):
         tx.save_acknowledgement(acknowledgement)
-    tx.save_request(replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id))
+    tx.save_request(replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint.checkpoint_id))
     return checkpoint
 
 
-def _awaited_acknowledgements(checkpoint: CheckpointRecord, plan: CheckpointPlan) -> Iterable[AcknowledgementRecord]:
+def _add_pending(
+    tx: JobTransaction, leader: AttemptRecord, request: SnapshotRequest, message: BeginCheckpoint
+) -> CheckpointRecord:
+    checkpoint_id, properties = tx.draw_checkpoint_id(), request.properties
+    location = message.location or checkpoint_uri(leader.storage_base, leader.job_id, checkpoint_id)
+    if properties.is_savepoint:
+        is_own = is_savepoint_directory(location) and is_savepoint_of(location, leader.job_id)
+        require("location", location, lambda _: is_own, "a new directory for a savepoint of the job")
+    else:
+        require("location", message.location, lambda uri: uri is None, "None for a checkpoint")
+        if message.is_full:
+            properties = replace(properties, snapshot_type=CheckpointType.FULL_CHECKPOINT)
+    return rows.begin(
+        tx,
+        leader,
+        checkpoint_id=checkpoint_id,
+        location=location,
+        timeout=timedelta(seconds=message.timeout_seconds),
+        request_key=request.request_key,
+        properties=properties,
+        is_periodic=request.is_periodic,
+        finalizer=message.coordinator,
+    )
+
+
+def _awaited_acknowledgements(
+    checkpoint: CheckpointRecord, message: BeginCheckpoint
+) -> Iterable[AcknowledgementRecord]:
     yield _awaited_acknowledgement(checkpoint, ALIGNED_OPERATOR_ID, COORDINATOR, is_finished=False)
-    for task in plan.finished_tasks:
-        yield _awaited_acknowledgement(checkpoint, task.operator_id, task.attempt_id, is_finished=True)
-    for task in plan.tasks_to_wait_for:
-        yield _awaited_acknowledgement(checkpoint, task.operator_id, task.attempt_id, is_finished=False)
+    for task in message.awaited:
+        yield _awaited_acknowledgement(checkpoint, task.operator_id, task.attempt_id, is_finished=task.is_finished)
 
 
 def _awaited_acknowledgement(
@@ -147,26 +189,29 @@ def _awaited_acknowledgement(
     )
 
 
-def assess(tx: JobTransaction, checkpoint_id: int, attempt_id: str) -> Assessment:
-    """Return the verdict on an acknowledgement."""
-    checkpoint = tx.checkpoint(checkpoint_id)
+def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
+    """Return the verdict on an acknowledgement, and store one that the checkpoint awaits."""
+    checkpoint = tx.checkpoint(message.checkpoint_id)
     if checkpoint is None or checkpoint.operator_id != ALIGNED_OPERATOR_ID:
         return Assessment(verdict=Verdict.FORGOTTEN)
-    acknowledgements = tuple(tx.acknowledgements(checkpoint_id))
-    return Assessment(
-        verdict=_verdict(tx, checkpoint, acknowledgements, attempt_id),
-        checkpoint=checkpoint,
-        acknowledgements=acknowledgements,
-    )
+    acknowledgements = tuple(tx.acknowledgements(message.checkpoint_id))
+    own = acknowledgement_of(acknowledgements, message.attempt_id)
+    verdict = _verdict(tx, checkpoint, own)
+    if verdict is Verdict.SUCCESS and own is not None:
+        if not message.is_written:
+            return Assessment(verdict=verdict, checkpoint=checkpoint)
+        _save(tx, checkpoint, own, message)
+        return Assessment(
+            verdict=verdict, checkpoint=checkpoint, finalizing=_finalize_if_complete(tx, checkpoint, message)
+        )
+    if verdict is Verdict.DUPLICATE and message.is_written and checkpoint.status is CheckpointStatus.FINALIZING:
+        return _repeated(checkpoint, acknowledgements, message)
+    if verdict is Verdict.DISCARDED:
+        _record_late(tx, checkpoint, message.state_size_bytes)
+    return Assessment(verdict=verdict, checkpoint=checkpoint, acknowledgements=acknowledgements)
 
 
-def _verdict(
-    tx: JobTransaction,
-    checkpoint: CheckpointRecord,
-    acknowledgements: tuple[AcknowledgementRecord, ...],
-    attempt_id: str,
-) -> Verdict:
-    own = acknowledgement_of(acknowledgements, attempt_id)
+def _verdict(tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord | None) -> Verdict:
     if checkpoint.status in _ENDED:
         # A task repeats an acknowledgement if the reply was lost; its state belongs to the completed checkpoint.
         if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
@@ -178,9 +223,11 @@ def _verdict(
 
 
 def acknowledgement_of(
-    acknowledgements: Iterable[AcknowledgementRecord], attempt_id: str
+    acknowledgements: Iterable[AcknowledgementRecord], attempt_id: str | None
 ) -> AcknowledgementRecord | None:
-    """Return the acknowledgement row of an attempt."""
+    """Return the acknowledgement row of an attempt, or of the coordinator for ``None``."""
+    if attempt_id is None:
+        return next((a for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID), None)
     tasks = (a for a in acknowledgements if a.operator_id != ALIGNED_OPERATOR_ID)
     return next((a for a in tasks if a.attempt_id == attempt_id), None)
 
@@ -191,30 +238,59 @@ def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
     return checkpoint_id in {c.checkpoint_id for c in latest[-REMEMBERED_CHECKPOINTS:]}
 
 
-def record_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: int) -> None:
-    """Record the time of a late acknowledgement in the statistics of an aborted checkpoint."""
+def _save(
+    tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord, message: AcknowledgeAligned
+) -> None:
+    uri, directory = message.manifest_uri, checkpoint.location
+    is_inside = uri is None or uri.rpartition("/")[0] == directory
+    require("manifest_uri", uri, lambda _: is_inside, f"a file in {directory}")
+    tx.save_acknowledgement(
+        replace(
+            own,
+            manifest_uri=uri,
+            manifest_size=message.manifest_size,
+            manifest_sha256=message.manifest_sha256,
+            state_size_bytes=message.state_size_bytes,
+            full_size_bytes=message.state_size_bytes,
+            metrics=dict(message.metrics),
+            acknowledged_at=tx.now,
+        )
+    )
+
+
+def _finalize_if_complete(
+    tx: JobTransaction, checkpoint: CheckpointRecord, message: AcknowledgeAligned
+) -> AcknowledgedCheckpoint | None:
+    acknowledgements = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
+    if not all(a.is_acknowledged for a in acknowledgements):
+        return None
+    lease_until = tx.now + timedelta(seconds=message.lease_seconds)
+    finalizing = replace(
+        checkpoint, status=CheckpointStatus.FINALIZING, finalizer=message.finalizer, lease_until=lease_until
+    )
+    tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
+    return AcknowledgedCheckpoint(checkpoint=finalizing, acknowledgements=acknowledgements)
+
+
+def _repeated(
+    checkpoint: CheckpointRecord, acknowledgements: tuple[AcknowledgementRecord, ...], message: AcknowledgeAligned
+) -> Assessment:
+    # The reply to the last acknowledgement may have been lost, and no process else finalizes the checkpoint before the lease ends.
+    if checkpoint.finalizer != message.finalizer:
+        return Assessment(verdict=Verdict.DUPLICATE, checkpoint=checkpoint, acknowledgements=acknowledgements)
+    finalizing = AcknowledgedCheckpoint(checkpoint=checkpoint, acknowledgements=acknowledgements)
+    return Assessment(
+        verdict=Verdict.DUPLICATE, checkpoint=checkpoint, acknowledgements=acknowledgements, finalizing=finalizing
+    )
+
+
+def _record_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: int) -> None:
     known = statistics.load(tx, ALIGNED_OPERATOR_ID)
     if checkpoint.status is not CheckpointStatus.ABORTED or known.is_late(checkpoint.checkpoint_id):
         return
     changed = known.annotated(checkpoint.checkpoint_id, state_size_bytes=size_bytes, late_at=tx.now)
     if changed != known:
         statistics.save(tx, ALIGNED_OPERATOR_ID, changed)
-
-
-def finalize_if_complete(
-    tx: JobTransaction, checkpoint_id: int, finalizer: str, lease: timedelta
-) -> CheckpointRecord | None:
-    """Assign a fully acknowledged pending checkpoint to a finalizer; ``None`` for any other checkpoint."""
-    checkpoint = tx.checkpoint(checkpoint_id)
-    if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
-        return None
-    if not all(a.is_acknowledged for a in tx.acknowledgements(checkpoint_id)):
-        return None
-    finalizing = replace(
-        checkpoint, status=CheckpointStatus.FINALIZING, finalizer=finalizer, lease_until=tx.now + lease
-    )
-    tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
-    return finalizing
 
 
 def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[CheckpointRecord]:
@@ -228,58 +304,83 @@ def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[Chec
     return taken
 
 
-def is_held(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
-    """Return whether a finalizing checkpoint is still assigned to the same finalizer."""
-    found = tx.checkpoint(checkpoint.checkpoint_id)
-    return (
-        found is not None
-        and found.status is CheckpointStatus.FINALIZING
-        and (found.finalizer, found.lease_until) == (checkpoint.finalizer, checkpoint.lease_until)
-    )
+def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecord]:
+    """Abort the checkpoints of a scope, and fail their requests and the queued ones of the scope."""
+    if message.scope in (AbortScope.REQUEST, AbortScope.EVERYTHING):
+        _fail_queued(tx, message)
+    chosen = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if _includes(tx, message, c)]
+    return [rows.abort(tx, c, message.reason, _failure_message(tx, message, c)) for c in chosen]
 
 
-def abort(
-    tx: JobTransaction, checkpoint: CheckpointRecord, error: CheckpointException, *, attempt_id: str | None = None
-) -> Aborted:
-    """
-    Abort a checkpoint and fail its request.
-
-    :param error: The cause of the abort.
-    :param attempt_id: The attempt that caused the abort, ``None`` for the coordinator.
-    :raises CoordinatorError: if the checkpoint has ended; the caller must roll back the transaction.
-    """
-    aborted = rows.abort(tx, checkpoint, error.reason, _failure_message(error))
-    acknowledgements = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
-    return Aborted(checkpoint=aborted, acknowledgements=acknowledgements, error=error, attempt_id=attempt_id)
+def _fail_queued(tx: JobTransaction, message: AbortCheckpoints) -> None:
+    for request in tx.open_requests(ALIGNED_OPERATOR_ID):
+        is_included = message.scope is AbortScope.EVERYTHING or request.request_key == message.request_key
+        if is_included and request.status is RequestStatus.QUEUED:
+            fail_request(tx, request, message.reason, message.message)
 
 
-def fail_request(tx: JobTransaction, request: SnapshotRequest, error: CheckpointException) -> None:
-    """Fail a request, unless it has already ended."""
-    known = tx.request(request.request_key)
-    if known is not None and not known.status.is_open:
-        return
+def _includes(tx: JobTransaction, message: AbortCheckpoints, checkpoint: CheckpointRecord) -> bool:
+    if message.scope is AbortScope.FINALIZATION:
+        held = (CheckpointStatus.FINALIZING, message.checkpoint_id, message.finalizer, message.lease_until)
+        return (checkpoint.status, checkpoint.checkpoint_id, checkpoint.finalizer, checkpoint.lease_until) == held
+    return checkpoint.status is CheckpointStatus.PENDING and _includes_pending(tx, message, checkpoint)
+
+
+def _includes_pending(tx: JobTransaction, message: AbortCheckpoints, pending: CheckpointRecord) -> bool:
+    match message.scope:
+        case AbortScope.CHECKPOINT:
+            return pending.checkpoint_id == message.checkpoint_id
+        case AbortScope.REQUEST:
+            return pending.request_key == message.request_key
+        case AbortScope.ATTEMPT:
+            own = acknowledgement_of(tx.acknowledgements(pending.checkpoint_id), message.attempt_id)
+            return own is not None and not own.is_acknowledged
+        case AbortScope.EXPIRED:
+            return pending.expires_at <= tx.now
+        case AbortScope.OLDER:
+            completed = tx.checkpoint(message.checkpoint_id)
+            return completed is not None and pending in rows.ended_by(tx, completed)
+        case _:
+            return message.scope is AbortScope.EVERYTHING
+
+
+def _failure_message(tx: JobTransaction, message: AbortCheckpoints, checkpoint: CheckpointRecord) -> str:
+    if message.scope is not AbortScope.EXPIRED:
+        return message.message
+    tasks = (a for a in tx.acknowledgements(checkpoint.checkpoint_id) if a.operator_id != ALIGNED_OPERATOR_ID)
+    awaited = sorted(message.uids.get(a.operator_id, a.operator_id) for a in tasks if not a.is_acknowledged)
+    if not awaited:
+        return message.message
+    return storable_text(f"The checkpoint expired before {', '.join(map(repr, awaited))} had acknowledged")
+
+
+def fail_request(
+    tx: JobTransaction, request: SnapshotRequest, reason: CheckpointFailureReason, message: str = ""
+) -> None:
+    """Fail a request."""
     tx.save_request(
         replace(
             request,
             status=RequestStatus.FAILED,
             ended_at=tx.now,
-            failure_reason=error.reason.value,
-            failure_message=_failure_message(error),
+            failure_reason=reason.value,
+            failure_message=message or reason.message,
         )
     )
 
 
-def require_finalizing(checkpoint: CheckpointRecord | None, checkpoint_id: int) -> CheckpointRecord:
-    """
-    Return the row of a checkpoint that is being finalized.
-
-    :raises CoordinatorError: if the checkpoint has another status or does not exist.
-    """
-    if checkpoint is None or checkpoint.status is not CheckpointStatus.FINALIZING:
-        found = "none" if checkpoint is None else checkpoint.status.value
-        raise CoordinatorError(f"Expected checkpoint {checkpoint_id} to be fully acknowledged, found {found}.")
-    return checkpoint
-
-
-def _failure_message(error: CheckpointException) -> str:
-    return str(error.__cause__) if error.__cause__ is not None else error.reason.message
+def report_failure(tx: JobTransaction, message: ReportFailure) -> None:
+    """Count a failed checkpoint once, and add its cause to the statistics."""
+    operator_id, checkpoint_id = message.leader.operator_id, message.checkpoint_id
+    row = None if checkpoint_id is None else tx.checkpoint(checkpoint_id)
+    known = statistics.load(tx, operator_id)
+    if checkpoint_id is None or not known.has_counted(checkpoint_id):
+        if row is None or row.operator_id != operator_id:
+            statistics.save(tx, operator_id, known.rejected_once(message.reason.value))
+        elif row.status is CheckpointStatus.ABORTED:
+            statistics.ended(tx, row)
+    if checkpoint_id is not None and message.cause is not None:
+        known = statistics.load(tx, operator_id)
+        changed = known.annotated(checkpoint_id, failure_cause=truncated_cause(message.cause))
+        if changed != known:
+            statistics.save(tx, operator_id, changed)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from random import Random
 from threading import Event, Lock, Thread
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned import transitions
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
+from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer, written
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortScope,
+    AcknowledgeAligned,
+    AcknowledgedCheckpoint,
+    AwaitedTask,
+    BeginCheckpoint,
+    ChooseRequest,
+)
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     StatePointer,
@@ -24,14 +29,12 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
 )
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
 
 log = logging.getLogger(__name__)
@@ -72,11 +75,9 @@ class CheckpointTrigger:
             pass
 
     def _next(self) -> bool:
-        with self._components.transition() as tx:
-            choice = self._choose(tx)
-            self._drop(tx, choice)
-        if choice.retry_in is not None:
-            self._rearm(choice.retry_in)
+        choice = self._components.rows.choose(self._choice())
+        if choice.retry_in_seconds is not None:
+            self._rearm(timedelta(seconds=choice.retry_in_seconds))
         for dropped in choice.dropped:
             early = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
             self._components.count_failure(early, properties=dropped.properties)
@@ -85,20 +86,11 @@ class CheckpointTrigger:
         self._serve(choice.run)
         return True
 
-    def _choose(self, tx: JobTransaction) -> Choice:
-        return self._components.decider.choose(
-            tx.open_requests(ALIGNED_OPERATOR_ID),
-            is_triggering=transitions.is_triggering(tx),
-            pending_count=len(transitions.in_progress(tx)),
-            cleanings=self._components.cleaner.cleanings,
-            last_completed_at=transitions.last_completed_at(tx),
-            now=tx.now,
+    def _choice(self) -> ChooseRequest:
+        components = self._components
+        return ChooseRequest(
+            leader=components.leader, decider=components.decider, cleanings=components.cleaner.cleanings
         )
-
-    def _drop(self, tx: JobTransaction, choice: Choice) -> None:
-        error = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
-        for request in choice.dropped:
-            transitions.fail_request(tx, request, error)
 
     def _serve(self, request: SnapshotRequest) -> None:
         try:
@@ -114,25 +106,22 @@ class CheckpointTrigger:
             self._trigger(checkpoint, plan)
 
     def _begin(self, request: SnapshotRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
-        request = self._with_snapshot_type(request)
-        savepoint = None
-        if request.properties.is_savepoint:
-            savepoint = self._components.storage.new_savepoint_location(request.target)
-        with self._components.transition() as tx:
-            chosen = self._choose(tx).run
-            if chosen is None or chosen.request_key != request.request_key:
-                return None
-            checkpoint_id = self._components.id_counter.draw(tx)
-            self._require_ready(request)
-            location = savepoint or self._components.storage.checkpoint_location(checkpoint_id)
-            timeout = self._components.config.timeout
-            return transitions.begin(tx, self._components.leader, request, plan, checkpoint_id, location, timeout)
-
-    def _with_snapshot_type(self, request: SnapshotRequest) -> SnapshotRequest:
-        if request.properties.is_savepoint or not self._must_be_full():
-            return request
-        full = replace(request.properties, snapshot_type=CheckpointType.FULL_CHECKPOINT)
-        return replace(request, properties=full)
+        components, properties = self._components, request.properties
+        location = components.storage.new_savepoint_location(request.target) if properties.is_savepoint else None
+        is_full = not properties.is_savepoint and self._must_be_full()
+        message = BeginCheckpoint(
+            choice=self._choice(),
+            request_key=request.request_key,
+            coordinator=components.name,
+            awaited=tuple(_awaited(plan)),
+            timeout_seconds=components.config.timeout.total_seconds(),
+            is_full=is_full,
+            location=location,
+        )
+        checkpoint = components.rows.begin(message)
+        # A shutdown meanwhile has not aborted a checkpoint that began after it.
+        self._require_ready(request)
+        return checkpoint
 
     def _must_be_full(self) -> bool:
         # The owner of a snapshot that was restored without a claim may delete its files.
@@ -147,30 +136,23 @@ class CheckpointTrigger:
         return self._components.completed_store.get_latest_checkpoint()
 
     def _refuse(self, request: SnapshotRequest, error: CheckpointException) -> None:
-        with self._components.transition() as tx:
-            found = tx.request(request.request_key)
-            checkpoint_id = found.checkpoint_id if found is not None else None
-            if checkpoint_id is None:
-                transitions.fail_request(tx, request, error)
-        if checkpoint_id is None:
+        # The request has a checkpoint if its begin was committed although it reported an error.
+        if not self._aborter.abort(AbortScope.REQUEST, error, request_key=request.request_key):
             self._components.count_failure(error, properties=request.properties)
-        else:
-            # The transaction was committed although it reported an error.
-            self._aborter.abort_one(checkpoint_id, error)
 
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         try:
             manifest = self._write_coordinator_manifest(checkpoint, plan)
             self._trigger_tasks(checkpoint, plan)
-            finalizing = self._acknowledge(checkpoint, manifest)
+            acknowledged = self._acknowledge(checkpoint, manifest)
         except StaleAttemptError:
             raise
         except Exception as error:
             log.warning("Checkpoint %s could not be triggered", checkpoint.checkpoint_id, exc_info=True)
             self._aborter.abort_one(checkpoint.checkpoint_id, failure_of(error))
             return
-        if finalizing is not None:
-            self._finalizer.try_finalize(finalizing)
+        if acknowledged is not None:
+            self._finalizer.try_finalize(acknowledged)
 
     def _write_coordinator_manifest(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StatePointer | None:
         components, checkpoint_id, timeout = self._components, checkpoint.checkpoint_id, self._components.config.timeout
@@ -199,20 +181,25 @@ class CheckpointTrigger:
         for task in plan.tasks_to_trigger:
             task.trigger_checkpoint(checkpoint.checkpoint_id, checkpoint.triggered_at, options)
 
-    def _acknowledge(self, checkpoint: CheckpointRecord, manifest: StatePointer | None) -> CheckpointRecord | None:
-        with self._components.transition() as tx:
-            found = tx.checkpoint(checkpoint.checkpoint_id)
-            if found is None or found.status is not CheckpointStatus.PENDING:
-                return None
-            acknowledgements = tx.acknowledgements(checkpoint.checkpoint_id)
-            own = next(a for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
-            if manifest is not None:
-                own = replace(
-                    own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256
-                )
-            tx.save_acknowledgement(replace(own, acknowledged_at=tx.now))
-            name, lease = self._components.name, self._components.lease
-            return transitions.finalize_if_complete(tx, checkpoint.checkpoint_id, name, lease)
+    def _acknowledge(
+        self, checkpoint: CheckpointRecord, manifest: StatePointer | None
+    ) -> AcknowledgedCheckpoint | None:
+        components = self._components
+        own = AcknowledgeAligned(
+            leader=components.leader,
+            checkpoint_id=checkpoint.checkpoint_id,
+            attempt_id=None,
+            finalizer=components.name,
+            lease_seconds=components.lease.total_seconds(),
+        )
+        return components.rows.acknowledge(written(own, manifest)).finalizing
+
+
+def _awaited(plan: CheckpointPlan) -> Iterator[AwaitedTask]:
+    for task in plan.finished_tasks:
+        yield AwaitedTask(operator_id=task.operator_id, attempt_id=task.attempt_id, is_finished=True)
+    for task in plan.tasks_to_wait_for:
+        yield AwaitedTask(operator_id=task.operator_id, attempt_id=task.attempt_id)
 
 
 def options_of(checkpoint: CheckpointRecord) -> CheckpointOptions:

@@ -37,6 +37,8 @@ class Opening:
     is_new_run: bool
     """Whether a new run continues from the state of an earlier run."""
     storage_options: Mapping[str, Any]
+    is_of_other_job: bool = False
+    """Whether the state is that of another job, as at the start of a fork."""
 
     @property
     def reader_state(self) -> Mapping[str, Any]:
@@ -79,15 +81,23 @@ class ItemSource(ABC):
         *,
         new_run: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        of_other_job: bool = False,
     ) -> ItemEnumerator:
         """
         List the input and plan the unfinished part of it, as :meth:`Source.open` describes.
 
+        :param of_other_job: Whether ``restored`` is the state of another job, or of a stage with another uid.
         :raises InvalidConfigurationError: if there is no input, or it does not fit the arguments of the source.
         :raises CorruptStateError: if the state is invalid, or that of another source.
         """
         before = None if restored is None else decode_source_state(restored)
-        opening = Opening(spark=spark, before=before, is_new_run=new_run, storage_options=storage_options or {})
+        opening = Opening(
+            spark=spark,
+            before=before,
+            is_new_run=new_run,
+            storage_options=storage_options or {},
+            is_of_other_job=of_other_job,
+        )
         ledger, reader = self._plan(opening)
         increments = 0 if before is None else before.increments
         return ItemEnumerator(SourceState(ledger, increments, self._target(ledger, opening)), self._limits, reader)

@@ -3,11 +3,15 @@ The committed output of another stage as a source.
 
 An item is the output of one checkpoint of the upstream stage; it is read whole, and once. A commit that the upstream
 stage retracts by a restore from an earlier checkpoint is a change of the source.
+
+The name of an item contains the lineage of its sink, which is another one in each job. A stage that continues the state of
+another job remembers the lineages in that state: if its source reads a directory without them, because the upstream stage was
+restored there too, their finished commits count as read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
 from os import PathLike, fspath
@@ -22,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ledger_storage
-from airflow_provider_statecheck.spark.sinks.read_committed import CommittedFile, committed_files
+from airflow_provider_statecheck.spark.sinks.read_committed import CommittedFile, committed_files, logs_of_target
 from airflow_provider_statecheck.spark.sinks.sink import Committable, decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
@@ -39,6 +43,10 @@ from airflow_provider_statecheck.storage.uris import redact
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+_INHERITED = "inherited"
+"""Key of the lineages of other jobs in the state of a reader."""
 
 
 class StageOutputSource(ItemSource):
@@ -83,10 +91,25 @@ class StageOutputSource(ItemSource):
         target = open_target(self._path, opening.options(self._options))
         commits = {commit.item.name: commit for commit in commits_in(target)}
         ledger = Ledger(tuple(commit.item for commit in commits.values()))
+        inherited = _inherited_lineages(opening)
         if opening.before is not None:
-            now, is_new_run = ledger.items, opening.is_new_run
-            ledger = reconcile_commits(opening.before.ledger, now, on_change=self._on_change, new_run=is_new_run)
-        reader = StageOutputReader(opening.spark, target, commits, self._columns, self._on_change, opening.reader_state)
+            ledger = reconcile_commits(
+                opening.before.ledger,
+                ledger.items,
+                on_change=self._on_change,
+                # The commits of the new upstream stage follow those of the other job, also within a run.
+                new_run=opening.is_new_run or opening.is_of_other_job,
+                left=inherited - logs_of_target(target).keys() if inherited else inherited,
+            )
+        reader = StageOutputReader(
+            opening.spark,
+            target,
+            commits,
+            self._columns,
+            self._on_change,
+            opening.reader_state,
+            inherited=inherited,
+        )
         return ledger, reader
 
 
@@ -113,6 +136,7 @@ class StageOutputReader(FileReader):
     :param commits: Commits by the names of their items.
     :param columns: Columns to read; all for ``None``.
     :param restored: State from :meth:`snapshot` of an earlier reader.
+    :param inherited: Lineages in the state of another job that the stage has continued.
     """
 
     def __init__(
@@ -123,12 +147,18 @@ class StageOutputReader(FileReader):
         columns: tuple[str, ...] | None,
         on_change: OnChange,
         restored: Mapping[str, Any],
+        inherited: AbstractSet[str] = frozenset(),
     ) -> None:
         file_format = FileFormat(name="parquet", options={}, columns=columns)
         listing = FileListing(parse_paths(target.base_uri), target.options)
         super().__init__(spark, file_format, listing, (), on_change=on_change, restored=restored)
         self._target = target
         self._commits = commits
+        self._inherited = inherited
+
+    @override
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | ({_INHERITED: sorted(self._inherited)} if self._inherited else {})
 
     @override
     def require_unchanged(self, items: Sequence[Item]) -> None:
@@ -184,7 +214,19 @@ def _require_ledger(target: CheckpointStorage) -> None:
         )
 
 
-def reconcile_commits(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_run: bool) -> Ledger:
+def _inherited_lineages(opening: Opening) -> frozenset[str]:
+    items = opening.before.ledger.items if opening.before is not None and opening.is_of_other_job else ()
+    return frozenset((*opening.reader_state.get(_INHERITED, ()), *map(_lineage_in, items)))
+
+
+def reconcile_commits(
+    ledger: Ledger,
+    now: Sequence[Item],
+    *,
+    on_change: OnChange,
+    new_run: bool,
+    left: AbstractSet[str] = frozenset(),
+) -> Ledger:
     """
     Return the ledger after a new listing of the commits.
 
@@ -192,10 +234,13 @@ def reconcile_commits(ledger: Ledger, now: Sequence[Item], *, on_change: OnChang
     retracted commit is a change.
 
     :param now: All valid commits.
-    :raises SourceChangedError: if commits were retracted and the policy is ``FAIL``.
+    :param left: Lineages of another job that the directory does not have; their finished commits remain in the ledger.
+    :raises SourceChangedError: if commits were retracted and the policy is ``FAIL``, or if a commit of a left lineage is unread.
     :raises SourceRestartRequiredError: if commits were retracted and the policy is ``RESTART``.
     """
-    changes, finished = compare(ledger.items, now), ledger.finished_names
+    _require_read(ledger, left)
+    followed = [item for item in ledger.items if _lineage_in(item) not in left]
+    changes, finished = compare(followed, now), ledger.finished_names
     retracted = dict.fromkeys(item.name for item in (*changes.vanished, *changes.changed))
     unexpected = [name for name in retracted if not new_run or name in finished]
     if unexpected and on_change is not OnChange.IGNORE:
@@ -206,14 +251,32 @@ def reconcile_commits(ledger: Ledger, now: Sequence[Item], *, on_change: OnChang
     return ledger.with_items([*known, *appeared] if new_run else known)
 
 
+def _require_read(ledger: Ledger, left: AbstractSet[str]) -> None:
+    unread = [item.name for item in ledger.unfinished if _lineage_in(item) in left]
+    if unread:
+        # No policy helps: the directory has no other copy of this output.
+        raise SourceChangedError(
+            f"Expected the state of another job to have read all output of its upstream stage, found that {_shown(unread)} is "
+            f"unread and not in the directory of the source. Let the pipeline read all output before its savepoint, or set the "
+            f"path of the source to the directory of that upstream stage."
+        )
+
+
 def retraction_error(names: Sequence[str], on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:
     """Return the error for retracted commits."""
-    pairs = [name.partition("/") for name in names]
-    shown = some_of([f"checkpoint {checkpoint} of {lineage}" for lineage, _, checkpoint in pairs])
     return change_error(
-        f"Expected the output of the upstream stage as it was listed, found that it retracted {shown}, because it restored an "
-        "earlier checkpoint or started over",
+        f"Expected the output of the upstream stage as it was listed, found that it retracted {_shown(names)}, because it "
+        "restored an earlier checkpoint or started over",
         "Set on_change to 'restart' to read everything again, or to 'ignore' to retain what was read and continue with the "
         "current output.",
         on_change,
     )
+
+
+def _shown(names: Sequence[str]) -> str:
+    pairs = [name.partition("/") for name in names]
+    return some_of([f"checkpoint {checkpoint} of {lineage}" for lineage, _, checkpoint in pairs])
+
+
+def _lineage_in(item: Item) -> str:
+    return item.name.partition("/")[0]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.layout import shared_uri
@@ -26,6 +27,7 @@ from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.script import open_attempt
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
@@ -274,7 +276,10 @@ class StageRun:
 
     def _open_source(self, restored: RestoredStageState) -> SplitEnumerator:
         source = cast("Source", self._stage.input)  # vertices_of requires a source
-        return source.open(
+        open_source: Callable[..., SplitEnumerator] = source.open
+        if restored.is_of_other_job and isinstance(source, ItemSource):
+            open_source = partial(source.open, of_other_job=True)
+        return open_source(
             self._spark,
             restored.source,
             new_run=restored.run is not None and restored.run != self._run_key(),

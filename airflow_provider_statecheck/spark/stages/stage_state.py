@@ -82,6 +82,11 @@ class RestoredStageState:
         return int(self._small_values.get("checkpoint", document.checkpoint_id)) if is_own else None
 
     @property
+    def is_of_other_job(self) -> bool:
+        """Return whether the state is that of another job, or of a stage with another uid."""
+        return self.checkpoint_id is not None and self.own_checkpoint_id is None
+
+    @property
     def own_epoch(self) -> int | None:
         """Epoch of the attempt of this operator that took the checkpoint; ``None`` if :attr:`own_checkpoint_id` is."""
         return None if self._restored is None or self.own_checkpoint_id is None else self._restored.document.epoch

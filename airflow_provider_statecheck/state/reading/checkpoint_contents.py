@@ -18,8 +18,14 @@ from airflow_provider_statecheck.state.reading.dataframe_columns import datafram
 from airflow_provider_statecheck.state.reading.summaries import type_text
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
-from airflow_provider_statecheck.state.source_items import SOURCE, decode_ledger, unpack_items
-from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, NamedSnapshot, named_snapshots
+from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import (
+    UNREADABLE,
+    CheckpointDocument,
+    NamedSnapshot,
+    named_snapshots,
+)
 from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
 from airflow_provider_statecheck.storage.state_codec import decode_state
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -245,16 +251,9 @@ class CheckpointContents:
         return {describe(loop): items for loop, items in loops.items()} | self._items_of_source()
 
     def _items_of_source(self) -> dict[str, tuple[str, ...]]:
-        document = self.checkpoint.document
-        states = {each.uid: each.coordinator_state for each in document.operator_states}
-        stream = states.get(f"{document.uid}/{SOURCE}")
-        if stream is None:
-            return {}
+        ledger = source_ledger(self.checkpoint.storage, self.checkpoint.document)
         with _readable_values():
-            value = decode_state(json.loads(read_state(self.checkpoint.storage, stream)))
-            # A source of the user keeps its progress in a form of its own.
-            has_items = isinstance(value, Mapping) and {"format", "listing", "progress"} <= value.keys()
-            return {SOURCE: _finished_names(value)} if has_items else {}
+            return {} if ledger is None else {SOURCE: tuple(sorted(ledger.finished_names))}
 
     @property
     def _snapshots(self) -> tuple[NamedSnapshot, ...]:
@@ -297,9 +296,22 @@ def _full_name(snapshot: NamedSnapshot) -> str:
     return "/".join(filter(None, (describe_scope(snapshot.scope), snapshot.name)))
 
 
-def _finished_names(source: Mapping[str, Any]) -> tuple[str, ...]:
-    ledger = decode_ledger(unpack_items(source["listing"]), source["progress"])
-    return tuple(sorted(ledger.items[position].name for position in ledger.finished))
+def source_ledger(storage: CheckpointStorage, document: CheckpointDocument) -> Ledger | None:
+    """
+    Return the items of a stage's source with their progress; ``None`` for a stage or a source without items.
+
+    :raises CorruptStateError: if the progress is damaged.
+    :raises CheckpointNotFoundError: if its file is missing.
+    """
+    states = {each.uid: each.coordinator_state for each in document.operator_states}
+    stream = states.get(f"{document.uid}/{SOURCE}")
+    if stream is None:
+        return None
+    with _readable_values():
+        value = decode_state(json.loads(read_state(storage, stream)))
+        # A source of the user keeps its progress in a form of its own.
+        has_items = isinstance(value, Mapping) and {"format", "listing", "progress"} <= value.keys()
+        return decode_ledger(unpack_items(value["listing"]), value["progress"]) if has_items else None
 
 
 @contextmanager

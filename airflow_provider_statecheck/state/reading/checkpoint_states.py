@@ -109,6 +109,15 @@ class CheckpointStates:
         document, _ = found.read()
         return cls(found.storage, document)
 
+    @property
+    def stages(self) -> tuple[CheckpointStates, ...]:
+        """Return the states of each part of a savepoint of the whole job; itself for any other checkpoint."""
+        return tuple(CheckpointStates(self.storage, each) for each in self.document.stages)
+
+    def of_stage(self, uid: str | None) -> CheckpointStates:
+        """Return the states of one stage; raises like :meth:`CheckpointDocument.stage_of`."""
+        return CheckpointStates(self.storage, self.document.stage_of(uid))
+
     def functions(self) -> tuple[FunctionState, ...]:
         """
         Return the functions with the states that they registered in ``open``.
@@ -139,13 +148,16 @@ class CheckpointStates:
         Return the content of a keyed state.
 
         :param name: Name of the state.
-        :param uid: Uid of the function, required if several functions have a state with this name.
-        :raises UnknownStateError: if the checkpoint has no such state; the message lists its states.
-        :raises InvalidConfigurationError: if several functions have a state with this name.
+        :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the whole
+            job, the uid of the stage, or both with ``/`` in between.
+        :raises UnknownStateError: if the checkpoint has no such state or stage; the message lists those that it has.
+        :raises InvalidConfigurationError: if several functions have a state with this name, or for several stages and no uid.
         :raises UnsupportedStateError: if the state is operator state.
         :raises StorageError: if the storage fails.
         """
-        functions = [each for each in self.functions() if uid in (None, each.uid, each.operator.uid)]
+        if self.document.parts:
+            return self.of_stage(uid).content(name, uid)
+        functions = self._functions_of(uid)
         found = _states_of(functions, name) or _states_of(list(map(self.complete, functions)), name)
         if not found:
             raise self._unknown(name, uid)
@@ -198,6 +210,11 @@ class CheckpointStates:
     def stage_values(self) -> dict[str, Any]:
         """Return the values of the stage; raises like :meth:`values`."""
         return dict(self.values().get(STAGE, {}))
+
+    def _functions_of(self, uid: str | None) -> list[FunctionState]:
+        functions = list(self.functions())
+        named = [each for each in functions if uid in (each.uid, each.operator.uid)]
+        return functions if not named and uid in (None, self.document.uid) else named
 
     def _functions(self) -> Iterator[FunctionState]:
         prefix = f"{self.document.uid}/"

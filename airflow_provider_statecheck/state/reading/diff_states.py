@@ -55,7 +55,8 @@ def diff_states(
     :param before: Directory of a checkpoint or savepoint, or its metadata file.
     :param after: Directory or metadata file of another checkpoint or savepoint, of any job.
     :param name: Name of the state.
-    :param uid: Uid of the function, required if several functions have a state with this name.
+    :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the whole job,
+        the uid of the stage, or both with ``/`` in between.
     :param storage_options: Options of the filesystem.
     :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
     :param namespaces: Compares rows of all namespaces and adds a column ``namespace``.

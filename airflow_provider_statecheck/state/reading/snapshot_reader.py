@@ -37,6 +37,7 @@ def read_snapshot(
     name: str,
     *,
     scope: str | None = None,
+    uid: str | None = None,
     columns: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allowed_locations: Sequence[str] = (),
@@ -51,17 +52,18 @@ def read_snapshot(
     :param name: Name of the snapshot.
     :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if the
         checkpoint has the name in several scopes.
+    :param uid: Uid of the stage, required for a savepoint of the whole job.
     :param columns: Names of the columns to read, by default all.
     :param storage_options: Options of the filesystem.
     :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
     :raises CheckpointNotFoundError: if the checkpoint or a file of the snapshot is missing.
-    :raises UnknownStateError: if the checkpoint has no such snapshot; the message lists its snapshots.
-    :raises InvalidConfigurationError: if several scopes have the name, or for an unknown column.
+    :raises UnknownStateError: if the checkpoint has no such snapshot or stage; the message lists those that it has.
+    :raises InvalidConfigurationError: if several scopes have the name, for an unknown column, or for several stages and no uid.
     :raises UnsupportedStateError: for a column that only Spark reads, also while reading.
     :raises CorruptStateError: if a file of the snapshot was changed, also while reading.
     :raises StorageError: if the storage fails, also while reading.
     """
-    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
+    states = CheckpointStates.load(pointer, storage_options, allowed_locations).of_stage(uid)
     return SnapshotReader(states.storage, find_snapshot(states.document, name, scope), columns).record_batches()
 
 

@@ -62,7 +62,8 @@ def read_state(
 
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
     :param name: Name of the state.
-    :param uid: Uid of the function, required if several functions have a state with this name.
+    :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the whole job,
+        the uid of the stage, or both with ``/`` in between.
     :param storage_options: Options of the filesystem.
     :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
     :param now: Time by which expiry is decided, by default the time of the checkpoint. Expired rows are left out.

@@ -89,7 +89,7 @@ def write_savepoint(
         parallelism=1,
         state_backend=state_backend,
     )
-    source = None if base is None else CheckpointStates.load(base, storage_options, allowed_locations)
+    source = None if base is None else load_base(base, stage, storage_options, allowed_locations)
     place = target_of(given, table.schema, source)
     rows = place.rows.of(table)
     now = (clock or SystemClock()).now().isoformat()
@@ -98,6 +98,20 @@ def write_savepoint(
         parts = zip(split_by_ranges(rows, place.ranges), place.ranges, strict=True)
         written = [edit.handles.write(place.rows, part, owned) for part, owned in parts]
         return edit.finish(written, audit_of(place, base, rows.num_rows, by, now))
+
+
+def load_base(
+    pointer: str, stage: str, storage_options: Mapping[str, Any] | None, allowed_locations: Sequence[str]
+) -> CheckpointStates:
+    """
+    Load the checkpoint that provides all other state; of a savepoint of the whole job, the part of the stage.
+
+    :raises UnknownStateError: if the savepoint has no part of the stage; the message lists the stages.
+    :raises CheckpointNotFoundError: if the pointer refers to a missing checkpoint.
+    :raises StorageError: if the storage fails.
+    """
+    base = CheckpointStates.load(pointer, storage_options, allowed_locations)
+    return base.of_stage(stage) if base.document.parts else base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
+from airflow_provider_statecheck.testing.messages import make_leadership
+from tests.job_savepoints import begin_savepoint
 from tests.unit.api.server import MAINTENANCE, ApiServer, Attempt
 
 
@@ -80,6 +83,17 @@ class Stage:
     def pending_metadata(self) -> dict[str, Any]:
         """Return what names the pending checkpoint and its metadata."""
         return self._metadata_of(self.pending)
+
+    def savepoint_of_job(self) -> int:
+        """Begin a savepoint of the whole job."""
+        name = self.api.services.coordinator.describe(JobId(self.attempt.job_id)).job.name
+        return begin_savepoint(self.api.services.aligned, OperatorId(self.idle_operator()), name).checkpoint_id
+
+    def leader(self) -> dict[str, Any]:
+        """Return a new leader of the aligned checkpoints of the job."""
+        name = self.api.services.coordinator.describe(JobId(self.attempt.job_id)).job.name
+        leader: dict[str, Any] = encode(self.api.services.aligned.lead(make_leadership(job_name=name)))
+        return leader
 
     def _metadata_of(self, checkpoint_id: int) -> dict[str, Any]:
         checkpoint = self.api.services.coordinator.checkpoint(JobId(self.attempt.job_id), checkpoint_id)

@@ -19,6 +19,7 @@ from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.services import ATTEMPT_LIFETIME, DRAIN_LIFETIME, Services
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
@@ -50,6 +51,18 @@ class Rule:
     fit: Callable[[Stage], dict[str, Any]] = lambda stage: {}
     query: str = ""
     status: int = 200
+
+
+DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
+
+
+def _choice(stage: Stage) -> dict[str, Any]:
+    return {"choice": {"leader": stage.leader(), "decider": encode(DECIDER)}}
+
+
+def _own_handle(stage: Stage) -> dict[str, Any]:
+    location = f"memory://base/{stage.attempt.job_id}/chk-14"
+    return {"leader": stage.leader(), "location": location, "metadata_uri": f"{location}/_metadata"}
 
 
 RULES: dict[Route, Rule] = {
@@ -92,7 +105,31 @@ MAINTENANCE_ROUTES = {
     ("POST", "/v1/savepoints/request"): Rule(Stage.maintenance_token, lambda s: {"operator_id": s.idle_operator()}),
     ("POST", "/v1/savepoints/begin"): Rule(Stage.maintenance_token, lambda s: {"request_key": s.savepoint_request()}),
     ("POST", "/v1/savepoints/end"): Rule(Stage.maintenance_token, Stage.savepoint_metadata),
+    ("POST", "/v1/savepoints/pin"): Rule(
+        Stage.maintenance_token, lambda s: {"checkpoint_id": s.savepoint_of_job(), "parts": {}}
+    ),
     ("POST", "/v1/savepoints/dispose"): Rule(Stage.maintenance_token, lambda s: {"pointer": s.completed_savepoint()}),
+}
+MAINTENANCE_ROUTES |= {
+    ("POST", f"/v1/aligned/{verb}"): Rule(Stage.maintenance_token, lambda s: {"leader": s.leader()})
+    for verb in (
+        *("resign", "count-ids", "enqueue", "choose", "acknowledge", "abort", "take-over", "adopt", "record-restore"),
+        *(
+            "effects",
+            "record-discards",
+            "handles",
+            "remove-handles",
+            "end-handles",
+            "outcome",
+            "owns",
+            "report-failure",
+        ),
+    )
+}
+MAINTENANCE_ROUTES |= {
+    ("POST", "/v1/aligned/lead"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/aligned/begin"): Rule(Stage.maintenance_token, _choice),
+    ("POST", "/v1/aligned/put-handle"): Rule(Stage.maintenance_token, _own_handle),
 }
 RULES |= MAINTENANCE_ROUTES
 READS_OF_ITS_JOB = {route for route in RULES if "{job_id}" in route[1]}
@@ -101,7 +138,8 @@ MILD = ("close-abandoned", "settle-run", "refusal", "retire", "remove", "drop-to
 KEEPS_WHAT_RUNS = {("POST", f"/v1/maintenance/{verb}") for verb in MILD}
 RENEWS = {("POST", "/v1/token/renew")}
 # A token that was given at this moment is not extended by a renewal at the same moment.
-CHANGES_NOTHING = {*READS_OF_ITS_JOB, *KEEPS_WHAT_RUNS, *RENEWS, ("GET", "/v1/jobs")}
+READS_BY_MESSAGE = {("POST", "/v1/aligned/outcome"), ("POST", "/v1/aligned/owns")}
+CHANGES_NOTHING = {*READS_OF_ITS_JOB, *READS_BY_MESSAGE, *KEEPS_WHAT_RUNS, *RENEWS, ("GET", "/v1/jobs")}
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tests.unit.api.test_access import RENEWS, RULES, Route, _name, _request
 
 OF_NO_COLUMN = {
     *("secret", "ti_id", "dry_run", "is_named", "age_seconds", "idle_seconds", "timeout_seconds"),
+    *("lease_seconds", "min_pause_seconds", "max_concurrent", "max_queued", "cleanings", "operators", "uids", "cause"),
     *(
         "failure",
         "reason",

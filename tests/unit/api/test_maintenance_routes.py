@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.api.services import TASK_LIFETIME
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.aligned.rows import HandlesOf
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import JobAction
@@ -25,8 +27,9 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
     MaintenanceGateway,
     RetireJob,
 )
-from airflow_provider_statecheck.maintenance.verbs import MAINTENANCE as CALLS
+from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE as CALLS
 from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.testing.messages import make_leadership, make_owner
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, ApiServer, accepted
 
 DAY = 24 * 3600.0
@@ -187,3 +190,19 @@ def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:
 def test_a_job_that_is_gone_is_told_as_such(ended: ApiServer) -> None:
     with pytest.raises(CheckpointNotFoundError):
         maintenance(ended).retire(RetireJob(job_id=job_id_of("gone")))
+
+
+def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServer) -> None:
+    client: Any = ended.client
+    calls = HttpCalls(ALIGNED, HttpClient("http://testserver", client), Credentials(ended, MAINTENANCE))
+    owner = make_owner(airflow=(("dag_id", "another"),))
+    leader = calls.lead(make_leadership(owner=owner))
+    [attempt] = [a for a in calls.describe(OWN_NAME).attempts if a.operator_id == leader.operator_id]
+    assert (attempt.epoch, attempt.owner.airflow) == (leader.epoch, ())
+    stage = replace(leader, operator_id=operator_id_of("features"))
+    with pytest.raises(AccessDeniedError, match="a leader of aligned checkpoints"):
+        calls.handles(HandlesOf(leader=stage))
+    other = HttpCalls(ALIGNED, HttpClient("http://testserver", client), Credentials(ended, CALLER))
+    for call in (lambda: other.lead(make_leadership()), lambda: other.handles(HandlesOf(leader=leader))):
+        with pytest.raises(AccessDeniedError, match="maintenance_dags"):
+            call()

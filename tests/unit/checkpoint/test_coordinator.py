@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.fencing import take_leadership
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_leadership, make_registration
 from tests.contracts.operator_uids_contract import registration
 from tests.contracts.runs_of_a_job import day
 
@@ -93,5 +93,5 @@ def test_test_runs_have_the_same_rules_for_uids_as_real_jobs(job_name: str) -> N
 
 def test_the_leader_of_aligned_checkpoints_is_no_operator_that_could_be_gone() -> None:
     store = InMemoryJobStore()
-    take_leadership(store, "sales", new_key(), day(1), "memory://base")
+    AlignedCheckpoints(store).lead(make_leadership(owner=day(1)))
     assert AttemptCoordinator(store).register(registration("sums")).gone_uids == ()

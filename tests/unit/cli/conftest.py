@@ -3,19 +3,24 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.cli import (
     content_commands,
     maintenance_commands,
+    restore_commands,
     savepoint_commands,
     state_commands,
 )
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
+from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.metadata.database import open_engine
@@ -40,11 +45,23 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     engine, clock = open_engine(f"sqlite:///{tmp_path}/state.db"), ManualClock()
     store = SqlJobStore(engine, clock)
     stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), clock, store)
+    times = count()
+    taking = WholeJobSavepoints(
+        rows=AlignedCheckpoints(store),
+        maintenance=stage.maintenance,
+        savepoints=stage.savepoints,
+        open_storage=CheckpointStorage.open,
+        directory=f"file://{tmp_path}/savepoints",
+        # Time passes in steps of its own while a command waits.
+        pause=lambda seconds: None,
+        monotonic=lambda: float(next(times)),
+    )
     for module in (maintenance_commands, savepoint_commands):
         monkeypatch.setattr(module, "maintenance_gateway", lambda: stage.maintenance)
-        monkeypatch.setattr(module, "savepoint_gateway", lambda: stage.savepoints)
-        monkeypatch.setattr(module, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
+        monkeypatch.setattr(module, "job_savepoints", lambda storage_conn_id: taking)
         monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(savepoint_commands, "savepoint_gateway", lambda: stage.savepoints)
+    monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
     for reading in (content_commands, state_commands):
         monkeypatch.setattr(reading, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(content_commands, "airflow_gateway", lambda conn_id: stage.coordinator)
@@ -53,6 +70,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     monkeypatch.setattr(maintenance_commands, "job_recovery", lambda: JobRecovery(store))
     monkeypatch.setattr(maintenance_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(maintenance_commands, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
+    monkeypatch.setattr(restore_commands, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(restore_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(restore_commands, "job_restoring", lambda: JobRestoring(store, UnknownLiveness()))
     yield stage
     engine.dispose()
 

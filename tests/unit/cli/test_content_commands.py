@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.state.loop_progress import Iteration, Iterations, LoopProgress
 from airflow_provider_statecheck.storage.state_codec import encode_state
+from tests.job_savepoints import SAVEPOINT_ID, add_row, save_job
 from tests.unit.cli.conftest import Outcome
 from tests.unit.written_stage import WrittenStage, local_path
 from tests.written_snapshots import SnapshotJob, flip
@@ -113,7 +114,7 @@ def test_finished_items_are_shown_up_to_the_limit(stage: WrittenStage, run: Run)
         (("show", "sales", "--checkpoint", "9"), "checkpoint of id 9"),
         (("show", "unknown"), "no job 'unknown'"),
         (("show", "file:///nowhere/chk-1"), "found nothing there"),
-        (("show", "file:///nowhere/chk-1", "--uid", "a"), "omit them"),
+        (("show", "file:///nowhere/chk-1", "--checkpoint", "1"), "omit it"),
     ],
 )
 def test_unknown_contents_are_wrong_usage(
@@ -140,3 +141,23 @@ def test_damaged_snapshot_is_a_finding(stage: WrittenStage, run: Run) -> None:
     stage.take(attempt, handle)
     flip(Path(f"{handle.uri}/data/part-1.parquet".removeprefix("file://")), -15)
     assert run("show", "sales", "visits").status == 1
+
+
+def test_a_savepoint_of_the_whole_job_is_listed_by_stage(stage: WrittenStage, run: Run, tmp_path: Path) -> None:
+    taken = []
+    for uid in ("first", "mapped[2]"):
+        attempt = stage.attempt(uid=uid)
+        taken.append(stage.take(attempt, stage.snapshot(attempt, "visits", 10)))
+    pointer = save_job(stage.storage, taken, f"file://{tmp_path}/savepoints")
+    assert stage.store is not None
+    add_row(stage.store, stage.storage, pointer)
+
+    for job in ((pointer,), ("sales", "--checkpoint", str(SAVEPOINT_ID))):
+        found = rows(run("show", *job, "--output", "json"))
+        assert [(row["operator"], row["name"]) for row in found] == [("first", "visits"), ("mapped[2]", "visits")]
+        (row,) = rows(run("show", *job, "--uid", "mapped[2]", "--output", "json"))
+        assert (row["operator"], row["rows"]) == ("mapped[2]", 20)
+        assert len(rows(run("show", *job[:1], "visits", *job[1:], "--uid", "first", "--output", "json"))) == 20
+        refused = run("show", *job[:1], "visits", *job[1:])
+        assert (refused.status, "'first', 'mapped[2]'" in refused.err) == (2, True)
+        assert run("show", *job, "--uid", "other").status == 2

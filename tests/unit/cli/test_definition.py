@@ -6,6 +6,7 @@ from airflow_provider_statecheck.cli import (
     content_commands,
     maintenance_commands,
     query_commands,
+    restore_commands,
     savepoint_commands,
     serve_commands,
     state_commands,
@@ -14,7 +15,15 @@ from airflow_provider_statecheck.get_provider_info import get_provider_info
 from scripts.docs.commands import commands
 from tests.unit.interpreter import modules_loaded_by
 
-MODULES = (content_commands, maintenance_commands, query_commands, savepoint_commands, serve_commands, state_commands)
+MODULES = (
+    content_commands,
+    maintenance_commands,
+    query_commands,
+    restore_commands,
+    savepoint_commands,
+    serve_commands,
+    state_commands,
+)
 
 
 def test_the_declaration_loads_nothing_of_the_commands():

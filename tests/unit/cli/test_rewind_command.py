@@ -37,6 +37,7 @@ def test_tells_what_is_taken_back_and_where_the_state_stands(three_days, run):
             "newest_run": day(1).run_key,
             "fenced": None,
             "withdrawn_choice": None,
+            "withdrawn_restore": None,
         }
     ]
     assert "clear that run and all later runs" in outcome.err

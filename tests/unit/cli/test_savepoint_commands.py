@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +19,28 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RestoreSource,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, RequestStatus
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    RequestStatus,
+)
 from airflow_provider_statecheck.cli import savepoint_commands
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 from airflow_provider_statecheck.testing.messages import make_owner, make_registration
 from tests.unit.cli.conftest import Outcome
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
-COMMANDS = "airflow_provider_statecheck.cli.savepoint_commands"
 Run = Callable[..., Outcome]
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let time pass in steps of its own while a command waits."""
-    times = iter(range(10**6))
-    monkeypatch.setattr(f"{COMMANDS}.time.monotonic", lambda: float(next(times)))
-    monkeypatch.setattr(f"{COMMANDS}.time.sleep", lambda seconds: None)
+def changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Let the commands take savepoints in another way."""
+    taking: Any = vars(savepoint_commands)["job_savepoints"]
+    service = replace(taking(storage_conn_id=None), **changes)
+    monkeypatch.setattr(savepoint_commands, "job_savepoints", lambda storage_conn_id: service)
 
 
 @pytest.fixture
@@ -54,15 +60,15 @@ def savepoints(stage: WrittenStage) -> list[CheckpointRecord]:
     return [c for c in stage.coordinator.describe(job_id_of(JOB)).checkpoints if c.properties.is_savepoint]
 
 
-def taken(stage: WrittenStage, run: Run) -> str:
-    [row] = rows(run("savepoint", JOB, "--output", "json"))
+def taken(stage: WrittenStage, run: Run, *options: str) -> str:
+    [row] = rows(run("savepoint", JOB, *options, "--output", "json"))
     return str(row["pointer"])
 
 
 def test_a_savepoint_of_a_finished_job_is_taken_at_once(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
     outcome = run("savepoint", JOB, "--output", "json")
     [row] = rows(outcome)
-    assert (outcome.status, row["operator"], row["status"]) == (0, "aggregate", "completed")
+    assert (outcome.status, row["operator"], row["status"]) == (0, "(aligned)", "completed")
     assert row["pointer"].startswith(f"file://{tmp_path}/savepoints/savepoint-")
     names = finished.storage.allowing(row["pointer"]).list_files(row["pointer"])
     assert {"_metadata"} < set(names)
@@ -74,14 +80,23 @@ def test_a_target_comes_before_the_configured_directory(finished: WrittenStage, 
     assert row["pointer"].startswith(f"file://{tmp_path}/mine/savepoint-")
 
 
-def test_each_operator_gets_a_savepoint_of_its_own(finished: WrittenStage, run: Run) -> None:
+def test_a_job_has_one_savepoint_with_all_its_operators(finished: WrittenStage, run: Run) -> None:
     other = finished.attempt(uid="customers")
     finished.take(other)
     other.finish(AttemptStatus.FINISHED)
-    found = rows(run("savepoint", JOB, "--output", "json"))
-    assert sorted(row["operator"] for row in found) == ["aggregate", "customers"]
+    [row] = rows(run("savepoint", JOB, "--output", "json"))
+    assert (row["operator"], row["status"]) == ("(aligned)", "completed")
+    uri = f"{row['pointer']}/_metadata"
+    document = decode_metadata(finished.storage.allowing(row["pointer"]).read_bytes(uri), uri=uri)
+    assert {part.uid for part in document.parts} == {"aggregate", "customers"}
+
+
+def test_an_operator_has_a_savepoint_of_its_own(finished: WrittenStage, run: Run) -> None:
+    other = finished.attempt(uid="customers")
+    finished.take(other)
+    other.finish(AttemptStatus.FINISHED)
     [one] = rows(run("savepoint", JOB, "--uid", "customers", "--output", "json"))
-    assert one["operator"] == "customers"
+    assert (one["operator"], one["status"]) == ("customers", "completed")
 
 
 def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(finished: WrittenStage, run: Run) -> None:
@@ -92,33 +107,37 @@ def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(finishe
 def test_a_job_without_a_checkpoint_has_nothing_to_copy(stage: WrittenStage, run: Run) -> None:
     stage.attempt().finish(AttemptStatus.FAILED)
     outcome = run("savepoint", JOB, "--output", "json")
+    assert (outcome.status, "run a stage first" in outcome.err) == (2, True)
+    outcome = run("savepoint", JOB, "--uid", "aggregate", "--output", "json")
     assert outcome.status == 1
     assert "no completed checkpoint" in rows(outcome)[0]["failure"]
 
 
+@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
 def test_a_savepoint_without_a_place_names_the_setting(
-    finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+    finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, uid: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: None)
-    outcome = run("savepoint", JOB, "--output", "json")
-    assert outcome.status == 1
-    assert "savepoint_dir" in rows(outcome)[0]["failure"]
+    changed(monkeypatch, directory=None)
+    outcome = run("savepoint", JOB, *uid, "--output", "json")
+    assert outcome.status in (1, 2)
+    assert re.search("savepoint[_-]dir", outcome.err + outcome.out)
 
 
-def test_a_running_stage_is_asked_and_waited_for(
-    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+def test_a_running_stage_is_waited_for(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, uid: tuple[str, ...]
 ) -> None:
     attempt = stage.attempt(num_retained=1)
-    monkeypatch.setattr(f"{COMMANDS}.time.sleep", lambda seconds: stage.take(attempt))
-    outcome = run("savepoint", JOB, "--target", f"{stage.storage.base_uri}/savepoints", "--output", "json")
+    changed(monkeypatch, pause=lambda seconds: stage.take(attempt))
+    outcome = run("savepoint", JOB, *uid, "--target", f"{stage.storage.base_uri}/savepoints", "--output", "json")
     assert (outcome.status, rows(outcome)[0]["status"]) == (0, "completed")
 
 
-def test_a_running_stage_that_reaches_no_boundary_in_time_is_told_as_open(stage: WrittenStage, run: Run) -> None:
+def test_a_running_stage_that_takes_no_checkpoint_in_time_is_named(stage: WrittenStage, run: Run) -> None:
     stage.attempt()
     outcome = run("savepoint", JOB, "--timeout", "5", "--output", "json")
-    assert (outcome.status, rows(outcome)[0]["status"]) == (1, "queued")
-    assert "next boundary" in outcome.err
+    assert (outcome.status, rows(outcome)[0]["status"]) == (1, "running")
+    assert "next checkpoint of aggregate" in outcome.err
 
 
 def test_a_running_stage_need_not_be_waited_for(stage: WrittenStage, run: Run) -> None:
@@ -126,10 +145,20 @@ def test_a_running_stage_need_not_be_waited_for(stage: WrittenStage, run: Run) -
     assert run("savepoint", JOB, "--no-wait").status == 0
 
 
+def test_gc_goes_on_with_a_savepoint_that_no_command_waits_for(stage: WrittenStage, run: Run) -> None:
+    attempt = stage.attempt()
+    run("savepoint", JOB, "--no-wait")
+    stage.clock.advance(1)
+    stage.take(attempt)
+    run("gc", JOB)
+    assert [row.status for row in savepoints(stage)] == [CheckpointStatus.COMPLETED]
+
+
 @pytest.mark.parametrize(("stop", "kind"), [("suspend", "savepoint_suspend"), ("terminate", "savepoint_terminate")])
-def test_stopping_is_asked_of_the_stage(stage: WrittenStage, run: Run, stop: str, kind: str) -> None:
+def test_stopping_is_asked_of_one_stage(stage: WrittenStage, run: Run, stop: str, kind: str) -> None:
     stage.attempt()
-    run("savepoint", JOB, "--no-wait", "--stop", stop)
+    assert run("savepoint", JOB, "--no-wait", "--stop", stop).status == 2
+    run("savepoint", JOB, "--no-wait", "--stop", stop, "--uid", "aggregate")
     [request] = stage.coordinator.describe(job_id_of(JOB)).requests
     assert request.properties.snapshot_type == kind
 
@@ -137,7 +166,7 @@ def test_stopping_is_asked_of_the_stage(stage: WrittenStage, run: Run, stop: str
 def test_a_savepoint_is_of_the_generation_that_a_retry_would_restore(finished: WrittenStage, run: Run) -> None:
     owner = make_owner(clear_marker="4/1")
     finished.attempt(owner=owner).finish(AttemptStatus.FAILED)
-    outcome = run("savepoint", JOB, "--output", "json")
+    outcome = run("savepoint", JOB, "--uid", "aggregate", "--output", "json")
     assert "no completed checkpoint" in rows(outcome)[0]["failure"]
     assert finished.attempt(owner=owner).grant.is_restore is False
 
@@ -149,12 +178,12 @@ def test_a_place_that_is_none_is_refused_before_anything_is_asked(finished: Writ
 
 def test_garbage_collection_takes_the_savepoints_that_wait(stage: WrittenStage, run: Run) -> None:
     attempt = stage.attempt()
-    run("savepoint", JOB, "--no-wait")
+    run("savepoint", JOB, "--uid", "aggregate", "--no-wait")
     stage.take(attempt, stage.snapshot(attempt, "orders"))
     [request] = stage.coordinator.describe(job_id_of(JOB)).requests
     assert request.status is RequestStatus.FAILED  # the stage was configured with no place
     attempt = stage.attempt()
-    run("savepoint", JOB, "--no-wait")
+    run("savepoint", JOB, "--uid", "aggregate", "--no-wait")
     attempt.finish(AttemptStatus.FAILED)
     assert run("gc", JOB, "--dry-run").status == 0
     assert len(savepoints(stage)) == 1
@@ -187,9 +216,23 @@ def test_a_broken_storage_fails_the_savepoint_and_leaves_the_checkpoint(
 
     before = finished.files()
     monkeypatch.setattr(CheckpointStorage, "copy_file", fail)
-    outcome = run("savepoint", JOB, "--output", "json")
+    outcome = run("savepoint", JOB, "--uid", "aggregate", "--output", "json")
     assert (outcome.status, rows(outcome)[0]["failure"]) == (1, "the disk is full")
     assert finished.files() == before
+
+
+def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
+    finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStorage, "copy_file", fail)
+        outcome = run("savepoint", JOB, "--output", "json")
+    assert (outcome.status, "the disk is full" in outcome.err) == (3, True)
+    assert run("gc", JOB).status == 0
+    assert [c.status.value for c in savepoints(finished)] == ["completed"]
 
 
 def test_a_disposed_savepoint_is_gone_with_its_row_confirmed(finished: WrittenStage, run: Run) -> None:
@@ -250,7 +293,7 @@ def test_a_checkpoint_of_a_job_is_not_disposed(finished: WrittenStage, run: Run)
 
 
 def test_a_claimed_savepoint_is_not_disposed(finished: WrittenStage, run: Run) -> None:
-    pointer = taken(finished, run)
+    pointer = taken(finished, run, "--uid", "aggregate")
     source = RestoreSource(
         pointer=pointer,
         metadata_uri=f"{pointer}/_metadata",

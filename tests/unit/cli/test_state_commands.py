@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +19,9 @@ from airflow_provider_statecheck.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.job_savepoints import save_documents
 from tests.unit.cli.conftest import Outcome
 from tests.written_state import BACKENDS, FUNCTION, StatefulJob
 
@@ -108,3 +110,20 @@ def test_state_that_is_not_there_is_wrong_usage_and_names_those_that_are(job: St
 def test_checkpoint_that_is_not_there_is_wrong_usage(job: StatefulJob, run: Run, tmp_path: Path) -> None:
     assert run("state", "show", f"file://{tmp_path}/none/chk-1").status == 2
     assert run("diff", job.save(), f"file://{tmp_path}/none/chk-1", "tags").status == 2
+
+
+def test_states_of_a_savepoint_of_the_whole_job_are_listed_with_their_stages(
+    job: StatefulJob, run: Run, tmp_path: Path
+) -> None:
+    job.state("a", "tags").add(1)
+    document = CheckpointStates.load(job.save()).document
+    parts = [replace(document, uid=uid, operator_states=()) for uid in ("first",)] + [document]
+    pointer = save_documents(job.storage, parts, f"file://{tmp_path}/savepoints")
+
+    outcome = run("state", "show", pointer, "--output", "json")
+    assert {row["function"] for row in json.loads(outcome.out)} == {f"stage/{FUNCTION}"}
+    assert run("state", "show", pointer, "tags", "--uid", "stage").status == 0
+    refused = run("state", "show", pointer, "tags")
+    assert (refused.status, "'first', 'stage'" in refused.err) == (2, True)
+    same = run("diff", pointer, pointer, "tags", "--uid", f"stage/{FUNCTION}")
+    assert same.status == 0

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.queryable.queries import AsOf
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.messages import make_owner
+from tests.job_savepoints import SAVEPOINT_ID, add_row, save_job
 from tests.unit.queryable.found_job import JOB, Job, LateStates, named
 
 
@@ -343,3 +344,38 @@ def test_error_of_a_call_is_raised_and_not_kept():
     with pytest.raises(CoordinatorUnavailableError):
         shared()
     shared()
+
+
+def save_whole_job(job: Job, target: str) -> str:
+    """Save the newest checkpoint of each stage as a savepoint of the whole job, and return its pointer."""
+    latest = job.rows.coordinator.latest_checkpoints(JOB)
+    assert latest is not None
+    pointer = save_job(job.storage, latest.checkpoints, target)
+    add_row(job.store, job.storage, pointer)
+    # The storage of a checkpoint may read the checkpoint.
+    job.storage = job.storage.allowing(pointer)
+    return pointer
+
+
+@pytest.mark.parametrize("by", ["id", "pointer"])
+def test_states_are_found_in_their_part_of_a_savepoint_of_the_whole_job(job, tmp_path, by):
+    stages = job.stage("a", named("x")), job.stage("b", named("y"))
+    for stage in stages:
+        stage.checkpoint()
+    pointer = save_whole_job(job, f"file://{tmp_path}/savepoints")
+    as_of = AsOf(pointer=pointer) if by == "pointer" else AsOf(checkpoint_id=SAVEPOINT_ID)
+    for stage in stages:
+        stage.checkpoint()
+
+    assert job.read("x", as_of=as_of) == ("a/balance", SAVEPOINT_ID)
+    assert job.read("y", as_of=as_of) == ("b/balance", SAVEPOINT_ID)
+    assert [each.uid for each in job.oracle.names(as_of=as_of)] == ["a/balance", "b/balance"]
+
+
+def test_the_past_of_a_job_is_that_of_its_stages_and_not_a_savepoint_of_the_whole_job(job, tmp_path):
+    job.stage("a", named("x")).checkpoint()
+    save_whole_job(job, f"file://{tmp_path}/savepoints")
+    now = job.rows.describe(JOB).read_at
+
+    assert job.read("x", as_of=AsOf(at=now)) == ("a/balance", 1)
+    assert [each.checkpoint_id for each in job.oracle.names(as_of=AsOf(at=now))] == [1]

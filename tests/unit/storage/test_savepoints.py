@@ -83,12 +83,14 @@ def source(storage: CheckpointStorage) -> CheckpointDocument:
     )
 
 
-def save(storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path) -> WrittenSavepoint:
+def save(
+    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path, checkpoint_id: int = 8
+) -> WrittenSavepoint:
     return write_savepoint(
         storage,
         source,
         directory=f"file://{tmp_path}/savepoint-000000-000000000000",
-        checkpoint_id=8,
+        checkpoint_id=checkpoint_id,
         properties=CheckpointProperties.for_savepoint(),
     )
 
@@ -141,4 +143,14 @@ def test_two_savepoints_never_share_a_directory(
 ) -> None:
     save(storage, source, tmp_path)
     with pytest.raises(StorageError, match="two writers"):
-        save(storage, source, tmp_path)
+        save(storage, source, tmp_path, checkpoint_id=9)
+
+
+def test_a_savepoint_that_is_written_again_is_the_same(
+    storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path
+) -> None:
+    written = save(storage, source, tmp_path)
+    directory = f"file://{tmp_path}/savepoint-000000-000000000000"
+    files = storage.allowing(directory).list_files(directory)
+    assert save(storage, source, tmp_path) == written
+    assert storage.allowing(directory).list_files(directory) == files

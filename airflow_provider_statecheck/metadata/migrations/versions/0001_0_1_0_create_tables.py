@@ -53,6 +53,7 @@ _TABLES: dict[str, tuple[sa.schema.SchemaItem, ...]] = {
         sa.Column("damaged_snapshots", sa.JSON(), nullable=False),
         sa.Column("next_restore", sa.BigInteger()),
         sa.Column("pinned_checkpoint", sa.BigInteger()),
+        sa.Column("in_place_restore", sa.String(32)),
         sa.PrimaryKeyConstraint("job_id", "operator_id", name="pk_statecheck_operator"),
     ),
     "statecheck_attempt": (
@@ -160,6 +161,7 @@ _TABLES: dict[str, tuple[sa.schema.SchemaItem, ...]] = {
         sa.Column("operator_id", sa.String(32)),
         sa.Column("checkpoint_id", sa.BigInteger()),
         sa.Column("run_key", sa.Text(), nullable=False),
+        sa.Column("restore", sa.JSON()),
         sa.Column("requested_by", sa.Text(), nullable=False),
         sa.Column("requested_at", _TIME, nullable=False),
         sa.Column("status", sa.String(16), nullable=False),

@@ -9,9 +9,11 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, SavepointPart
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.unit.api.pages.html import Page
@@ -133,6 +135,32 @@ def test_a_rewind_of_the_job_is_shown_with_each_operator(site: Site, failed: Mad
     request(site, JobAction.REWIND, run_key="2026-01-01")
     (row,) = site.read(JOB).table("Newest requests to restore, fork, rewind and dispose of aggregate")
     assert (row["Action"], row["Of"]) == ("Rewind to before this run", "Run 2026-01-01")
+
+
+@pytest.mark.parametrize("has_part", [True, False])
+def test_a_restore_of_the_job_in_place_is_shown_and_may_be_withdrawn(
+    site: Site, failed: MadeJob, has_part: bool
+) -> None:
+    pointer = "memory://mine/savepoint-5d2c4a-0f6f7c1e2b3a"
+    source = RestoreSource(
+        pointer=pointer,
+        metadata_uri=f"{pointer}/_metadata",
+        metadata_size=7,
+        metadata_sha256="0" * 64,
+        part="aggregate",
+    )
+    part = SavepointPart(uid="aggregate", checkpoint_id=2, generation=1, run="", source=source)
+    savepoint = JobSavepoint(pointer=pointer, parts=(part,) if has_part else ())
+    restoring = JobRestoring(site.store, UnknownLiveness())
+    restoring.restore(RestoreJob(job_id=job_id_of("sales"), savepoint=savepoint, requested_by="ann"))
+    page = site.read(JOB)
+    start = "restores its part of" if has_part else "starts without state, as in"
+    assert f"Until its first checkpoint, each attempt {start} the savepoint of the job {pointer}" in page.text
+    assert f"Savepoint {pointer}" in page.text
+    assert "The next try restores checkpoint" not in page.text
+    assert "Withdraw the chosen checkpoint" in offered(page)
+    preview = site.read(f"{JOB}/actions/withdraw?operator_id={OPERATOR}")
+    assert "may then not match that of the others" in preview.text
 
 
 def test_a_removal_is_shown_until_an_attempt_starts_or_a_user_withdraws_it(site: Site, failed: MadeJob) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -66,7 +67,7 @@ class Job:
 
     def cleaner(self, executor: Executor | None = None, *, is_parallel: bool = True) -> CheckpointsCleaner:
         return CheckpointsCleaner(
-            self.rows,
+            AlignedCheckpoints(self.rows),
             self.attempt,
             self.storage,
             self.deleting,
@@ -198,7 +199,7 @@ def test_files_that_checkpoints_in_progress_name_are_pinned(job: AlignedJob) -> 
     uris = {acknowledged_file(job, coordinator, number) for number in (3, 4)}
     assert job.leader is not None
     deleting, storage = Deleting(), SnapshotFiles(job.storage, job.job_id, "sales")
-    CheckpointsCleaner(job.jobs, job.leader, storage, deleting, deleting, InlineExecutor()).clean()
+    CheckpointsCleaner(job.rows, job.leader, storage, deleting, deleting, InlineExecutor()).clean()
     assert (deleting.asked, deleting.pinned) == ([(1,)], [uris])
 
 

@@ -209,7 +209,7 @@ def test_acknowledgements_before_all_tasks_were_told_complete_at_the_end_of_trig
 
 def test_full_queue_refuses_the_least_important(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    coordinator._components.decider._max_queued = 1
+    object.__setattr__(coordinator._components.decider, "max_queued", 1)
     coordinator.trigger_checkpoint(CHECKPOINT)
     queued = coordinator.trigger_checkpoint(CHECKPOINT)
     assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.TOO_MANY_CHECKPOINT_REQUESTS
@@ -397,10 +397,11 @@ def test_addition_of_unknown_outcome_deletes_nothing_while_the_row_cannot_be_rea
     job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future = coordinator.trigger_checkpoint(CHECKPOINT)
-    monkeypatch.setattr(coordinator._finalizer, "_found_completed", raising(CoordinatorUnavailableError("injected")))
     failing_add(coordinator, CommitStateUnknownError("injected"), monkeypatch)
-    with pytest.raises(CoordinatorUnavailableError):
-        job.acknowledge_all(coordinator, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(job.rows, "abort", raising(CoordinatorUnavailableError("injected")))
+        with pytest.raises(CoordinatorUnavailableError):
+            job.acknowledge_all(coordinator, 1)
     assert job.storage.exists(f"{job.location(1)}/_metadata")
     job.pass_time(600)
     job.coordinator().tick()
@@ -426,6 +427,20 @@ def test_expired_checkpoint_is_aborted_by_the_clock(job: AlignedJob, coordinator
     coordinator.tick()
     assert reason_of(future) is Reason.CHECKPOINT_EXPIRED
     assert job.tasks[0].heard("aborted") == [1]
+
+
+def test_expired_checkpoint_names_the_operators_that_it_awaited(job: AlignedJob) -> None:
+    job.tasks = tuple(AlignedTask(uid) for uid in ("refunds", "orders", "sink"))
+    coordinator = job.coordinator(tolerable=0)
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[2], 1))
+    job.pass_time(600)
+    assert coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+    expected = "expired before 'orders', 'refunds' had acknowledged"
+    assert reason_of(future) is Reason.CHECKPOINT_EXPIRED
+    assert expected in str(future.exception(0))
+    assert expected in str(job.failed.causes[0])
+    assert expected in job.jobs.describe(job.job_id).checkpoints[0].failure_message
 
 
 def test_too_many_failures_fail_the_job(job: AlignedJob) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
@@ -204,6 +206,27 @@ def test_operator_without_state_is_in_the_checkpoint_beside_one_with_state(
     states = future.result(0).operator_states
     assert [states[task.operator_id].has_state for task in job.tasks] == [True, False]
     assert job.jobs.describe(job.job_id).checkpoints[0].counts == {"operators": 1}
+
+
+def test_acknowledgement_counts_although_other_checkpoints_expire_meanwhile(
+    job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for age in (1, 10, 589):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        job.pass_time(age)
+    abort = job.rows.abort
+
+    def slow(message: AbortCheckpoints) -> tuple[CheckpointRecord, ...]:
+        aborted = abort(message)
+        job.pass_time(1)
+        return aborted
+
+    monkeypatch.setattr(job.rows, "abort", slow)
+    message = job.acknowledgement(job.tasks[0], 3)
+    assert coordinator.receive_acknowledge_message(message)
+    assert [job.status(number) for number in (1, 2, 3)] == ["aborted", "aborted", "pending"]
+    assert message.state is not None
+    assert is_there(job, message.state)
 
 
 def test_acknowledgement_after_the_timeout_comes_too_late(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 from hypothesis import given, strategies as st
@@ -27,7 +26,7 @@ FORCED_SAVEPOINT = CheckpointProperties.for_savepoint()
 
 
 def make_decider(max_concurrent: int = 1, min_pause: float = 0, max_queued: int = 3) -> CheckpointRequestDecider:
-    return CheckpointRequestDecider(max_concurrent, seconds(min_pause), max_queued)
+    return CheckpointRequestDecider(max_concurrent=max_concurrent, min_pause_seconds=min_pause, max_queued=max_queued)
 
 
 def choose(decider: CheckpointRequestDecider, *queue: SnapshotRequest, **state) -> Choice:
@@ -87,7 +86,7 @@ def test_requests_that_run_take_no_place_in_the_queue():
 
 def test_a_thousand_requests_may_wait_by_default():
     queue = [make_request(f"{n:04}") for n in range(MAX_QUEUED_REQUESTS - 1)]
-    decider = CheckpointRequestDecider(1, timedelta(0))
+    decider = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
     assert decider.admit(queue, make_request("x")).accepted
     assert not decider.admit([*queue, make_request("x")], make_request("y")).accepted
 
@@ -129,7 +128,7 @@ def test_a_savepoint_that_is_not_forced_waits_its_turn_and_holds_up_forced_check
 def test_a_periodic_request_within_the_pause_is_dropped_and_tried_again_after_the_rest_of_it():
     periodic = make_request("a", is_periodic=True)
     choice = choose(make_decider(min_pause=10), periodic, last_completed_at=START - seconds(4))
-    assert choice == Choice(dropped=(periodic,), retry_in=seconds(6))
+    assert choice == Choice(dropped=(periodic,), retry_in_seconds=6)
 
 
 def test_a_periodic_request_runs_as_soon_as_the_pause_is_over():
@@ -161,16 +160,16 @@ def test_a_periodic_request_is_not_dropped_while_the_pending_ones_alone_hold_it_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key"),
+    ("changes", "key"),
     [
-        ((0, timedelta(0)), "max_concurrent_checkpoints"),
-        ((1, timedelta(seconds=-1)), "min_pause"),
-        ((1, timedelta(0), 0), "max_queued_requests"),
+        ({"max_concurrent": 0}, "max_concurrent_checkpoints"),
+        ({"min_pause": -1}, "min_pause"),
+        ({"max_queued": 0}, "max_queued_requests"),
     ],
 )
-def test_numbers_out_of_their_range_are_refused(arguments, key):
+def test_numbers_out_of_their_range_are_refused(changes, key):
     with pytest.raises(InvalidConfigurationError, match=key):
-        CheckpointRequestDecider(*arguments)
+        make_decider(**changes)
 
 
 KINDS = st.sampled_from([CHECKPOINT, FORCED, SAVEPOINT, FORCED_SAVEPOINT])
@@ -202,8 +201,8 @@ def test_never_more_than_allowed_run_unless_forced(queue, most, pending, cleanin
         assert cleanings <= most
         assert pending < most or choice.run.properties.force
     assert choice.run is None or not choice.dropped
-    assert (choice.retry_in is None) == (not choice.dropped)
-    assert choice.retry_in is None or seconds(0) < choice.retry_in <= seconds(10)
+    assert (choice.retry_in_seconds is None) == (not choice.dropped)
+    assert choice.retry_in_seconds is None or 0 < choice.retry_in_seconds <= 10
 
 
 @given(QUEUES, st.integers(0, 3), st.integers(0, 20))

@@ -15,7 +15,9 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sources import stage_output_source
 from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
-from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, reconcile_commits
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.attempts import Attempt
 
@@ -288,3 +290,126 @@ def test_a_relative_path_stays_that_of_the_directory_in_which_the_source_was_ope
 
     assert read(enumerator) == [[1]]
     assert "key" in enumerator._reader.schema.names
+
+
+def fork_of(path, count):
+    """The directory of a fork, whose upstream stage has committed some checkpoints of its own."""
+    attempt = Attempt(f"{path}-fork", 1, job="fork").open()
+    for checkpoint_id in range(1, count + 1):
+        attempt.add(checkpoint_id, checkpoint_id * 100)
+    return attempt
+
+
+@pytest.fixture
+def fork(path):
+    def fork(**named):
+        return StageOutputSource(f"{path}-fork", **{"checkpoints_per_increment": 1, **named})
+
+    return fork
+
+
+@pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
+@pytest.mark.parametrize("new_run", [True, False])
+def test_a_fork_counts_what_the_other_job_has_read_as_read_and_reads_its_own_upstream(
+    path, source, fork, new_run, on_change
+):
+    upstream_of_three(path)
+    state = after(source(), 2)
+    fork_of(path, 2)
+
+    enumerator = fork(on_change=on_change).open(None, state, new_run=new_run, of_other_job=True)
+
+    assert read(enumerator) == [[100], [200]]
+    assert (enumerator.finished_splits, enumerator.snapshot()["increments"]) == (4, 4)
+
+
+def test_later_attempts_and_runs_of_a_fork_remember_what_the_other_job_has_read(path, source, fork):
+    upstream_of_three(path)
+    attempt = fork_of(path, 2)
+    enumerator = fork().open(None, after(source(), 2), of_other_job=True)
+    read(enumerator, 1)
+    state = stored(enumerator)
+
+    again = fork().open(None, state)
+    assert read(again) == [[200]]
+    for checkpoint_id in (3, 4):
+        attempt.add(checkpoint_id, checkpoint_id * 100)
+        again = fork().open(None, stored(again), new_run=True)
+        assert read(again) == [[checkpoint_id * 100]]
+    assert again.finished_splits == 6
+
+
+def test_a_fork_of_a_fork_remembers_both_jobs(path, source, fork):
+    upstream_of_three(path)
+    fork_of(path, 1)
+    enumerator = fork().open(None, after(source(), 2), of_other_job=True)
+    read(enumerator)
+    Attempt(f"{path}-second", 1, job="second").open().add(1, 1000)
+    second = StageOutputSource(f"{path}-second", checkpoints_per_increment=1)
+
+    enumerator = second.open(None, stored(enumerator), of_other_job=True)
+    assert read(enumerator) == [[1000]]
+    assert read(second.open(None, stored(enumerator), new_run=True)) == []
+
+
+@pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
+def test_output_that_the_other_job_has_not_read_is_not_lost(path, source, fork, on_change):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    fork_of(path, 1)
+
+    with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} is unread") as caught:
+        fork(on_change=on_change).open(None, state, of_other_job=True)
+    assert "before its savepoint, or set the path" in str(caught.value)
+
+
+def test_a_fork_may_first_read_what_is_left_in_the_directory_of_the_other_job(path, source, fork):
+    upstream_of_three(path)
+    fork_of(path, 1)
+    enumerator = source().open(None, after(source(), 1), of_other_job=True)
+    assert read(enumerator) == [[2]]
+
+    assert read(fork().open(None, stored(enumerator), new_run=True)) == [[100]]
+
+
+@pytest.mark.parametrize("of_other_job", [True, False])
+def test_output_that_was_retracted_in_the_directory_of_the_other_job_is_noticed(path, source, of_other_job):
+    upstream_of_three(path)
+    state = after(source(), 2)
+    fallen_back(path)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
+        source().open(None, state, new_run=True, of_other_job=of_other_job)
+
+
+def test_output_that_a_fork_has_read_of_its_own_upstream_may_not_be_retracted(path, source, fork):
+    upstream_of_three(path)
+    fork_of(path, 2)
+    enumerator = fork().open(None, after(source(), 2), of_other_job=True)
+    read(enumerator)
+    Attempt(f"{path}-fork", 2, restored=1, job="fork").open().add(3, 300)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
+        fork().open(None, stored(enumerator), new_run=True)
+
+
+def test_another_directory_of_the_same_job_is_a_retraction(path, source, fork):
+    upstream_of_three(path)
+    state = after(source(), 2)
+    fork_of(path, 1)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 1"):
+        fork().open(None, state, new_run=True)
+
+
+def test_reconciling_keeps_finished_commits_of_a_left_lineage_in_their_place():
+    old, unread, new = (Item.of(name, 1, "v") for name in ("old/1", "old/2", "new/1"))
+    finished = Ledger((old,)).finish_items([0])
+    how: Any = {"on_change": OnChange.FAIL, "new_run": True}
+
+    kept = reconcile_commits(finished, [new], left=frozenset({"old"}), **how)
+    assert (kept.items, list(kept.finished)) == ((old, new), [0])
+    with pytest.raises(SourceChangedError, match="checkpoint 2 of old is unread"):
+        reconcile_commits(Ledger((old, unread)).finish_items([0]), [new], left=frozenset({"old"}), **how)
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 1 of old"):
+        reconcile_commits(finished, [new], **how)

@@ -1,0 +1,434 @@
+"""Calls of the coordinator of several operators with direct access to the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from airflow_provider_statecheck.checkpoint import transitions as rows
+from airflow_provider_statecheck.checkpoint.aligned import transitions
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortCheckpoints,
+    AcknowledgeAligned,
+    AcknowledgedCheckpoint,
+    AdoptSnapshot,
+    Assessment,
+    BeginCheckpoint,
+    ChooseRequest,
+    CleaningEffects,
+    CountIds,
+    EffectsOf,
+    EndHandles,
+    EnqueueRequest,
+    Handles,
+    HandlesOf,
+    OutcomeOf,
+    OwnershipOf,
+    PutHandle,
+    RecordDiscards,
+    RecordRestore,
+    RemoveHandles,
+    ReportFailure,
+    RequestOutcome,
+    Resign,
+    TakeLeadership,
+    TakenOver,
+    TakeOver,
+    Verdict,
+)
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import require_running
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_savepoint_of
+from airflow_provider_statecheck.checkpoint.messages import (
+    LONGEST_CHECKPOINT,
+    AttemptRef,
+    OpenEffects,
+    require,
+    require_metadata_in,
+)
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    RequestStatus,
+    SnapshotRequest,
+)
+from airflow_provider_statecheck.checkpoint.savepoint_restore import (
+    claim_snapshot,
+    require_claimable,
+    require_unclaimed,
+)
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.exceptions import HandleExistsError, HandleNotFoundError, ResourceVersionError
+
+_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
+
+
+class AlignedCheckpoints:
+    """
+    A ``CoordinatorRows`` with direct access to the rows. Each call is one transaction.
+
+    :param jobs: The store of the rows of jobs.
+    """
+
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs = jobs
+
+    def lead(self, request: TakeLeadership) -> AttemptRef:
+        """
+        Register a leader under the next epoch and fence the previous one.
+
+        :raises StaleAttemptError: if the leader with this key has been replaced since.
+        """
+        require(
+            "storage_base", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints"
+        )
+        with self._jobs.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
+            return transitions.lead(tx, request)
+
+    def resign(self, request: Resign) -> None:
+        """Close the attempt of a leader, unless it has ended or been replaced; its checkpoints remain for the next leader."""
+        with self._jobs.transaction(request.leader.job_id) as tx:
+            attempt = tx.attempt(request.leader.operator_id, request.leader.epoch)
+            if attempt is not None and attempt.status is AttemptStatus.RUNNING:
+                tx.save_attempt(replace(attempt, status=AttemptStatus.FINISHED, ended_at=tx.now))
+
+    def count_ids(self, request: CountIds) -> int:
+        """Return the next checkpoint id, which a draw allocates."""
+        with self._transition(request.leader) as (tx, _):
+            if request.at_least > tx.job.next_checkpoint_id:
+                tx.set_next_checkpoint_id(request.at_least)
+            return tx.draw_checkpoint_id() if request.draws else tx.job.next_checkpoint_id
+
+    def enqueue(self, request: EnqueueRequest) -> tuple[SnapshotRequest, ...]:
+        """Add a request and return those that the full queue refuses, which have failed."""
+        require("unclaimed", request.properties.unclaimed, lambda value: not value, "false for a new checkpoint")
+        with self._transition(request.leader) as (tx, _):
+            if tx.request(request.request_key) is not None:
+                return ()
+            new = _new_request(tx, request)
+            admission = request.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
+            refused = admission.dropped if admission.accepted else (*admission.dropped, new)
+            if admission.accepted:
+                tx.save_request(new)
+            for each in refused:
+                transitions.fail_request(tx, each, CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
+        return refused
+
+    def choose(self, request: ChooseRequest) -> Choice:
+        """Choose the request to trigger now, and fail those that are too early."""
+        with self._transition(request.leader) as (tx, _):
+            choice = transitions.choose(tx, request)
+            for each in choice.dropped:
+                transitions.fail_request(tx, each, CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
+        return choice
+
+    def begin(self, request: BeginCheckpoint) -> CheckpointRecord | None:
+        """
+        Add a pending checkpoint, or return ``None`` if its request is not the one to trigger now.
+
+        :raises InvalidConfigurationError: if the location or the timeout is not valid.
+        """
+        _require_seconds("timeout_seconds", request.timeout_seconds)
+        with self._transition(request.leader) as (tx, leader):
+            return transitions.begin(tx, leader, request)
+
+    def acknowledge(self, request: AcknowledgeAligned) -> Assessment:
+        """
+        Store an acknowledgement that the checkpoint awaits; the last one starts the finalization.
+
+        :raises InvalidConfigurationError: if the manifest is not in the directory of the checkpoint.
+        """
+        _require_seconds("lease_seconds", request.lease_seconds)
+        with self._transition(request.leader) as (tx, _):
+            pending = transitions.of_status(tx, CheckpointStatus.PENDING)
+            if not request.is_written and any(c.expires_at <= tx.now for c in pending):
+                return Assessment(verdict=Verdict.UNKNOWN, has_expired=True)
+            return transitions.acknowledge(tx, request)
+
+    def abort(self, request: AbortCheckpoints) -> tuple[CheckpointRecord, ...]:
+        """Abort the checkpoints of a scope and return their rows."""
+        with self._transition(request.leader) as (tx, _):
+            return tuple(transitions.abort(tx, request))
+
+    def take_over(self, request: TakeOver) -> TakenOver:
+        """Take over the finalizations whose lease has expired."""
+        _require_seconds("lease_seconds", request.lease_seconds)
+        with self._transition(request.leader) as (tx, _):
+            taken = transitions.take_over(tx, request.finalizer, timedelta(seconds=request.lease_seconds))
+            pending = transitions.of_status(tx, CheckpointStatus.PENDING) if request.is_new else []
+            earlier = (c for c in pending if c.epoch < request.leader.epoch)
+            return TakenOver(
+                finalizing=tuple(_acknowledged(tx, c) for c in taken),
+                pending=tuple(_acknowledged(tx, c) for c in earlier),
+            )
+
+    def adopt(self, request: AdoptSnapshot) -> int:
+        """
+        Return the id for a restored snapshot, which no other job may have claimed, and claim it if requested.
+
+        :raises SnapshotClaimedError: if another job has claimed the snapshot.
+        :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
+        """
+        if request.is_claimed:
+            require_claimable(request.location, request.metadata_uri)
+        with self._transition(request.leader) as (tx, leader):
+            require_unclaimed(tx, leader, request.location)
+            if request.is_claimed:
+                claim_snapshot(tx, leader, request.location)
+            # The row of the job's own snapshot remains as it is.
+            is_known = tx.checkpoint(request.checkpoint_id) is not None
+            return tx.draw_checkpoint_id() if is_known else request.checkpoint_id
+
+    def record_restore(self, request: RecordRestore) -> None:
+        """Pin the checkpoint that was restored, and count the restore."""
+        with self._transition(request.leader) as (tx, leader):
+            found = tx.checkpoint(request.checkpoint_id)
+            if found is not None:
+                rows.record_restore(tx, leader, found)
+
+    def effects(self, request: EffectsOf) -> CleaningEffects:
+        """Return the checkpoints whose files may be deleted."""
+        with self._transition(request.leader) as (tx, leader):
+            effects = rows.effects_of(tx, leader.operator_id)
+            if not request.checkpoint_ids:
+                return CleaningEffects(effects=OpenEffects(discards=effects.discards))
+            return _cleaning_effects(tx, effects, request)
+
+    def record_discards(self, request: RecordDiscards) -> None:
+        """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
+        with self._transition(request.leader) as (tx, leader):
+            rows.mark_discarded(tx, leader.operator_id, request.checkpoint_ids)
+
+    def put_handle(self, request: PutHandle) -> CheckpointRecord:
+        """
+        Complete a fully acknowledged checkpoint, add a restored one, or replace the properties of a completed one.
+
+        :raises HandleExistsError: if another checkpoint has the id, or had it before.
+        :raises HandleNotFoundError: if there is no handle to replace.
+        :raises ResourceVersionError: if the handle to replace has another version.
+        :raises InvalidConfigurationError: if the job neither wrote nor claimed the checkpoint.
+        """
+        with self._transition(request.leader) as (tx, leader):
+            if request.version is not None:
+                return _replaced(tx, leader, request)
+            found = tx.checkpoint(request.checkpoint_id)
+            if found is None:
+                return _adopted(tx, leader, request)
+            if found.status is CheckpointStatus.FINALIZING:
+                require_metadata_in(found.location, request.metadata_uri)
+                return rows.complete(tx, found, _completed(tx, found, request))
+            if not _is_same(found, request) or found.status is not CheckpointStatus.COMPLETED:
+                raise _exists(found)
+            return found
+
+    def handles(self, request: HandlesOf) -> Handles:
+        """Return the handles of a leader, which a newer one may have replaced."""
+        with self._jobs.transaction(request.leader.job_id) as tx:
+            live = _live(tx, request.leader)
+            found = tx.open_checkpoints(request.leader.operator_id)
+        removed = (c for c in found if c.status is CheckpointStatus.SUBSUMED and c.awaits_discard)
+        return Handles(live=live, removed=tuple(c.checkpoint_id for c in removed))
+
+    def remove_handles(self, request: RemoveHandles) -> tuple[int, ...]:
+        """Subsume one checkpoint, or those beyond retention, and return the ids that remain."""
+        require("num_retained", request.num_retained, lambda n: n is None or n >= 1, "at least 1")
+        with self._transition(request.leader) as (tx, _):
+            removed = (c for c in _live(tx, request.leader) if c.checkpoint_id == request.checkpoint_id)
+            rows.roll_back(tx, removed)
+            if request.num_retained is not None:
+                rows.subsume(tx, request.leader.operator_id, request.num_retained, retained_runs=0)
+            return tuple(c.checkpoint_id for c in _live(tx, request.leader))
+
+    def end_handles(self, request: EndHandles) -> tuple[CheckpointRecord, ...]:
+        """Remove all handles and return the checkpoints that are left to the user."""
+        with self._transition(request.leader) as (tx, leader):
+            ended, status = _live(tx, request.leader), request.status
+            kept = tuple(c for c in ended if status is None or not c.properties.discard_on(status))
+            rows.roll_back(tx, [c for c in ended if c not in kept])
+            for record in kept:
+                owned = replace(record, properties=replace(record.properties, discard_on_subsumed=False))
+                tx.update_checkpoint(owned, expected=CheckpointStatus.COMPLETED)
+            _end_leader(tx, leader, is_new_generation=bool(kept))
+        return kept
+
+    def outcome(self, request: OutcomeOf) -> RequestOutcome:
+        """Return the outcome of a request."""
+        job_id = request.leader.job_id
+        found = self._jobs.request(job_id, request.request_key)
+        if found is None or found.status is not RequestStatus.COMPLETED or found.checkpoint_id is None:
+            return RequestOutcome(request=found)
+        return RequestOutcome(request=found, checkpoint=self._jobs.checkpoint(job_id, found.checkpoint_id))
+
+    def owns(self, request: OwnershipOf) -> bool:
+        """Return whether the job took or claimed a savepoint and no other one has claimed it."""
+        claim, job_id = self._jobs.claim(request.location), request.leader.job_id
+        return is_savepoint_of(request.location, job_id) if claim is None else claim.job_id == job_id
+
+    def report_failure(self, request: ReportFailure) -> None:
+        """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""
+        with self._jobs.transaction(request.leader.job_id) as tx:
+            transitions.report_failure(tx, request)
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
+        return self._jobs.describe(job_id)
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
+        return self._jobs.checkpoint(job_id, checkpoint_id)
+
+    @contextmanager
+    def _transition(self, leader: AttemptRef) -> Iterator[tuple[JobTransaction, AttemptRecord]]:
+        with self._jobs.transaction(leader.job_id) as tx:
+            yield tx, require_running(tx, leader)
+
+
+def _require_seconds(key: str, seconds: float) -> None:
+    require(key, seconds, lambda s: 0 < s <= LONGEST_CHECKPOINT.total_seconds(), "more than 0 seconds, up to a year")
+
+
+def _new_request(tx: JobTransaction, request: EnqueueRequest) -> SnapshotRequest:
+    return SnapshotRequest(
+        job_id=request.leader.job_id,
+        request_key=request.request_key,
+        operator_id=ALIGNED_OPERATOR_ID,
+        properties=request.properties,
+        target=request.target,
+        is_periodic=request.is_periodic,
+        requested_at=tx.now,
+    )
+
+
+def _acknowledged(tx: JobTransaction, checkpoint: CheckpointRecord) -> AcknowledgedCheckpoint:
+    acknowledgements = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
+    return AcknowledgedCheckpoint(checkpoint=checkpoint, acknowledgements=acknowledgements)
+
+
+def _cleaning_effects(tx: JobTransaction, effects: OpenEffects, request: EffectsOf) -> CleaningEffects:
+    operator_id = request.leader.operator_id
+    running = [c for c in tx.open_checkpoints(operator_id) if c.status in _IN_PROGRESS]
+    in_progress = [_acknowledged(tx, c) for c in running if not c.properties.is_savepoint]
+    unanswered = [c for c in in_progress if not all(a.is_acknowledged for a in c.acknowledgements)]
+    triggered_at = min((c.checkpoint.triggered_at for c in unanswered), default=None)
+    chosen = (c for c in effects.discards if c.checkpoint_id in request.checkpoint_ids)
+    others = (o.operator_id for o, _ in tx.operators_besides(frozenset()) if o.operator_id != operator_id)
+    # Stages of the job may name files below the same directory of shared state.
+    retained = [c for other in others for c in rows.effects_of(tx, other).retained]
+    return CleaningEffects(
+        effects=replace(
+            effects,
+            discards=tuple(c for c in chosen if not _may_be_named(c, triggered_at)),
+            retained=(*effects.retained, *retained),
+        ),
+        manifests=tuple(a for c in in_progress for a in c.acknowledgements),
+    )
+
+
+def _may_be_named(ended: CheckpointRecord, unanswered: datetime | None) -> bool:
+    # A task that was triggered before the end may still acknowledge state that names files of the ended checkpoint.
+    is_subsumed = ended.status is CheckpointStatus.SUBSUMED and ended.ended_at is not None
+    return is_subsumed and unanswered is not None and unanswered <= (ended.ended_at or unanswered)
+
+
+def _live(tx: JobTransaction, leader: AttemptRef) -> tuple[CheckpointRecord, ...]:
+    operator = tx.operator(leader.operator_id)
+    return () if operator is None else rows.restorable(tx, operator)[::-1]
+
+
+def _completed(tx: JobTransaction, finalizing: CheckpointRecord, handle: PutHandle) -> CheckpointRecord:
+    return replace(
+        finalizing,
+        status=CheckpointStatus.COMPLETED,
+        finalizer=None,
+        lease_until=None,
+        # The clock that timed a restored snapshot may be ahead of the job's.
+        completed_at=min(max(handle.completed_at, finalizing.triggered_at), tx.now),
+        metadata_uri=handle.metadata_uri,
+        metadata_size=handle.metadata_size,
+        metadata_sha256=handle.metadata_sha256,
+        state_size_bytes=handle.state_size_bytes,
+        full_size_bytes=handle.full_size_bytes,
+        counts={"operators": handle.operators},
+    )
+
+
+def _adopted(tx: JobTransaction, leader: AttemptRecord, handle: PutHandle) -> CheckpointRecord:
+    _require_owned(tx, leader, handle.location, handle)
+    pending = CheckpointRecord(
+        job_id=leader.job_id,
+        checkpoint_id=handle.checkpoint_id,
+        operator_id=leader.operator_id,
+        epoch=leader.epoch,
+        generation=leader.generation,
+        status=CheckpointStatus.FINALIZING,
+        request_key=new_key(),
+        location=handle.location,
+        triggered_at=tx.now,
+        expires_at=tx.now,
+        properties=handle.properties,
+    )
+    record = _completed(tx, pending, handle)
+    tx.add_checkpoint(record)
+    return record
+
+
+def _replaced(tx: JobTransaction, leader: AttemptRecord, handle: PutHandle) -> CheckpointRecord:
+    live = _live(tx, handle.leader)
+    found = next((c for c in live if c.checkpoint_id == handle.checkpoint_id), None)
+    if found is None:
+        raise HandleNotFoundError(
+            f"Expected a state handle of checkpoint {handle.checkpoint_id}, found none or one that was removed; add it first."
+        )
+    if found.epoch != handle.version:
+        raise ResourceVersionError(
+            f"Expected version {handle.version} of the state handle of checkpoint {handle.checkpoint_id}, found "
+            f"{found.epoch}; read it again."
+        )
+    if not _is_same(found, handle):
+        raise _exists(found)
+    _require_owned(tx, leader, found.location, handle)
+    changed = replace(found, properties=handle.properties)
+    tx.update_checkpoint(changed, expected=CheckpointStatus.COMPLETED)
+    return changed
+
+
+def _require_owned(tx: JobTransaction, leader: AttemptRecord, location: str, handle: PutHandle) -> None:
+    """Require that the job wrote or claimed the directory of a checkpoint that it may delete."""
+    if handle.properties.unclaimed:
+        return
+    own, claim = checkpoint_uri(leader.storage_base, leader.job_id, handle.checkpoint_id), tx.claim(location)
+    is_claimed = claim is not None and (claim.job_id, claim.operator_id) == (leader.job_id, leader.operator_id)
+    require(
+        "location", location, lambda uri: uri == own or is_claimed, f"{own}, or a savepoint that the job has claimed"
+    )
+    require_metadata_in(location, handle.metadata_uri)
+
+
+def _is_same(found: CheckpointRecord, handle: PutHandle) -> bool:
+    return (found.metadata_uri, found.metadata_size, found.metadata_sha256) == (
+        handle.metadata_uri,
+        handle.metadata_size,
+        handle.metadata_sha256,
+    )
+
+
+def _exists(found: CheckpointRecord) -> HandleExistsError:
+    return HandleExistsError(
+        f"Expected no other state handle of checkpoint {found.checkpoint_id}, found one that is {found.status.value} with "
+        f"the metadata {found.metadata_uri}; ids are never used twice, so draw another one."
+    )
+
+
+def _end_leader(tx: JobTransaction, leader: AttemptRecord, *, is_new_generation: bool) -> None:
+    operator, generation = tx.operator(leader.operator_id), leader.generation
+    if operator is not None and is_new_generation:
+        # The next generation starts without the checkpoints of this one.
+        generation = operator.generation + 1
+        tx.save_operator(replace(operator, generation=generation))
+    tx.save_attempt(replace(leader, generation=generation, restored_from=None))

@@ -1,0 +1,468 @@
+"""
+Calls of the coordinator of several operators to its rows, and their messages.
+
+The classes of the coordinator decide what happens and have the storage; these calls change the rows, each in one transaction.
+Every message names the leader, whose calls have no effect after a newer one has taken over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider, Choice
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
+from airflow_provider_statecheck.checkpoint.records import (
+    AcknowledgementRecord,
+    AttemptOwner,
+    CheckpointRecord,
+    SnapshotRequest,
+)
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.checkpoint.texts import storable_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeLeadership:
+    """Registers a leader of the aligned checkpoints of a job."""
+
+    job_name: str
+    attempt_key: str
+    """Idempotency key of the client; the same key returns the same leader."""
+    owner: AttemptOwner
+    storage_base: str
+    """Directory of all checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resign:
+    """Reports that a leader has ended."""
+
+    leader: AttemptRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountIds:
+    """Raises the next checkpoint id of a job, or draws an id."""
+
+    leader: AttemptRef
+    at_least: int = 1
+    draws: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueueRequest:
+    """Requests a checkpoint or savepoint."""
+
+    leader: AttemptRef
+    decider: CheckpointRequestDecider
+    request_key: str
+    """Idempotency key of the client; the same key returns the same request."""
+    properties: CheckpointProperties
+    target: str | None = None
+    """Parent directory of a savepoint; ``None`` for the configured one."""
+    is_periodic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChooseRequest:
+    """Asks for the request to trigger now."""
+
+    leader: AttemptRef
+    decider: CheckpointRequestDecider
+    cleanings: int = 0
+    """Number of cleanings in progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitedTask:
+    """Task of a checkpoint that must acknowledge, or that had finished."""
+
+    operator_id: OperatorId
+    attempt_id: str
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginCheckpoint:
+    """Begins the checkpoint of a request, if the request is still the one to trigger."""
+
+    choice: ChooseRequest
+    request_key: str
+    coordinator: str
+    """Unique name of the coordinator, to which a repeated message returns the same checkpoint."""
+    awaited: tuple[AwaitedTask, ...]
+    timeout_seconds: float
+    is_full: bool = False
+    """Whether the checkpoint must not reference files of earlier ones."""
+    location: str | None = None
+    """Directory of a savepoint; ``None`` for a checkpoint, whose directory follows from its id."""
+
+    @property
+    def leader(self) -> AttemptRef:
+        """Return the leader."""
+        return self.choice.leader
+
+
+class Verdict(StrEnum):
+    """The verdict on an acknowledgement."""
+
+    SUCCESS = "success"
+    """The checkpoint awaits it."""
+    DUPLICATE = "duplicate"
+    """The attempt has acknowledged before."""
+    UNKNOWN = "unknown"
+    """The checkpoint does not await this attempt."""
+    DISCARDED = "discarded"
+    """The checkpoint has ended recently."""
+    FORGOTTEN = "forgotten"
+    """The checkpoint does not exist or ended long ago."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgeAligned:
+    """Asks whether a checkpoint awaits an acknowledgement, or stores the acknowledgement."""
+
+    leader: AttemptRef
+    checkpoint_id: int
+    attempt_id: str | None
+    """Attempt of the operator's task; ``None`` for the coordinator."""
+    state_size_bytes: int = 0
+    is_written: bool = False
+    """Whether the state is on storage and the acknowledgement is stored; otherwise, the call returns the verdict only."""
+    metrics: dict[str, int] = field(default_factory=dict)
+    manifest_uri: str | None = None
+    manifest_size: int = 0
+    manifest_sha256: str = ""
+    finalizer: str = ""
+    """Name of the coordinator, which finalizes the checkpoint after the last acknowledgement."""
+    lease_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgedCheckpoint:
+    """The row of a checkpoint with all its acknowledgements."""
+
+    checkpoint: CheckpointRecord
+    acknowledgements: tuple[AcknowledgementRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """The verdict on an acknowledgement."""
+
+    verdict: Verdict
+    checkpoint: CheckpointRecord | None = None
+    acknowledgements: tuple[AcknowledgementRecord, ...] = ()
+    """The acknowledgements of the checkpoint, unless the verdict is ``SUCCESS``."""
+    finalizing: AcknowledgedCheckpoint | None = None
+    """The checkpoint, if this was the last acknowledgement and the caller must finalize it."""
+    has_expired: bool = False
+    """Whether a checkpoint of the job has expired, which the caller must abort first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """Takes over the finalizations whose lease has expired."""
+
+    leader: AttemptRef
+    finalizer: str
+    lease_seconds: float
+    is_new: bool = False
+    """Whether the coordinator has just started, and also needs the pending checkpoints of earlier leaders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOver:
+    """The checkpoints that a coordinator continues."""
+
+    finalizing: tuple[AcknowledgedCheckpoint, ...]
+    """The checkpoints that it must finalize."""
+    pending: tuple[AcknowledgedCheckpoint, ...] = ()
+    """The pending checkpoints of earlier leaders."""
+
+
+class AbortScope(StrEnum):
+    """The checkpoints to abort."""
+
+    CHECKPOINT = "checkpoint"
+    """The pending checkpoint with an id."""
+    REQUEST = "request"
+    """The pending checkpoint of a request; a request without a checkpoint fails."""
+    ATTEMPT = "attempt"
+    """The pending checkpoints that an attempt has not acknowledged."""
+    EXPIRED = "expired"
+    """The pending checkpoints whose timeout has passed."""
+    OLDER = "older"
+    """The pending checkpoints that a completed checkpoint makes useless."""
+    FINALIZATION = "finalization"
+    """The checkpoint with an id, while a finalizer holds it."""
+    EVERYTHING = "everything"
+    """All pending checkpoints and all queued requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortCheckpoints:
+    """Aborts the checkpoints of a scope, and fails their requests."""
+
+    leader: AttemptRef
+    scope: AbortScope
+    reason: CheckpointFailureReason
+    message: str = ""
+    checkpoint_id: int = 0
+    request_key: str = ""
+    attempt_id: str = ""
+    finalizer: str | None = None
+    lease_until: datetime | None = None
+    uids: dict[str, str] = field(default_factory=dict)
+    """Uids by operator id, with which the failure message of an expired checkpoint names the operators it awaits."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", storable_text(self.message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptSnapshot:
+    """Allocates the id under which a job adds a snapshot to its checkpoints."""
+
+    leader: AttemptRef
+    checkpoint_id: int
+    """Id of the snapshot, which remains unless the job has used it."""
+    location: str
+    metadata_uri: str
+    is_claimed: bool = False
+    """Whether the job becomes the owner of the snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRestore:
+    """Pins the checkpoint that a leader has restored."""
+
+    leader: AttemptRef
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectsOf:
+    """Asks for the checkpoints whose files may be deleted."""
+
+    leader: AttemptRef
+    checkpoint_ids: tuple[int, ...] = ()
+    """Checkpoints to delete now, whose reply has all references to their files; empty for a list of what may be deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningEffects:
+    """Checkpoints to delete, and what may reference their files."""
+
+    effects: OpenEffects
+    manifests: tuple[AcknowledgementRecord, ...] = ()
+    """The acknowledgements of the checkpoints in progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordDiscards:
+    """Reports that the files of checkpoints are deleted."""
+
+    leader: AttemptRef
+    checkpoint_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutHandle:
+    """Adds the handle of a checkpoint whose metadata is on storage, or replaces its properties."""
+
+    leader: AttemptRef
+    checkpoint_id: int
+    location: str
+    metadata_uri: str
+    metadata_size: int
+    metadata_sha256: str
+    properties: CheckpointProperties
+    completed_at: datetime
+    state_size_bytes: int = 0
+    full_size_bytes: int = 0
+    operators: int = 0
+    """Number of operators with state."""
+    version: int | None = None
+    """Version of the handle whose properties are replaced; ``None`` to add a handle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlesOf:
+    """Asks for the handles of a leader."""
+
+    leader: AttemptRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handles:
+    """The handles of a leader, oldest first."""
+
+    live: tuple[CheckpointRecord, ...]
+    removed: tuple[int, ...]
+    """Ids of the removed handles whose files await deletion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveHandles:
+    """Removes one handle, or those beyond retention."""
+
+    leader: AttemptRef
+    checkpoint_id: int | None = None
+    num_retained: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndHandles:
+    """Removes all handles at the end of the job."""
+
+    leader: AttemptRef
+    status: JobStatus | None
+    """Terminal status, with which the properties decide what the user keeps; ``None`` to leave all files to the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeOf:
+    """Asks for the outcome of a request of any coordinator of the job."""
+
+    leader: AttemptRef
+    request_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutcome:
+    """A request and its checkpoint, ``None`` without a row."""
+
+    request: SnapshotRequest | None = None
+    checkpoint: CheckpointRecord | None = None
+    """The completed checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipOf:
+    """Asks whether a job owns a savepoint."""
+
+    leader: AttemptRef
+    location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFailure:
+    """Reports a failed checkpoint to the statistics."""
+
+    leader: AttemptRef
+    reason: CheckpointFailureReason
+    checkpoint_id: int | None = None
+    """Id of the checkpoint; ``None`` if it failed before it had one."""
+    cause: str | None = None
+    """Root cause, for display."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cause", None if self.cause is None else storable_text(self.cause))
+
+
+class CoordinatorRows(Protocol):
+    """
+    Calls of a coordinator of several operators to the rows of its job, from which ``gateway.verbs`` derives the API over HTTP.
+
+    A repeated call takes effect once, except that a call may draw another id or count a failure without an id again. Calls
+    that change rows raise ``StaleAttemptError`` if another leader has taken over.
+    """
+
+    def lead(self, request: TakeLeadership) -> AttemptRef:
+        """
+        Register a leader under the next epoch and fence the previous one.
+
+        Pending checkpoints remain pending, and the coordinator of the new leader resumes them.
+        """
+        ...
+
+    def resign(self, request: Resign) -> None:
+        """Close the attempt of a leader; its checkpoints remain for the next leader."""
+        ...
+
+    def count_ids(self, request: CountIds) -> int:
+        """Return the next checkpoint id, which a draw allocates."""
+        ...
+
+    def enqueue(self, request: EnqueueRequest) -> tuple[SnapshotRequest, ...]:
+        """Add a request and return those that the full queue refuses, which have failed."""
+        ...
+
+    def choose(self, request: ChooseRequest) -> Choice:
+        """Choose the request to trigger now, and fail those that are too early."""
+        ...
+
+    def begin(self, request: BeginCheckpoint) -> CheckpointRecord | None:
+        """Add a pending checkpoint, or return ``None`` if its request is not the one to trigger now."""
+        ...
+
+    def acknowledge(self, request: AcknowledgeAligned) -> Assessment:
+        """Store an acknowledgement that the checkpoint awaits; the last one starts the finalization."""
+        ...
+
+    def abort(self, request: AbortCheckpoints) -> tuple[CheckpointRecord, ...]:
+        """Abort the checkpoints of a scope and return their rows."""
+        ...
+
+    def take_over(self, request: TakeOver) -> TakenOver:
+        """Take over the finalizations whose lease has expired."""
+        ...
+
+    def adopt(self, request: AdoptSnapshot) -> int:
+        """Return the id for a restored snapshot, which no other job may have claimed, and claim it if requested."""
+        ...
+
+    def record_restore(self, request: RecordRestore) -> None:
+        """Pin the checkpoint that was restored, and count the restore."""
+        ...
+
+    def effects(self, request: EffectsOf) -> CleaningEffects:
+        """Return the checkpoints whose files may be deleted."""
+        ...
+
+    def record_discards(self, request: RecordDiscards) -> None:
+        """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
+        ...
+
+    def put_handle(self, request: PutHandle) -> CheckpointRecord:
+        """Complete a fully acknowledged checkpoint, add a restored one, or replace the properties of a completed one."""
+        ...
+
+    def handles(self, request: HandlesOf) -> Handles:
+        """Return the handles of a leader."""
+        ...
+
+    def remove_handles(self, request: RemoveHandles) -> tuple[int, ...]:
+        """Subsume one checkpoint, or those beyond retention, and return the ids that remain."""
+        ...
+
+    def end_handles(self, request: EndHandles) -> tuple[CheckpointRecord, ...]:
+        """Remove all handles and return the checkpoints that are left to the user."""
+        ...
+
+    def outcome(self, request: OutcomeOf) -> RequestOutcome:
+        """Return the outcome of a request."""
+        ...
+
+    def owns(self, request: OwnershipOf) -> bool:
+        """Return whether the job took or claimed a savepoint and no other one has claimed it."""
+        ...
+
+    def report_failure(self, request: ReportFailure) -> None:
+        """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""
+        ...
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
+        ...
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
+        ...

@@ -1,0 +1,271 @@
+"""
+Restore of a job in place, from a savepoint of the whole job.
+
+All stages return to the savepoint in one transaction, which changes rows only: the next attempt of each stage restores its
+part, and a stage without a part starts without state. Sinks keep the output up to the part and retract the later output with
+their first commit. The savepoint is read and verified before, and is never owned by the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
+from airflow_provider_statecheck.checkpoint.properties import RestoreSource
+from airflow_provider_statecheck.checkpoint.records import (
+    ActionRecord,
+    AttemptRecord,
+    CheckpointRecord,
+    InPlaceRestore,
+    JobAction,
+    JobRecord,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.maintenance.rewind import changing, dead_attempts, require_no_running_task
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
+from airflow_provider_statecheck.storage.pointers import ResolvedPointer, pointer_uri, resolve_checkpoint
+from airflow_provider_statecheck.storage.uris import redact
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavepointPart:
+    """Copied checkpoint of one stage in a savepoint of the whole job."""
+
+    uid: str
+    checkpoint_id: int
+    """Id of the copied checkpoint."""
+    generation: int
+    run: str
+    """Run that the stage had reached; empty if unknown."""
+    source: RestoreSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSavepoint:
+    """Verified savepoint of a whole job."""
+
+    pointer: str
+    parts: tuple[SavepointPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreJob:
+    """Request to restore a job in place."""
+
+    job_id: JobId
+    savepoint: JobSavepoint
+    requested_by: str
+    dry_run: bool = False
+    """Whether to only return the result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredOperator:
+    """Result for one operator."""
+
+    uid: str
+    part: SavepointPart | None
+    """Part that the next attempt restores; ``None`` if it starts without state."""
+    taken_back: tuple[CheckpointRecord, ...]
+    """Checkpoints whose work is not in the part, newest first."""
+    first_run: str
+    """First run that may have work that is not in the part; empty if unknown."""
+    newest: AttemptRecord | None = None
+    """Newest attempt, whose task must run again; ``None`` if its row is removed."""
+    fenced: AttemptRecord | None = None
+    """Open attempt that is fenced because its task is not running."""
+    replaced: str = ""
+    """The choice or the restore that this one replaces, for display; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredJob:
+    """Result for a job."""
+
+    operators: tuple[RestoredOperator, ...]
+    missing: tuple[SavepointPart, ...]
+    """Parts of stages that the job does not have, for instance of map keys that were removed."""
+
+
+def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: str, job: JobRecord) -> JobSavepoint:
+    """
+    Read and verify a savepoint from which a job can be restored in place.
+
+    :param open_storage: Opens the storage of a URI.
+    :raises CheckpointNotFoundError: There is nothing at the pointer.
+    :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
+    :raises CorruptStateError: The savepoint cannot be restored.
+    :raises StorageError: The storage is unavailable.
+    """
+    uri = pointer_uri(pointer)
+    storage = open_storage(uri)
+    found = resolve_checkpoint(storage, uri)
+    document, data = found.read()
+    _require_of_job(document, found.directory_uri, job)
+    problems = CheckpointVerifier(storage).verify_pointer(uri).problems
+    if problems:
+        raise CorruptStateError(
+            f"Expected the savepoint {redact(found.directory_uri)} to be complete, found: {'; '.join(problems)}. Nothing was "
+            f"changed; restore its files from a backup, or restore another savepoint."
+        )
+    return JobSavepoint(pointer=found.directory_uri, parts=tuple(_part(found, data, each) for each in document.parts))
+
+
+def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) -> None:
+    if document.job_id != job.job_id:
+        raise IncompatibleCheckpointError(
+            f"Expected a savepoint of job {job.name!r} to restore it in place, found one of job {document.job_name!r} in "
+            f"{redact(pointer)}; nothing was changed. Start the tasks in another job with from_savepoint= set to this pointer.",
+            uid=document.uid,
+        )
+    if not document.parts:
+        raise IncompatibleCheckpointError(
+            f"Expected a savepoint of all stages of job {job.name!r}, found a checkpoint of {document.uid!r} alone in "
+            f"{redact(pointer)}; nothing was changed. Choose a retained checkpoint of one operator on the page of the job, or start "
+            f"the task in another job with from_savepoint= set to this pointer.",
+            uid=document.uid,
+        )
+
+
+def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument) -> SavepointPart:
+    source = RestoreSource(
+        pointer=found.directory_uri,
+        metadata_uri=found.metadata_uri,
+        metadata_size=len(data),
+        metadata_sha256=hashlib.sha256(data).hexdigest(),
+        full_size_bytes=part.named_bytes,
+        part=part.uid,
+        run=part.run,
+    )
+    return SavepointPart(
+        uid=part.uid, checkpoint_id=part.checkpoint_id, generation=part.generation, run=part.run, source=source
+    )
+
+
+class JobRestoring:
+    """
+    Restores jobs without running tasks in place.
+
+    :param store: Store of the rows.
+    :param liveness: Source of the state of tasks.
+    """
+
+    def __init__(self, store: JobStore, liveness: TaskLiveness) -> None:
+        self._store = store
+        self._liveness = liveness
+
+    def restore(self, request: RestoreJob) -> RestoredJob:
+        """
+        Restore all stages of a job in place, atomically. The call is idempotent until an attempt completes a checkpoint.
+
+        :raises CheckpointNotFoundError: There is no such job.
+        :raises ConcurrentAttemptError: A task of the job is running.
+        """
+        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
+        view = self._store.describe(request.job_id)
+        dead = dead_attempts(view, _stages(view), self._liveness)
+        with changing(self._store, request.job_id, dry_run=request.dry_run) as tx:
+            return _restore(tx, request, dead)
+
+
+def _stages(view: JobView) -> list[OperatorRecord]:
+    return [o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID]
+
+
+def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptRecord]) -> RestoredJob:
+    parts = {part.uid: part for part in request.savepoint.parts}
+    stages = _stages(tx.view())
+    restored = tuple(_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
+    uids = {each.uid for each in stages}
+    return RestoredJob(operators=restored, missing=tuple(p for p in parts.values() if p.uid not in uids))
+
+
+def _restore_operator(
+    tx: JobTransaction,
+    before: OperatorRecord,
+    part: SavepointPart | None,
+    request: RestoreJob,
+    dead: Sequence[AttemptRecord],
+) -> RestoredOperator:
+    fenced = require_no_running_task(tx, before, dead)
+    if fenced is not None and not request.dry_run:
+        transitions.close_abandoned(tx, fenced)
+    earlier = in_place_restore.waiting(tx, before)
+    source = None if part is None else part.source
+    if earlier is not None and (earlier.pointer, earlier.source) == (request.savepoint.pointer, source):
+        # A repeated request, whose first reply may have been lost.
+        return _result(tx, in_place_restore.before(before, earlier), part, fenced)
+    operator = restore_choice.withdraw(tx, before, f"replaced by a restore of {request.savepoint.pointer}")
+    result = _result(tx, operator, part, fenced, _replaced(before, earlier))
+    in_place_restore.begin(tx, operator, _action(tx, operator, part, request))
+    if not request.dry_run:
+        log.info("Job %s operator %s: restored in place from %s", tx.job.name, operator.uid, request.savepoint.pointer)
+    return result
+
+
+def _result(
+    tx: JobTransaction,
+    operator: OperatorRecord,
+    part: SavepointPart | None,
+    fenced: AttemptRecord | None,
+    replaced: str = "",
+) -> RestoredOperator:
+    taken_back = _taken_back(tx, operator, part)
+    oldest = taken_back[-1].run_key if taken_back else ""
+    return RestoredOperator(
+        uid=operator.uid,
+        part=part,
+        taken_back=taken_back,
+        first_run=(operator.first_run if part is None else part.run) or oldest,
+        newest=tx.attempt(operator.operator_id, operator.epoch),
+        fenced=fenced,
+        replaced=replaced,
+    )
+
+
+def _replaced(operator: OperatorRecord, earlier: InPlaceRestore | None) -> str:
+    if earlier is not None:
+        return earlier.pointer
+    return "" if operator.next_restore is None else f"checkpoint {operator.next_restore}"
+
+
+def _taken_back(
+    tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None
+) -> tuple[CheckpointRecord, ...]:
+    restorable = transitions.restorable(tx, operator)
+    if part is None or part.generation != operator.generation:
+        return restorable
+    return tuple(c for c in restorable if c.checkpoint_id > part.checkpoint_id)
+
+
+def _action(
+    tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None, request: RestoreJob
+) -> ActionRecord:
+    is_of_generation = part is not None and part.generation == operator.generation
+    restore = InPlaceRestore(
+        pointer=request.savepoint.pointer,
+        source=None if part is None else part.source,
+        first_run=operator.first_run if is_of_generation else "",
+        earlier_generation=operator.generation,
+        earlier_first_run=operator.first_run,
+    )
+    return ActionRecord(
+        job_id=request.job_id,
+        request_key=new_key(),
+        action=JobAction.RESTORE,
+        operator_id=operator.operator_id,
+        restore=restore,
+        requested_by=request.requested_by,
+        requested_at=tx.now,
+    )

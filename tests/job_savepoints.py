@@ -1,0 +1,145 @@
+"""Savepoints of a whole job for tests, written from ordinary checkpoints of its stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AwaitedTask,
+    BeginCheckpoint,
+    ChooseRequest,
+    EnqueueRequest,
+)
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
+    ALIGNED_UID,
+    JobId,
+    OperatorId,
+    job_id_of,
+    new_key,
+    operator_id_of,
+)
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    InlineStateHandle,
+    decode_metadata,
+    encode_metadata,
+    load_document,
+)
+from airflow_provider_statecheck.storage.savepoints import StateCopies
+from airflow_provider_statecheck.testing.messages import make_leadership
+
+SAVEPOINT_ID = 90
+
+
+def save_job(
+    storage: CheckpointStorage, checkpoints: Sequence[CheckpointRecord], target: str, empty: Sequence[str] = ()
+) -> str:
+    """
+    Write a savepoint of the whole job with copies of checkpoints, and return its pointer.
+
+    :param empty: Uids of stages that have started and ended without a checkpoint.
+    """
+    documents = [replace(load_document(storage, each), run=each.run_key) for each in checkpoints]
+    return save_documents(storage, documents, target, empty)
+
+
+def save_documents(
+    storage: CheckpointStorage, documents: Sequence[CheckpointDocument], target: str, empty: Sequence[str] = ()
+) -> str:
+    """Write a savepoint of the whole job with copies of checkpoints, and return its pointer."""
+    directory = new_savepoint_uri(target, JobId(documents[0].job_id))
+    storage = storage.allowing(directory)
+    copies = StateCopies(storage, directory, 1)
+    document = job_document([copies.of_document(each) for each in documents], empty)
+    uri = f"{directory}/{METADATA_FILE}"
+    storage.write_bytes(uri, encode_metadata(document, uri=uri))
+    return directory
+
+
+def add_row(store: JobStore, storage: CheckpointStorage, pointer: str) -> CheckpointRecord:
+    """Add the row of a savepoint of the whole job, which is completed now."""
+    uri = f"{pointer}/{METADATA_FILE}"
+    data = storage.allowing(pointer).read_bytes(uri)
+    document = decode_metadata(data, uri=uri)
+    with store.transaction(JobId(document.job_id)) as tx:
+        tx.save_operator(
+            OperatorRecord(
+                job_id=tx.job.job_id, operator_id=ALIGNED_OPERATOR_ID, uid=ALIGNED_UID, epoch=1, generation=1
+            )
+        )
+        while tx.job.next_checkpoint_id <= document.checkpoint_id:
+            tx.draw_checkpoint_id()
+        row = CheckpointRecord(
+            job_id=tx.job.job_id,
+            checkpoint_id=document.checkpoint_id,
+            operator_id=ALIGNED_OPERATOR_ID,
+            epoch=1,
+            generation=1,
+            status=CheckpointStatus.COMPLETED,
+            request_key=document.request_key,
+            location=pointer,
+            triggered_at=tx.now,
+            expires_at=tx.now,
+            completed_at=tx.now,
+            properties=document.properties,
+            metadata_uri=uri,
+            metadata_size=len(data),
+            metadata_sha256=hashlib.sha256(data).hexdigest(),
+        )
+        tx.add_checkpoint(row)
+    return row
+
+
+def job_document(parts: Sequence[CheckpointDocument], empty: Sequence[str] = ()) -> CheckpointDocument:
+    """Return the metadata of a savepoint of the whole job."""
+    uids = (*(part.uid for part in parts), *empty)
+    return CheckpointDocument(
+        job_id=parts[0].job_id,
+        job_name=parts[0].job_name,
+        operator_id=ALIGNED_OPERATOR_ID,
+        uid=ALIGNED_UID,
+        checkpoint_id=SAVEPOINT_ID,
+        epoch=1,
+        generation=1,
+        snapshots=(),
+        state=InlineStateHandle(value={}),
+        created_at="2026-01-02T00:00:00+00:00",
+        request_key="of the savepoint",
+        properties=CheckpointProperties.for_savepoint(),
+        operator_states=tuple(
+            OperatorState(operator_id=operator_id_of(uid), uid=uid, parallelism=1, max_parallelism=1) for uid in uids
+        ),
+        parts=tuple(parts),
+    )
+
+
+def begin_savepoint(rows: AlignedCheckpoints, operator_id: OperatorId, job_name: str = "sales") -> CheckpointRecord:
+    """Begin a savepoint of a whole job that awaits one operator."""
+    key, location = new_key(), f"memory://savepoints/savepoint-{job_id_of(job_name)[:6]}-000000000002"
+    leader = rows.lead(make_leadership(job_name=job_name))
+    choice = ChooseRequest(leader=leader, decider=CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0))
+    properties = CheckpointProperties.for_savepoint(force=False)
+    rows.enqueue(EnqueueRequest(leader=leader, decider=choice.decider, request_key=key, properties=properties))
+    begun = rows.begin(
+        BeginCheckpoint(
+            choice=choice,
+            request_key=key,
+            coordinator=new_key(),
+            awaited=(AwaitedTask(operator_id=operator_id, attempt_id="aggregate/1/1/ended"),),
+            timeout_seconds=60,
+            location=location,
+        )
+    )
+    assert begun is not None
+    return begun

@@ -1,0 +1,174 @@
+"""A pipeline of three stages that is put back to a savepoint of the whole job, with a real Spark."""
+
+from __future__ import annotations
+
+from collections import Counter as Bag
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.records import RequestStatus
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, RestoreJob, read_savepoint
+from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
+from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.spark.stages.stage_tries import JOB, StageTries
+
+FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
+
+
+def payments(number: int) -> dict[str, list[Any]]:
+    """Ten payments of three accounts, numbered in their order."""
+    numbers = range(number * 10, number * 10 + 10)
+    return {"account": [f"{n % 3:03d}" for n in numbers], "number": list(numbers), "amount": [1] * 10}
+
+
+@dataclass
+class Pipeline:
+    """``extract`` writes what ``report`` reads; ``copy[de]`` is an instance of a mapped task. One job has them all."""
+
+    tries: StageTries
+    on_commit: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tries.coordinator = CommitWatch(self.tries.coordinator, self.on_commit)
+        self.service = WholeJobSavepoints(
+            rows=AlignedCheckpoints(self.tries.store),
+            maintenance=JobMaintenance(self.tries.store, KnownRuns(), NoTokens(), self.tries.clock),
+            savepoints=JobSavepoints(self.tries.store),
+            open_storage=CheckpointStorage.open,
+            directory=f"file://{self.tries.folder}/savepoints",
+        )
+
+    def extract(self, run: str) -> None:
+        source = ParquetSource(str(self.tries.input), files_per_increment=1)
+        summed = Stage("extract").source(source).key_by("account")
+        stage = summed.aggregate(number=Sum("number"), amount=Count(), emit="changes")
+        self._run("extract", stage.sink(ParquetSink(str(self.output("extract")))), run)
+
+    def report(self, run: str) -> None:
+        source = StageOutputSource(str(self.output("extract")), checkpoints_per_increment=1)
+        counted = Stage("report").source(source).key_by("account")
+        stage = counted.aggregate(n=Count(), total=Sum("number"), emit="changes")
+        self._run("report", stage.sink(ParquetSink(str(self.output("report")))), run)
+
+    def copy(self, run: str) -> None:
+        source = ParquetSource(str(self.tries.input), files_per_increment=2)
+        counted = Stage("copy").source(source).key_by("account")
+        stage = counted.aggregate(n=Count(), emit="changes")
+        self._run("copy[de]", stage.sink(ParquetSink(str(self.output("copy")))), run)
+
+    def _run(self, uid: str, stage: Any, run: str) -> None:
+        self.clear += 1
+        owner = make_owner(logical_task=uid, run_key=run, run_id=run, clear_marker=str(self.clear))
+        self.tries.run(stage, uid=uid, owner=owner)
+
+    clear: int = 0
+
+    def output(self, name: str) -> Any:
+        return self.tries.folder / name
+
+    def outputs(self) -> dict[str, Bag[str]]:
+        """Return the rows of each output, without an order."""
+        found = {}
+        for name in ("extract", "report", "copy"):
+            rows = ds.dataset(self.output(name), format="parquet").to_table().to_pylist()
+            found[name] = Bag(map(repr, rows))
+        return found
+
+
+class CommitWatch:
+    """A coordinator that calls back when the sink of a stage has committed."""
+
+    def __init__(self, coordinator: Any, on_commit: dict[str, Any]) -> None:
+        self._coordinator = coordinator
+        self._on_commit = on_commit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coordinator, name)
+
+    def confirm_commits(self, request: Any) -> Any:
+        """Confirm, then call back."""
+        effects = self._coordinator.confirm_commits(request)
+        for uid, callback in self._on_commit.items():
+            if request.attempt.operator_id == operator_id_of(uid):
+                callback()
+        return effects
+
+
+def pipeline(spark: Any, folder: Any) -> Pipeline:
+    folder.mkdir()
+    return Pipeline(StageTries(spark, folder))
+
+
+def first_day(running: Pipeline) -> None:
+    running.tries.write_input(payments(0), payments(1), payments(2))
+    running.extract(FIRST)
+    running.copy(FIRST)
+    running.report(FIRST)
+
+
+def second_day(running: Pipeline) -> None:
+    running.extract(SECOND)
+    running.report(SECOND)
+    running.copy(SECOND)
+
+
+@pytest.fixture
+def undisturbed(spark: Any, tmp_path: Any) -> dict[str, Bag[str]]:
+    running = pipeline(spark, tmp_path / "undisturbed")
+    first_day(running)
+    running.tries.write_input(payments(3))
+    second_day(running)
+    return running.outputs()
+
+
+def test_a_pipeline_that_was_put_back_gives_the_output_of_an_undisturbed_one(
+    spark: Any, tmp_path: Any, undisturbed: dict[str, Bag[str]]
+) -> None:
+    running = pipeline(spark, tmp_path / "disturbed")
+    key = new_key()
+    commits = 0
+
+    def go_on() -> None:
+        nonlocal commits
+        commits += 1
+        if commits == 1:
+            running.service.request(running.tries.view(), request_key=key)
+        # Another process takes what is there, while the stage runs.
+        running.tries.clock.advance(1)
+        running.service.take(job_id_of(JOB))
+
+    running.on_commit["report"] = go_on
+    first_day(running)
+    running.on_commit.clear()
+    running.tries.write_input(payments(3))
+    second_day(running)
+
+    [request] = [r for r in running.tries.view().requests if r.request_key == key]
+    assert request.status is RequestStatus.COMPLETED, request.failure_message
+    [savepoint] = [c for c in running.tries.view().checkpoints if c.checkpoint_id == request.checkpoint_id]
+    restored = read_savepoint(CheckpointStorage.open, savepoint.location, running.tries.view().job)
+    assert {part.uid: part.run for part in restored.parts} == {"extract": FIRST, "report": FIRST, "copy[de]": FIRST}
+    JobRestoring(running.tries.store, UnknownLiveness()).restore(
+        RestoreJob(job_id=job_id_of(JOB), savepoint=restored, requested_by="a test")
+    )
+    assert running.outputs() == undisturbed, "only the first commits retract"
+
+    running.report(FIRST)
+    between = running.outputs()["report"]
+    assert between != undisturbed["report"], "the second day is not there yet"
+    second_day(running)
+    assert running.outputs() == undisturbed

@@ -1,0 +1,146 @@
+"""The rows of a coordinator: what a repeated message does, and what a message may not name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AcknowledgeAligned,
+    AwaitedTask,
+    BeginCheckpoint,
+    ChooseRequest,
+    EnqueueRequest,
+    Resign,
+    TakeOver,
+    Verdict,
+)
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError
+from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
+from airflow_provider_statecheck.testing.messages import make_leadership
+
+CHECKPOINT = CheckpointProperties.for_checkpoint()
+DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
+
+
+def beginning(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT, **changes: Any) -> BeginCheckpoint:
+    """Request a checkpoint and return the message that begins it."""
+    leader, key = job.leader or job.lead(), new_key()
+    request = EnqueueRequest(leader=leader, decider=DECIDER, request_key=key, properties=properties)
+    assert job.rows.enqueue(request) == job.rows.enqueue(request) == ()
+    values: dict[str, Any] = {
+        "choice": ChooseRequest(leader=leader, decider=DECIDER),
+        "request_key": key,
+        "coordinator": "one",
+        "awaited": (AwaitedTask(operator_id=job.tasks[0].operator_id, attempt_id="try"),),
+        "timeout_seconds": 600.0,
+    }
+    return BeginCheckpoint(**values | changes)
+
+
+def begun(job: AlignedJob) -> CheckpointRecord:
+    checkpoint = job.rows.begin(beginning(job))
+    assert checkpoint is not None
+    return checkpoint
+
+
+def acknowledging(job: AlignedJob, attempt_id: str | None, **changes: Any) -> AcknowledgeAligned:
+    assert job.leader is not None
+    values: dict[str, Any] = {"checkpoint_id": 1, "is_written": True, "finalizer": "one"}
+    return AcknowledgeAligned(leader=job.leader, attempt_id=attempt_id, **values | changes)
+
+
+def test_a_repeated_begin_returns_its_checkpoint_and_another_coordinator_begins_none(job: AlignedJob) -> None:
+    message = beginning(job)
+    first = job.rows.begin(message)
+    assert first is not None
+    assert first.location == checkpoint_uri(job.storage.base_uri, JOB, 1)
+    assert job.rows.begin(message) == first
+    assert job.rows.begin(replace(message, coordinator="other")) is None
+    assert len(job.jobs.describe(JOB).checkpoints) == 1
+
+
+@pytest.mark.parametrize(
+    ("properties", "location"),
+    [
+        (CHECKPOINT, "memory://elsewhere/savepoint-0f6f7c-000000000001"),
+        (CheckpointProperties.for_savepoint(), None),
+        (CheckpointProperties.for_savepoint(), "memory://savepoints/savepoint-0f6f7c-000000000001"),
+        (CheckpointProperties.for_savepoint(), "memory://savepoints/mine"),
+    ],
+    ids=["checkpoint elsewhere", "savepoint nowhere", "savepoint of another job", "no savepoint directory"],
+)
+def test_a_location_that_is_not_the_jobs_own_is_refused(
+    job: AlignedJob, properties: CheckpointProperties, location: str | None
+) -> None:
+    message = beginning(job, properties, location=location)
+    with pytest.raises(InvalidConfigurationError, match="location"):
+        job.rows.begin(message)
+    assert job.jobs.describe(JOB).checkpoints == ()
+
+
+def test_a_savepoint_is_where_the_coordinator_says(job: AlignedJob) -> None:
+    location = new_savepoint_uri("memory://savepoints", JOB)
+    checkpoint = job.rows.begin(beginning(job, CheckpointProperties.for_savepoint(), location=location))
+    assert checkpoint is not None
+    assert checkpoint.location == location
+
+
+def test_a_manifest_outside_of_the_checkpoint_is_refused(job: AlignedJob) -> None:
+    location = begun(job).location
+    for uri in ("memory://elsewhere/file", f"{location}/below/file", f"{location}/../file"):
+        with pytest.raises(InvalidConfigurationError, match="manifest_uri"):
+            job.rows.acknowledge(acknowledging(job, "try", manifest_uri=uri))
+    assert job.rows.acknowledge(acknowledging(job, "try", is_written=False)).verdict is Verdict.SUCCESS
+
+
+def test_the_last_acknowledgement_hands_out_the_finalization_again_if_it_is_repeated(job: AlignedJob) -> None:
+    begun(job)
+    assert job.rows.acknowledge(acknowledging(job, "try")).finalizing is None
+    last = acknowledging(job, None)
+    first = job.rows.acknowledge(last)
+    assert first.finalizing is not None
+    assert {a.is_acknowledged for a in first.finalizing.acknowledgements} == {True}
+    assert job.rows.acknowledge(last).finalizing == first.finalizing
+    assert job.rows.acknowledge(replace(last, finalizer="other")).finalizing is None
+    assert job.rows.acknowledge(replace(last, is_written=False)).finalizing is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, timedelta(days=400).total_seconds()])
+def test_times_out_of_range_are_refused(job: AlignedJob, seconds: float) -> None:
+    leader = job.lead()
+    with pytest.raises(InvalidConfigurationError, match="lease_seconds"):
+        job.rows.take_over(TakeOver(leader=leader, finalizer="one", lease_seconds=seconds))
+    with pytest.raises(InvalidConfigurationError, match="timeout_seconds"):
+        job.rows.begin(beginning(job, timeout_seconds=seconds))
+
+
+def test_a_leader_resigns_once_and_a_replaced_one_not_at_all(job: AlignedJob) -> None:
+    replaced, leader = job.lead(), job.lead()
+    for each in (replaced, leader, leader):
+        job.rows.resign(Resign(leader=each))
+    statuses = [attempt.status for attempt in job.jobs.describe(JOB).attempts]
+    assert statuses == [AttemptStatus.FENCED, AttemptStatus.FINISHED]
+    with pytest.raises(StaleAttemptError):
+        job.coordinator()
+
+
+def test_a_repeated_key_is_the_same_leader_until_it_is_replaced(job: AlignedJob) -> None:
+    message = make_leadership(storage_base=job.storage.base_uri)
+    assert job.rows.lead(message) == job.rows.lead(message)
+    job.lead()
+    with pytest.raises(StaleAttemptError):
+        job.rows.lead(message)
+
+
+def test_a_directory_of_checkpoints_is_a_uri(job: AlignedJob) -> None:
+    with pytest.raises(InvalidConfigurationError, match="storage_base"):
+        job.rows.lead(make_leadership(storage_base="checkpoints"))

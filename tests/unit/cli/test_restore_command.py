@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus
+from airflow_provider_statecheck.cli.restore_commands import tasks_to_run
+from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator
+from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
+from tests.contracts.runs_of_a_job import AGAIN, day, rows_of
+from tests.job_savepoints import save_job
+from tests.unit.written_stage import JOB, local_path
+
+
+def owner_of(number: int, task: str, **changes: Any) -> AttemptOwner:
+    """Return the owner of an attempt that is a task of Airflow."""
+    coordinates = {"dag_id": "nightly", "run_id": day(number).run_id, "task_id": task, "map_index": "-1"}
+    return day(number, logical_task=f"nightly/{task}", airflow=tuple(coordinates.items()), **changes)
+
+
+@pytest.fixture
+def saved(stage: Any, tmp_path: Any) -> Any:
+    """A job whose stages have worked for some days, and a savepoint of the second day."""
+    for uid, days in {"load": (1, 2, 3), "count": (1, 2, 3), "late": (3,)}.items():
+        for number in days:
+            attempt = stage.attempt(uid=uid, owner=owner_of(number, uid), num_retained=5)
+            stage.take(attempt, stage.snapshot(attempt, f"step {uid} {number}"))
+            attempt.finish(AttemptStatus.FINISHED)
+    rows = {c.checkpoint_id: c for c in stage.store.describe(job_id_of(JOB)).checkpoints}
+    stage.pointer = save_job(stage.storage, [rows[2], rows[4]], f"file://{tmp_path}/savepoints")
+    return stage
+
+
+def view_of(stage: Any) -> Any:
+    """Return the rows of the job."""
+    return stage.store.describe(job_id_of(JOB))
+
+
+def test_tells_where_each_stage_starts_and_which_tasks_run_again(saved, run):
+    outcome = run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json")
+    common = {"fenced": None, "replaced": None}
+    assert json.loads(outcome.out) == [
+        {
+            "operator": "count",
+            "start": "part of the savepoint",
+            "checkpoint": 4,
+            "run": day(1).run_key,
+            "rolled_back": [6, 5],
+            "runs": [day(3).run_key, day(2).run_key],
+            **common,
+        },
+        {
+            "operator": "late",
+            "start": "without state",
+            "checkpoint": None,
+            "run": None,
+            "rolled_back": [7],
+            "runs": [day(3).run_key],
+            **common,
+        },
+        {
+            "operator": "load",
+            "start": "part of the savepoint",
+            "checkpoint": 2,
+            "run": day(2).run_key,
+            "rolled_back": [3],
+            "runs": [day(3).run_key],
+            **common,
+        },
+    ]
+    first, second, third = (day(number).run_key for number in (1, 2, 3))
+    assert f"{JOB} was restored from {saved.pointer}" in outcome.err
+    assert outcome.err.splitlines()[1:] == [
+        f"airflow tasks clear nightly -t '^(count)$' -s {first} -e {third}",
+        f"airflow tasks clear nightly -t '^(load)$' -s {second} -e {third}",
+        f"airflow tasks clear nightly -t '^(late)$' -s {third} -e {third}",
+    ]
+
+
+def test_the_next_attempts_load_their_parts(saved, run):
+    run("restore", JOB, "--from", saved.pointer, "--yes")
+    for uid, number in (("load", 2), ("count", 1)):
+        attempt = saved.attempt(uid=uid, owner=owner_of(number, uid, clear_marker=AGAIN), num_retained=5)
+        restored = attempt.restore()
+        assert [handle.name for handle in restored.document.snapshots] == [f"step {uid} {number}"]
+        assert restored.checkpoint.properties.unclaimed
+        saved.take(attempt, saved.snapshot(attempt, "again"))
+        attempt.finish(AttemptStatus.FINISHED)
+    late = saved.attempt(uid="late", owner=owner_of(3, "late"), num_retained=5)
+    assert late.restore() is None
+    [waiting] = [action for action in view_of(saved).actions if action.status.is_open]
+    assert waiting.restore.source is None
+    assert waiting.requested_by == "airflow statecheck restore"
+
+
+def test_tasks_of_equal_runs_are_cleared_together(stage):
+    newest = stage.attempt(owner=owner_of(3, "load"))
+    row = stage.store.describe(job_id_of(JOB)).attempts[0]
+    operators = [
+        RestoredOperator(uid=uid, part=None, taken_back=(), first_run=day(2).run_key, newest=attempt)
+        for uid, attempt in {"b": _of_task(row, "b.c"), "a": _of_task(row, "a")}.items()
+    ]
+    first, last = day(2).run_key, day(3).run_key
+    assert [*tasks_to_run(operators)] == [f"airflow tasks clear nightly -t '^(a|b\\.c)$' -s {first} -e {last}"]
+    newest.finish(AttemptStatus.FINISHED)
+
+
+def _of_task(row: AttemptRecord, task: str) -> AttemptRecord:
+    return replace(row, owner=owner_of(3, task))
+
+
+def test_runs_without_a_logical_date_and_scripts_are_named_in_words(stage):
+    stage.attempt(owner=owner_of(3, "load"))
+    row = stage.store.describe(job_id_of(JOB)).attempts[0]
+    script = replace(row, owner=day(3, label="script balances"))
+    manual = replace(row, owner=replace(row.owner, run_key="asset__2"))
+    operators = [
+        RestoredOperator(uid="a", part=None, taken_back=(), first_run="asset__1", newest=manual),
+        RestoredOperator(uid="b", part=None, taken_back=(), first_run="", newest=script),
+        RestoredOperator(uid="c", part=None, taken_back=(), first_run="", newest=None),
+    ]
+    assert [*tasks_to_run(operators)] == [
+        "a: clear task load of Dag nightly in run asset__1 and all later runs.",
+        "b: start script balances again.",
+        "c: start it again.",
+    ]
+
+
+def test_a_dry_run_changes_nothing(saved, run):
+    before = view_of(saved)
+    outcome = run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json")
+    assert [row["rolled_back"] for row in json.loads(outcome.out)] == [[6, 5], [7], [3]]
+    assert "would be restored" in outcome.err
+    assert (rows_of(view_of(saved)), view_of(saved).actions) == (rows_of(before), ())
+
+
+def test_without_yes_it_asks_and_no_is_no(saved, run, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for answer, actions in (("n\n", 0), ("y\n", 3)):
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        outcome = run("restore", JOB, "--from", saved.pointer)
+        assert (outcome.status, len(view_of(saved).actions)) == (0, actions), answer
+        assert "[y/N]" in outcome.err
+
+
+def test_parts_of_stages_that_are_gone_are_listed(saved, run):
+    uri = f"{saved.pointer}/{METADATA_FILE}"
+    document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
+    gone = replace(document.parts[0], uid="loads[b]")
+    local_path(uri).write_bytes(encode_metadata(replace(document, parts=(*document.parts, gone)), uri=uri))
+    rows = json.loads(run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json").out)
+    assert [(row["operator"], row["start"]) for row in rows[-1:]] == [("loads[b]", "not in the job")]
+    assert len(view_of(saved).actions) == 3
+
+
+@pytest.mark.parametrize("kind", ["of another job", "of one stage", "damaged", "not there"])
+def test_a_savepoint_that_does_not_fit_is_refused_and_changes_nothing(saved, run, tmp_path, kind):
+    rows = {c.checkpoint_id: c for c in view_of(saved).checkpoints}
+    if kind == "of another job":
+        other = saved.attempt(job="other", uid="load", owner=owner_of(1, "load"))
+        taken = saved.take(other, saved.snapshot(other, "step"))
+        pointer, status, told = save_job(saved.storage, [taken], f"file://{tmp_path}/savepoints"), 1, "in another job"
+    elif kind == "of one stage":
+        pointer, status, told = rows[2].location, 1, "on the page of the job"
+    elif kind == "damaged":
+        damaged = next(local_path(saved.pointer).rglob("*.parquet"))
+        damaged.write_bytes(damaged.read_bytes()[:-10])
+        pointer, status, told = saved.pointer, 1, "to be complete"
+    else:
+        pointer, status, told = f"file://{tmp_path}/savepoints/none", 2, "found nothing there"
+    before = view_of(saved)
+    outcome = run("restore", JOB, "--from", pointer, "--yes")
+    assert (outcome.status, told in outcome.err) == (status, True), outcome.err
+    assert (rows_of(view_of(saved)), view_of(saved).actions) == (rows_of(before), ())

@@ -1,0 +1,107 @@
+"""A savepoint of a whole job whose process ends, or meets an error, at each of its durable steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, RequestStatus
+from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import document_uris
+from tests.contracts.aligned_faults import Crash, FaultyFiles, FaultyRows, StepFault, StepPlan
+from tests.unit.maintenance.test_job_savepoints import SavedJob
+
+_MOST_STEPS = 120
+"""More than a savepoint takes; the test fails if it takes as many."""
+
+
+@pytest.mark.parametrize("fault", StepFault)
+def test_a_savepoint_is_taken_once_wherever_its_process_fails(tmp_path: Path, fault: StepFault) -> None:
+    for point in range(1, _MOST_STEPS):
+        plan = StepPlan(point=point, fault=fault)
+        job = SavedJob(tmp_path / str(point))
+        take_savepoint(job, plan)
+        if plan.steps < point:
+            return
+    raise AssertionError(f"Expected fewer than {_MOST_STEPS} steps.")
+
+
+def take_savepoint(job: SavedJob, plan: StepPlan) -> None:
+    """Take a savepoint of a stage that has ended and of one that runs, and go on after a failure."""
+    extracted = job.run("extract")
+    running = job.begin("load")
+    sound, job.service = job.service, faulty(job, plan)
+    key = requested(job, sound)
+    survived(job.serve, job, sound)
+    job.stage.clock.advance(1)
+    loaded = job.take(running)
+    survived(job.serve, job, sound)
+    job.service = sound
+    for _ in range(3):
+        # Longer than the lease of a finalizer that has ended.
+        job.stage.clock.advance(120)
+        job.serve()
+    running.finish(AttemptStatus.FINISHED)
+    if job.outcome(key).failure_reason == CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE.value:
+        assert not CheckpointStorage.open(job.target).list_files(job.target)
+        key = job.request()
+        job.serve()
+    require_savepoint(job, key, {"extract": extracted.checkpoint_id, "load": loaded.checkpoint_id})
+
+
+def requested(job: SavedJob, sound: WholeJobSavepoints) -> str:
+    """Request a savepoint until it is triggered; a request whose trigger failed is over, and leaves no files."""
+    keys = [new_key(), new_key()]
+    for key in keys:
+        survived(lambda: job.service.request(job.view, request_key=key), job, sound)  # noqa: B023
+        sound.request(job.view, request_key=key) if not job.has(key) else sound.take(job.view.job.job_id)
+        if job.outcome(key).status.is_open:
+            return key
+        assert not CheckpointStorage.open(job.target).list_files(job.target)
+    raise AssertionError(job.outcome(key).failure_message)
+
+
+def faulty(job: SavedJob, plan: StepPlan) -> WholeJobSavepoints:
+    """Return a service whose transitions and whose writes fail as planned."""
+    assert job.stage.store is not None
+    savepoints: Any = JobSavepoints(job.stage.store)
+    return replace(
+        job.service,
+        rows=FaultyRows(AlignedCheckpoints(job.stage.store), plan),
+        savepoints=FaultyRows(savepoints, plan),
+        open_storage=lambda uri: FaultyFiles(CheckpointStorage.open(uri), plan),  # type: ignore[arg-type,return-value]
+    )
+
+
+def survived(step: Any, job: SavedJob, sound: WholeJobSavepoints) -> None:
+    """Run a step; after the end of its process, another process goes on."""
+    try:
+        step()
+    except Crash:
+        job.service = sound
+    except (StateCheckError, CheckpointException):
+        pass
+
+
+def require_savepoint(job: SavedJob, key: str, parts: dict[str, int]) -> None:
+    """Require one complete savepoint with these parts, and nothing that it leaves behind."""
+    outcome = job.outcome(key)
+    assert outcome.status is RequestStatus.COMPLETED, outcome.failure_message
+    assert job.parts(key) == parts
+    assert [o.pinned_checkpoint for o in job.view.operators] == [None] * len(job.view.operators)
+    location = job.savepoint(key).location
+    files = CheckpointStorage.open(job.target).list_files(location)
+    named = {uri.removeprefix(f"{location}/") for uri in document_uris(job.document(key))}
+    unnamed = [n for n in files if n not in named and not any(n.startswith(f"{each}/") for each in named)]
+    assert "_metadata" in unnamed
+    manifests = [name for name in unnamed if name != "_metadata"]
+    assert len(manifests) <= len(parts) + 1, "the metadata, and the manifests that it was merged from"

@@ -1,0 +1,363 @@
+"""Savepoints of a whole job, taken from the rows and files of its stages, without Spark."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    OnClear,
+    OperatorRecord,
+    RequestStatus,
+    SnapshotRequest,
+)
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    ConcurrentAttemptError,
+    InvalidConfigurationError,
+)
+from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
+from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, document_uris, load_document
+from airflow_provider_statecheck.storage.pointers import find_source
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.unit.written_stage import JOB, WrittenStage
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SavedJob:
+    return SavedJob(tmp_path)
+
+
+class SavedJob:
+    """A job whose stages run one after another, and the service that takes its savepoints."""
+
+    def __init__(self, path: Path) -> None:
+        self.stage = WrittenStage(CheckpointStorage.open(f"{path}/checkpoints"))
+        self.target = f"file://{path}/savepoints"
+        self.service = self.new_service()
+
+    def new_service(self) -> WholeJobSavepoints:
+        """Return the service of another process."""
+        assert self.stage.store is not None
+        return WholeJobSavepoints(
+            rows=AlignedCheckpoints(self.stage.store),
+            maintenance=self.stage.maintenance,
+            savepoints=self.stage.savepoints,
+            open_storage=CheckpointStorage.open,
+            directory=self.target,
+        )
+
+    def begin(self, uid: str, **changes: Any) -> StageAttempt:
+        return self.stage.attempt(uid=uid, **changes)
+
+    def take(self, attempt: StageAttempt, state: Any = None) -> CheckpointRecord:
+        name = f"rows of {attempt.registration.uid}"
+        return self.stage.take(attempt, self.stage.snapshot(attempt, name), state=state)
+
+    def run(self, uid: str, **changes: Any) -> CheckpointRecord:
+        attempt = self.begin(uid, **changes)
+        taken = self.take(attempt, state=[uid])
+        attempt.finish(AttemptStatus.FINISHED)
+        return taken
+
+    def request(self, **changes: Any) -> str:
+        key = new_key()
+        self.service.request(self.view, request_key=key, **changes)
+        return key
+
+    def serve(self) -> None:
+        self.service.take(job_id_of(JOB))
+
+    @property
+    def view(self) -> JobView:
+        return self.stage.coordinator.describe(job_id_of(JOB))
+
+    def has(self, key: str) -> bool:
+        return any(r.request_key == key for r in self.view.requests)
+
+    def outcome(self, key: str) -> SnapshotRequest:
+        return next(r for r in self.view.requests if r.request_key == key)
+
+    def savepoint(self, key: str) -> CheckpointRecord:
+        number = self.outcome(key).checkpoint_id
+        return next(c for c in self.view.checkpoints if c.checkpoint_id == number)
+
+    def document(self, key: str) -> CheckpointDocument:
+        savepoint = self.savepoint(key)
+        return load_document(CheckpointStorage.open(self.target), savepoint)
+
+    def parts(self, key: str) -> dict[str, int]:
+        return {part.uid: part.checkpoint_id for part in self.document(key).parts}
+
+    def operator(self, uid: str) -> OperatorRecord:
+        return next(o for o in self.view.operators if o.uid == uid)
+
+
+def test_the_parts_of_stages_that_have_ended_are_their_last_checkpoints(job: SavedJob) -> None:
+    first, second = job.run("extract"), job.run("load[de]")
+    key = job.request()
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+    assert job.parts(key) == {"extract": first.checkpoint_id, "load[de]": second.checkpoint_id}
+
+
+def test_a_running_stage_gives_its_first_checkpoint_after_the_trigger(job: SavedJob) -> None:
+    job.run("extract")
+    running = job.begin("load")
+    earlier = job.take(running)
+    key = job.request()
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.RUNNING
+    job.stage.clock.advance(1)
+    later = job.take(running)
+    job.serve()
+    assert job.parts(key)["load"] == later.checkpoint_id > earlier.checkpoint_id
+    running.finish(AttemptStatus.FINISHED)
+
+
+def test_a_savepoint_is_complete_in_one_directory_that_can_be_moved(job: SavedJob, tmp_path: Path) -> None:
+    job.run("extract")
+    job.run("load")
+    key = job.request()
+    job.serve()
+    savepoint, document = job.savepoint(key), job.document(key)
+    assert document.relocatable
+    assert all(uri.startswith(f"{savepoint.location}/") for uri in document_uris(document))
+    moved = tmp_path / "elsewhere"
+    shutil.move(savepoint.location.removeprefix("file://"), moved)
+    shutil.rmtree(tmp_path / "checkpoints")
+    source = find_source(
+        CheckpointStorage.open(str(tmp_path / "checkpoints")),
+        f"file://{moved}",
+        uid="load",
+        mode=RestoreMode.NO_CLAIM,
+        renamed_uids={},
+        allow_non_restored_state=False,
+    )
+    restored = job.begin("load", job="heir", restore_from=source).restore()
+    assert restored is not None
+    assert restored.state == {"done": ["load"]}
+    assert not restored.damaged
+
+
+def test_each_part_records_the_run_that_it_has_reached(job: SavedJob) -> None:
+    job.run("extract", owner=make_owner(run_key="2026-01-02T00:00:00+00:00"))
+    job.run("load", owner=make_owner(run_key="2026-01-01T00:00:00+00:00"))
+    key = job.request()
+    job.serve()
+    runs = {part.uid: part.run for part in job.document(key).parts}
+    assert runs == {"extract": "2026-01-02T00:00:00+00:00", "load": "2026-01-01T00:00:00+00:00"}
+
+
+def test_a_stage_that_ended_without_a_checkpoint_is_listed_without_a_part(job: SavedJob) -> None:
+    job.run("extract")
+    job.begin("notify").finish(AttemptStatus.FINISHED)
+    key = job.request()
+    job.serve()
+    assert job.parts(key).keys() == {"extract"}
+    assert {state.uid for state in job.document(key).operator_states} == {"extract", "notify"}
+
+
+def test_a_stage_that_begins_after_the_trigger_is_not_in_the_savepoint(job: SavedJob) -> None:
+    running = job.begin("extract")
+    key = job.request()
+    job.run("late")
+    job.take(running)
+    job.serve()
+    assert job.parts(key).keys() == {"extract"}
+
+
+def test_a_checkpoint_is_a_part_once_its_commits_are_confirmed(job: SavedJob) -> None:
+    attempt = job.begin("load")
+    pending = attempt.begin_checkpoint(None)
+    key = job.request()
+    job.stage.clock.advance(1)
+    assert pending is not None
+    taken = attempt.complete_checkpoint(pending, CheckpointContent(has_commit=True))
+    assert taken is not None
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.RUNNING
+    attempt.confirm_commits((taken.checkpoint_id,))
+    job.serve()
+    assert job.parts(key) == {"load": taken.checkpoint_id}
+
+
+def test_a_retry_gives_the_part_of_the_attempt_that_failed(job: SavedJob) -> None:
+    failing = job.begin("load")
+    job.take(failing, state=["before"])
+    key = job.request()
+    failing.finish(AttemptStatus.FAILED)
+    retry = job.begin("load")
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.RUNNING
+    job.stage.clock.advance(1)
+    taken = job.take(retry, state=["after"])
+    job.serve()
+    assert job.parts(key) == {"load": taken.checkpoint_id}
+
+
+def test_a_stage_that_fails_for_good_gives_its_last_checkpoint(job: SavedJob) -> None:
+    failing = job.begin("load")
+    taken = job.take(failing)
+    key = job.request()
+    failing.finish(AttemptStatus.FAILED)
+    job.serve()
+    assert job.parts(key) == {"load": taken.checkpoint_id}
+
+
+def test_a_chosen_part_is_retained_until_the_savepoint_has_ended(job: SavedJob) -> None:
+    first = job.run("extract")
+    running = job.begin("load")
+    key = job.request()
+    job.serve()
+    again = job.begin("extract", owner=make_owner(run_key="later"), retained_runs=0)
+    job.take(again)
+    job.take(again)
+    assert job.operator("extract").pinned_checkpoint == first.checkpoint_id
+    assert job.stage.statuses()[first.checkpoint_id] == "completed"
+    job.take(running)
+    job.serve()
+    assert job.parts(key)["extract"] == first.checkpoint_id
+    assert job.operator("extract").pinned_checkpoint is None
+    job.take(again)
+    assert job.stage.statuses()[first.checkpoint_id] == "SUBSUMED"
+
+
+def test_a_stage_that_starts_over_declines_the_savepoint(job: SavedJob) -> None:
+    attempt = job.begin("load")
+    job.take(attempt)
+    attempt.finish(AttemptStatus.FINISHED)
+    job.begin("extract")
+    key = job.request()
+    job.begin("load", on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared"))
+    job.serve()
+    failed = job.outcome(key)
+    assert failed.status is RequestStatus.FAILED
+    assert "'load' has started over" in failed.failure_message
+
+
+def test_a_savepoint_that_expires_names_the_stages_that_it_awaited(job: SavedJob) -> None:
+    job.run("extract")
+    job.begin("load")
+    key = job.request()
+    job.serve()
+    job.stage.clock.advance(2 * 86_400)
+    job.serve()
+    failed = job.outcome(key)
+    assert failed.status is RequestStatus.FAILED
+    assert "'load'" in failed.failure_message
+    assert job.operator("extract").pinned_checkpoint is None
+
+
+def test_another_process_goes_on_with_a_savepoint(job: SavedJob) -> None:
+    job.run("extract")
+    running = job.begin("load")
+    key = job.request()
+    job.serve()
+    job.take(running)
+    job.service = job.new_service()
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+    assert not [a for a in job.view.attempts if a.operator_id == ALIGNED_OPERATOR_ID and a.ended_at is None]
+
+
+def test_a_second_savepoint_waits_for_the_first_one(job: SavedJob) -> None:
+    running = job.begin("load")
+    first, second = job.request(), job.request()
+    job.serve()
+    assert job.outcome(second).status is RequestStatus.QUEUED
+    job.take(running)
+    job.serve()
+    assert job.outcome(first).status is RequestStatus.COMPLETED
+    job.stage.clock.advance(1)
+    job.serve()
+    job.take(running)
+    job.serve()
+    assert job.outcome(second).status is RequestStatus.COMPLETED
+    assert job.parts(second)["load"] > job.parts(first)["load"]
+
+
+def test_a_request_is_the_same_request_when_it_is_repeated(job: SavedJob) -> None:
+    job.run("load")
+    key = new_key()
+    for _ in range(2):
+        job.service.request(job.view, request_key=key)
+    job.serve()
+    assert len([c for c in job.view.checkpoints if c.operator_id == ALIGNED_OPERATOR_ID]) == 1
+
+
+def test_a_savepoint_is_the_latest_checkpoint_of_no_stage_and_subsumes_none(job: SavedJob) -> None:
+    taken = job.run("load")
+    job.request()
+    job.serve()
+    latest = job.stage.coordinator.latest(job_id_of(JOB), operator_id_of("load"))
+    assert latest is not None
+    assert latest.checkpoint_id == taken.checkpoint_id
+    retry = job.begin("load", owner=make_owner(run_key="next")).restore()
+    assert retry is not None
+    assert retry.checkpoint.checkpoint_id == taken.checkpoint_id
+
+
+def test_the_state_that_retention_has_released_refuses_the_savepoint(job: SavedJob) -> None:
+    taken = job.run("load")
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        tx.update_checkpoint(
+            replace(taken, status=CheckpointStatus.SUBSUMED, ended_at=tx.now), expected=CheckpointStatus.COMPLETED
+        )
+    with pytest.raises(CheckpointNotFoundError, match="retention has released"):
+        job.request()
+    assert not job.view.requests
+
+
+def test_a_job_without_state_has_no_savepoint(job: SavedJob) -> None:
+    job.begin("load").finish(AttemptStatus.FAILED)
+    with pytest.raises(CheckpointNotFoundError, match="run a stage first"):
+        job.request()
+
+
+def test_a_program_with_a_coordinator_of_its_own_refuses_the_savepoint(job: SavedJob) -> None:
+    job.run("load")
+    owner = make_owner(logical_task="sales.py", label="sales.py")
+    AlignedCheckpoints(job.stage.store).lead(  # type: ignore[arg-type]
+        TakeLeadership(job_name=JOB, attempt_key=new_key(), owner=owner, storage_base=job.stage.storage.base_uri)
+    )
+    with pytest.raises(ConcurrentAttemptError, match=r"sales\.py"):
+        job.request()
+
+
+def test_a_savepoint_needs_a_directory(job: SavedJob) -> None:
+    job.run("load")
+    job.service = replace(job.service, directory=None)
+    with pytest.raises(InvalidConfigurationError, match="savepoint-dir"):
+        job.request()
+    key = job.request(target=job.target)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+
+
+def test_a_stage_whose_files_are_damaged_declines_the_savepoint(job: SavedJob) -> None:
+    job.run("extract")
+    attempt = job.begin("load")
+    snapshot = job.stage.snapshot(attempt, "rows")
+    job.stage.take(attempt, snapshot)
+    attempt.finish(AttemptStatus.FINISHED)
+    job.stage.storage.delete_directory(snapshot.uri)
+    key = job.request()
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.FAILED
+    assert "rows" in job.outcome(key).failure_message
+    assert not any("savepoint" in name for name in CheckpointStorage.open(job.target).list_files(job.target))
