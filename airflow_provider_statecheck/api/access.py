@@ -83,6 +83,20 @@ def require_maintenance(token: TokenRecord, services: Services) -> None:
         )
 
 
+def require_job_of_runs(job_name: str, *, takes_test_jobs: bool) -> None:
+    """
+    Require that a job is not one of test runs.
+
+    :param takes_test_jobs: Accept jobs of test runs.
+    :raises AccessDeniedError: if it is.
+    """
+    if is_test_job(job_name) and not takes_test_jobs:
+        raise AccessDeniedError(
+            f"Expected a job whose name does not start with {TEST_NAMESPACE!r}, found {job_name!r}; rename the job, since test "
+            f"runs do not register at this server."
+        )
+
+
 def require_registration(
     token: TokenRecord, request: RegisterAttempt, tasks: TaskDirectory, *, takes_test_jobs: bool
 ) -> RegisterAttempt:
@@ -94,11 +108,7 @@ def require_registration(
     :param takes_test_jobs: Accept jobs of test runs.
     :raises AccessDeniedError: if the job or the task does not belong to the caller.
     """
-    if is_test_job(request.job_name) and not takes_test_jobs:
-        raise AccessDeniedError(
-            f"Expected a job whose name does not start with {TEST_NAMESPACE!r}, found {request.job_name!r}; rename the job, "
-            f"since test runs do not register at this server."
-        )
+    require_job_of_runs(request.job_name, takes_test_jobs=takes_test_jobs)
     if token.attempt is None:
         require_task(token)
         _reject_job_of_other_dag(token.task, request.job_name, tasks)

@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     RecordRestore,
     RemoveHandles,
     ReportFailure,
+    RequireFinalizing,
     Resign,
     TakeLeadership,
     TakeOver,
@@ -160,8 +161,15 @@ _ALIGNED = (
         scope=AbortScope.EXPIRED,
         reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
         uids={_ATTEMPT.operator_id: "features"},
+        abort_key="a" * 32,
     ),
     TakeOver(leader=_LEADER, finalizer=_FINALIZER, lease_seconds=60.0),
+    RequireFinalizing(
+        leader=_LEADER,
+        checkpoint_id=14,
+        finalizer=_FINALIZER,
+        lease_until=datetime(2026, 1, 1, 0, 6, tzinfo=UTC),
+    ),
     AdoptSnapshot(
         leader=_LEADER, checkpoint_id=14, location=_SAVEPOINT, metadata_uri=f"{_SAVEPOINT}/_metadata", is_claimed=True
     ),

@@ -312,6 +312,7 @@ _COLUMN_TYPES: dict[str, _Kind] = {
     "serves": Checkpoint.request_key.type,
     "trigger_key": Checkpoint.request_key.type,
     "coordinator": Checkpoint.finalizer.type,
+    "abort_key": Checkpoint.finalizer.type,
     "at_least": Checkpoint.checkpoint_id.type,
     "newest_on_storage": Checkpoint.checkpoint_id.type,
     "checkpoint_ids": Checkpoint.checkpoint_id.type,

@@ -25,6 +25,7 @@ from airflow_provider_statecheck.api.access import (
     TokenDep,
     owner_of,
     require_attempt,
+    require_job_of_runs,
     require_maintenance,
     require_registration,
     require_task,
@@ -32,7 +33,7 @@ from airflow_provider_statecheck.api.access import (
 from airflow_provider_statecheck.api.job_access import JobGrantDep, require_job
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import IssuedToken, Services
-from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
+from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
@@ -164,6 +165,7 @@ def _lead(verb: Verb, call: Call, message: TakeLeadership) -> AttemptRef:
     A leader is not the attempt of a task: it has no coordinates in Airflow.
     """
     require_maintenance(call.token, call.services)
+    require_job_of_runs(message.job_name, takes_test_jobs=call.takes_test_jobs)
     leader: AttemptRef = verb.answer(call.services.aligned, replace(message, owner=replace(message.owner, airflow=())))
     return leader
 
@@ -174,7 +176,9 @@ def _of_aligned(verb: Verb, call: Call, message: Any) -> Any:
         raise AccessDeniedError(
             "Expected a leader of aligned checkpoints, found an attempt of a stage; the stage needs the token of the attempt."
         )
-    return verb.answer(call.services.aligned, _normalised(message))
+    # The location of a handle is that of its row, which may be a checkpoint directory with another form.
+    is_handle = isinstance(message, PutHandle)
+    return verb.answer(call.services.aligned, message if is_handle else _normalised(message))
 
 
 def _normalised(message: Any) -> Any:

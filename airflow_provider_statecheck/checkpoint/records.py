@@ -209,7 +209,10 @@ class CheckpointRecord:
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     is_periodic: bool = False
     finalizer: str | None = None
-    """Coordinator that triggers an aligned checkpoint, and then the one that writes its metadata until the lease expires."""
+    """
+    Coordinator that triggers an aligned checkpoint, then the call that assigned the writing of its metadata until the lease
+    expires, and after an abort the key of the call that aborted it.
+    """
     lease_until: datetime | None = None
     completed_at: datetime | None = None
     ended_at: datetime | None = None

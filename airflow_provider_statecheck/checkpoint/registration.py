@@ -127,7 +127,8 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     # The sink retracts the output of earlier generations when it is opened.
     transitions.end_commits(tx, operator_id, lambda c: c.generation < operator.generation)
     tx.save_operator(operator)
-    source = start.source or request.restore_from
+    # A stage without a part in the savepoint of its job starts without state, whatever savepoint its task names.
+    source = request.restore_from if restore is None else restore.source
     if not start.resumes and source is not None:
         savepoint_restore.propose(tx, operator, source)
         reason = start.reason if start.source is not None else f"{start.reason}, started from a savepoint"

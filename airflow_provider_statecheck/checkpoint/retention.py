@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import transitions
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, job_name
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_test_job, job_name
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -161,6 +161,23 @@ def open_commits(view: JobView) -> tuple[str, ...]:
     )
 
 
+def awaited_savepoints(view: JobView) -> tuple[str, ...]:
+    """
+    Return the savepoints of a whole job that are in progress, each as a reason to keep the checkpoints of its stages.
+
+    A savepoint that has expired is not in progress, although its request is open until the next call fails it.
+    """
+    expiries = {c.checkpoint_id: c.expires_at for c in view.checkpoints}
+    requested = [r for r in view.requests if r.operator_id == ALIGNED_OPERATOR_ID and r.status.is_open]
+    return tuple(
+        f"the savepoint of the job that was requested at {r.requested_at.isoformat(timespec='seconds')} is in progress"
+        for r in requested
+        if r.properties.is_savepoint
+        # A request that is not triggered ends in no other way.
+        and expiries.get(r.checkpoint_id or 0, r.requested_at + transitions.SAVEPOINT_TIMEOUT) > view.read_at
+    )
+
+
 def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
     """Return whether a running attempt has not called for so long that its tokens have expired."""
     return silent_since(attempt, view.of_operator(attempt.operator_id), now) is not None
@@ -181,13 +198,13 @@ def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord]
 
 
 def last_active(view: JobView) -> datetime:
-    """Return the time at which the last attempt of a job was active, regardless of maintenance."""
-    return max((a.ended_at or a.registered_at for a in view.attempts), default=view.job.created_at)
+    """Return the time at which the last attempt of a job was active, regardless of maintenance and savepoints of the job."""
+    return max((a.ended_at or a.registered_at for a in view.attempts_of_stages), default=view.job.created_at)
 
 
 def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
-    """Return the owners of the attempts of a job that is named after its Dag run; empty for any other job."""
-    owners = tuple(attempt.owner for attempt in view.attempts)
+    """Return the owners of the attempts of a job whose stages belong to the Dag run of its name; empty for any other job."""
+    owners = tuple(attempt.owner for attempt in view.attempts_of_stages)
     return owners if owners and all(is_named_after_run(view.job.name, owner) for owner in owners) else ()
 
 

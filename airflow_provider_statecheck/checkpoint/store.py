@@ -101,6 +101,15 @@ class JobView:
         has_unowned_operator = any(a.operator_id not in owned for a in self.attempts)
         return is_of_unknown_dag(self.job.name, self.dag_ids, has_unowned_operator=has_unowned_operator)
 
+    @property
+    def attempts_of_stages(self) -> tuple[AttemptRecord, ...]:
+        """
+        Return the attempts of the stages of the job; all attempts if no stage has one.
+
+        The coordinator of several operators takes the savepoints of a job, and belongs to no run of its stages.
+        """
+        return tuple(a for a in self.attempts if a.operator_id != ALIGNED_OPERATOR_ID) or self.attempts
+
     def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
         """Return the queued savepoint requests to an operator."""
         queued = (r for r in self.requests if r.operator_id == operator_id and r.status is RequestStatus.QUEUED)

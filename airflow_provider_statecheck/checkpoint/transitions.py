@@ -413,7 +413,7 @@ def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]
 def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: CheckpointRecord) -> SnapshotRequest:
     if checkpoint.status is CheckpointStatus.COMPLETED:
         return replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now)
-    if checkpoint.failure_reason in _RETRIED_REASONS and checkpoint.operator_id != ALIGNED_OPERATOR_ID:
+    if _is_retried(request, checkpoint):
         return replace(request, status=RequestStatus.QUEUED, checkpoint_id=None)
     return replace(
         request,
@@ -422,6 +422,13 @@ def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: C
         failure_reason=checkpoint.failure_reason,
         failure_message=checkpoint.failure_message,
     )
+
+
+def _is_retried(request: SnapshotRequest, ended: CheckpointRecord) -> bool:
+    if ended.operator_id != ALIGNED_OPERATOR_ID:
+        return ended.failure_reason in _RETRIED_REASONS
+    # The coordinator ended before it had triggered all tasks. Its own requests fail, because a program waits for them.
+    return ended.failure_reason == CheckpointFailureReason.JOB_FAILURE.value and bool(request.requested_by)
 
 
 def _settle_disposal(tx: JobTransaction, savepoint: CheckpointRecord) -> None:

@@ -85,6 +85,9 @@ def _restore(args: Namespace, job_id: JobId, savepoint: JobSavepoint, *, dry_run
     restored = job_restoring().restore(request)
     rows = [*map(_restored_row, restored.operators), *map(_missing_row, restored.missing)]
     print_rows(rows, args.output)
+    for operator in restored.operators:
+        if operator.warning:
+            print_message(operator.warning)
     return restored
 
 

@@ -36,6 +36,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.retention import (
     BATCH_SIZE,
     ForgettableRows,
+    awaited_savepoints,
     forgettable_rows,
     is_emptied,
     is_silent,
@@ -273,8 +274,9 @@ class JobMaintenance:
         """
         Discard the checkpoints that are not retained after the end of their run, and return their ids.
 
-        Applies to jobs that are named after a run, and to operators whose newest attempt has ended. In any job, the requests
-        for a savepoint at the end of a stage fail that an attempt of an ended run has left open.
+        Applies to jobs that are named after a run, and to operators whose newest attempt has ended. While a savepoint of the
+        whole job is in progress, all checkpoints are retained, and a later call discards them. In any job, the requests for a
+        savepoint at the end of a stage fail that an attempt of an ended run has left open.
 
         :raises CheckpointNotFoundError: There is no such job.
         """
@@ -292,7 +294,7 @@ class JobMaintenance:
             unchanged = {o.operator_id for o in now.operators if o in view.operators}
             for operator_id in sorted(unchanged) if unserved else ():
                 transitions.end_unserved_requests(tx, operator_id, unserved)
-            return discard_ended(tx, {o: ended[o] for o in affected & unchanged})
+            return () if awaited_savepoints(now) else discard_ended(tx, {o: ended[o] for o in affected & unchanged})
 
     def forget(self, request: ForgetRows) -> ForgettableRows:
         """
@@ -423,10 +425,10 @@ def _in_use(view: JobView, request: RetireJob) -> tuple[str, ...]:
     since = last_active(view)
     is_idle = (view.read_at - since).total_seconds() >= request.idle_seconds
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
-    # A user who selects a job discards the output that its sink prepared and did not commit.
-    uncommitted = () if request.is_by_user else open_commits(view)
+    # A user who selects a job discards its savepoint in progress, and the output that its sink prepared and did not commit.
+    unfinished = () if request.is_by_user else (*open_commits(view), *awaited_savepoints(view))
     requested = () if request.request_key is None else removal_requests.obstacles(view, request.request_key)
-    return (*(reasons_to_keep(view) or requested), *uncommitted, *busy)
+    return (*(reasons_to_keep(view) or requested), *unfinished, *busy)
 
 
 def _ref(attempt: AttemptRecord) -> AttemptRef:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
@@ -49,6 +50,12 @@ class SavepointPart:
     run: str
     """Run that the stage had reached; empty if unknown."""
     source: RestoreSource
+    is_foreign: bool = False
+    """Whether another job took the checkpoint, whose id and generation are then not those of this job."""
+
+    def is_of(self, operator: OperatorRecord) -> bool:
+        """Return whether the checkpoint belongs to the current generation of its operator."""
+        return not self.is_foreign and self.generation == operator.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,8 @@ class RestoredOperator:
     """Open attempt that is fenced because its task is not running."""
     replaced: str = ""
     """The choice or the restore that this one replaces, for display; empty if there is none."""
+    warning: str = ""
+    """Why the sink may refuse the part, for display; empty if nothing is known against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +128,8 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
             f"Expected the savepoint {redact(found.directory_uri)} to be complete, found: {'; '.join(problems)}. Nothing was "
             f"changed; restore its files from a backup, or restore another savepoint."
         )
-    return JobSavepoint(pointer=found.directory_uri, parts=tuple(_part(found, data, each) for each in document.parts))
+    parts = tuple(_part(found, data, each, job.job_id) for each in document.parts)
+    return JobSavepoint(pointer=found.directory_uri, parts=parts)
 
 
 def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) -> None:
@@ -138,7 +148,7 @@ def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) 
         )
 
 
-def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument) -> SavepointPart:
+def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument, job_id: JobId) -> SavepointPart:
     source = RestoreSource(
         pointer=found.directory_uri,
         metadata_uri=found.metadata_uri,
@@ -149,7 +159,12 @@ def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument) -> Save
         run=part.run,
     )
     return SavepointPart(
-        uid=part.uid, checkpoint_id=part.checkpoint_id, generation=part.generation, run=part.run, source=source
+        uid=part.uid,
+        checkpoint_id=part.checkpoint_id,
+        generation=part.generation,
+        run=part.run,
+        source=source,
+        is_foreign=part.job_id != job_id,
     )
 
 
@@ -185,10 +200,37 @@ def _stages(view: JobView) -> list[OperatorRecord]:
 
 def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptRecord]) -> RestoredJob:
     parts = {part.uid: part for part in request.savepoint.parts}
-    stages = _stages(tx.view())
-    restored = tuple(_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
+    view = tx.view()
+    stages = _stages(view)
+    restored = (_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
+    warnings = [_warning(view, each, parts.get(each.uid)) for each in stages]
     uids = {each.uid for each in stages}
-    return RestoredJob(operators=restored, missing=tuple(p for p in parts.values() if p.uid not in uids))
+    return RestoredJob(
+        operators=tuple(replace(each, warning=text) for each, text in zip(restored, warnings, strict=True)),
+        missing=tuple(p for p in parts.values() if p.uid not in uids),
+    )
+
+
+def _warning(view: JobView, operator: OperatorRecord, part: SavepointPart | None) -> str:
+    if part is None or part.is_foreign or not _has_started_over(view, operator, part.generation):
+        return ""
+    return (
+        f"Operator {operator.uid!r} has started over since its part was taken, which retracted the output of the part; its "
+        f"sink may refuse to restore it."
+    )
+
+
+def _has_started_over(view: JobView, operator: OperatorRecord, generation: int) -> bool:
+    """Return whether an attempt has opened a later generation than the given one, other than by a restore in place."""
+    waiting = in_place_restore.waiting_in(view, operator)
+    newest = operator.generation if waiting is None else waiting.earlier_generation
+    attempts = (a for a in view.attempts if a.operator_id == operator.operator_id)
+    for before, attempt in pairwise(attempts):
+        # The rows between two others may be removed, and with them the attempt that opened the generation.
+        is_known = attempt.epoch == before.epoch + 1 and before.generation < attempt.generation
+        if is_known and generation < attempt.generation <= newest and not attempt.is_restore_chosen:
+            return True
+    return False
 
 
 def _restore_operator(
@@ -244,7 +286,7 @@ def _taken_back(
     tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None
 ) -> tuple[CheckpointRecord, ...]:
     restorable = transitions.restorable(tx, operator)
-    if part is None or part.generation != operator.generation:
+    if part is None or not part.is_of(operator):
         return restorable
     return tuple(c for c in restorable if c.checkpoint_id > part.checkpoint_id)
 
@@ -252,7 +294,7 @@ def _taken_back(
 def _action(
     tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None, request: RestoreJob
 ) -> ActionRecord:
-    is_of_generation = part is not None and part.generation == operator.generation
+    is_of_generation = part is not None and part.is_of(operator)
     restore = InPlaceRestore(
         pointer=request.savepoint.pointer,
         source=None if part is None else part.source,

@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, Resign, TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, PinParts
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, PinParts, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.properties import SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
@@ -41,10 +41,13 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
     CorruptStateError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    StaleAttemptError,
     StateCheckError,
 )
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
-from airflow_provider_statecheck.maintenance.savepoints import serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import delete_files, serve_idle
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.gc import OpenStorage
@@ -60,8 +63,12 @@ _OWNER = AttemptOwner(
 )
 """Owner of the leadership of a process that takes savepoints of a job."""
 _PAUSE_SECONDS = 2.0
-_NO_PART = (CheckpointDeclinedError, CheckpointNotFoundError, CorruptStateError)
+_NO_PART = (CheckpointDeclinedError, CheckpointNotFoundError, CorruptStateError, IncompatibleCheckpointError)
 """Errors of a stage that cannot give a part, in contrast to an unavailable storage."""
+
+
+class PartsNotPinnedError(Exception):
+    """The rows have changed since they were read: the savepoint has ended, or a chosen part was rolled back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,21 +96,31 @@ class WholeJobSavepoints:
         request_key: str,
     ) -> None:
         """
-        Request a savepoint of a job; a known key is the same request.
+        Request a savepoint of a job, and trigger it; a known key is the same request.
 
         :param target: Parent directory of the savepoint, ``None`` for the configured one.
         :raises CheckpointNotFoundError: The job has no stage with state, or retention has released the state of one.
-        :raises ConcurrentAttemptError: A program takes aligned checkpoints of the job.
+        :raises CheckpointDeclinedError: A stage has not yet restored what a restore in place has requested.
+        :raises ConcurrentAttemptError: Another savepoint of the job is in progress, or a program takes its own.
         :raises InvalidConfigurationError: There is neither a target nor a configured directory.
-        :raises CheckpointException: The savepoint was refused.
         """
+        if target is None and self.directory is None:
+            raise InvalidConfigurationError(
+                "Expected a directory for savepoints, found none; use --target, or set [statecheck] savepoint_dir."
+            )
         require_members(view)
-        # It waits for a savepoint in progress, because a stage has one pinned checkpoint.
-        properties = CheckpointProperties.for_savepoint(force=False, savepoint_format=savepoint_format)
-        with self._coordinator(view, target) as coordinator:
-            future = coordinator.trigger_checkpoint(properties, target, request_key=request_key)
-            if future.done():
-                future.result(0)
+        _require_no_own_coordinator(view)
+        self.savepoints.request(
+            RequestSavepoint(
+                job_id=view.job.job_id,
+                operator_id=ALIGNED_OPERATOR_ID,
+                request_key=request_key,
+                target=target,
+                savepoint_format=savepoint_format,
+                requested_by="a savepoint of the whole job",
+            )
+        )
+        self._take_of_job(view.job.job_id)
 
     def pointer_of(self, job_id: JobId, request_key: str, timeout: float) -> str:
         """
@@ -173,30 +190,46 @@ class WholeJobSavepoints:
         for taken in serve_idle(self.savepoints, view, self.open_storage, self.directory):
             if taken.problem is not None:
                 log.warning("Savepoint of operator %r failed: %s", taken.uid, taken.problem)
-        return self._take_of_job(view) if _is_requested(view) else ()
+        return self._take_of_job(job_id)
 
-    def _take_of_job(self, view: JobView) -> tuple[str, ...]:
-        with self._coordinator(view) as coordinator:
+    def _take_of_job(self, job_id: JobId) -> tuple[str, ...]:
+        try:
+            view = self.maintenance.describe(job_id)
+            request = _open_request(view)
+            return () if request is None else self._go_on(view, request)
+        except (StaleAttemptError, PartsNotPinnedError) as error:
+            log.info("Another process takes the savepoint of the job: %s", error)
+            return ()
+
+    def _go_on(self, view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
+        pending = next((c for c in view.checkpoints if c.checkpoint_id == request.checkpoint_id), None)
+        if pending is None or pending.status is not CheckpointStatus.PENDING or pending.expires_at <= view.read_at:
+            # Trigger it, expire it, or finalize it if its finalizer has ended.
+            return () if _is_being_finalized(view, pending) else self._tick(view, request)
+        acknowledgements = self._pin(pending, {})
+        if _is_left_untriggered(view, pending, acknowledgements):
+            return self._tick(view, request)
+        return self._advance(view, request, pending, _members_in(acknowledgements))
+
+    def _tick(self, view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
+        with self._coordinator(view, request) as coordinator:
             coordinator.tick()
-            view = self.maintenance.describe(view.job.job_id)
-            awaited = [uid for pending in _pending(view) for uid in self._advance(coordinator, view, pending)]
-            coordinator.tick()
-        return tuple(awaited)
+        return ()
 
     @contextmanager
-    def _coordinator(self, view: JobView, target: str | None = None) -> Iterator[CheckpointCoordinator]:
+    def _coordinator(self, view: JobView, request: SnapshotRequest) -> Iterator[CheckpointCoordinator]:
         from airflow_provider_statecheck.gateway.coordinators import new_coordinator
 
         config = CheckpointConfig()
         config.timeout = SAVEPOINT_TIMEOUT
-        config.savepoint_dir = self.directory
+        config.savepoint_dir = request.target or self.directory
         # Each call leads on its own: the next leader settles what a process that has ended had not triggered.
         leader = self._lead(view)
         try:
             with ThreadPoolExecutor(1) as executor:
                 yield new_coordinator(
                     self.rows,
-                    self._storage(view, target),
+                    self._storage(view),
                     config,
                     leader,
                     job_name=view.job.name,
@@ -208,84 +241,91 @@ class WholeJobSavepoints:
         finally:
             self.rows.resign(Resign(leader=leader))
 
-    def _storage(self, view: JobView, target: str | None = None) -> CheckpointStorage:
+    def _storage(self, view: JobView) -> CheckpointStorage:
         directories = [d for operator in view.operators for d in view.directories_of(operator.operator_id)]
-        targets = [request.target for request in view.requests if request.status.is_open]
-        allowed = (each for each in (target, self.directory, *targets, *directories) if each is not None)
-        return self.open_storage(_storage_base(view)).allowing(*allowed)
+        targets = [self.directory, *(request.target for request in view.requests if request.status.is_open)]
+        return self.open_storage(_storage_base(view)).allowing(*targets, *directories)
 
     def _lead(self, view: JobView) -> AttemptRef:
-        operator = next((o for o in view.operators if o.operator_id == ALIGNED_OPERATOR_ID), None)
-        newest = None if operator is None else view.current_attempt(operator)
-        is_foreign = newest is not None and newest.owner.logical_task != _OWNER.logical_task
-        if operator is not None and newest is not None and is_foreign and view.has_open_attempt(operator):
-            raise ConcurrentAttemptError(
-                f"Job {view.job.name!r} has a coordinator of its own, {newest.owner.label}; take the savepoint in that program.",
-                uid=operator.uid,
-                holder=newest.owner.label,
-            )
+        _require_no_own_coordinator(view)
+        base = _storage_base(view)
         return self.rows.lead(
-            TakeLeadership(
-                job_name=view.job.name, attempt_key=new_key(), owner=_OWNER, storage_base=_storage_base(view)
-            )
+            TakeLeadership(job_name=view.job.name, attempt_key=new_key(), owner=_OWNER, storage_base=base)
         )
 
-    def _advance(self, coordinator: CheckpointCoordinator, view: JobView, pending: CheckpointRecord) -> list[str]:
-        acknowledgements = self._pin(pending, {})
-        members = _members_in(acknowledgements)
+    def _advance(
+        self, view: JobView, request: SnapshotRequest, pending: CheckpointRecord, members: Iterable[Member]
+    ) -> tuple[str, ...]:
         try:
-            chosen = PartChoice(view, pending, PositionsReader(self._storage(view), view)).parts(members)
+            chosen = PartChoice(view, pending, _Documents(self, view)).parts(members)
             acknowledgements = self._pin(pending, chosen)
-            awaited = [member.uid for member, part in chosen.items() if part is None]
+            awaited = tuple(member.uid for member, part in chosen.items() if part is None)
             if not awaited:
-                self._give(coordinator, view, pending, chosen, acknowledgements)
+                self._give(view, request, pending, chosen, acknowledgements)
         except _NO_PART as error:
-            coordinator.receive_decline_message(
-                DeclineMessage(
-                    job_id=pending.job_id,
-                    attempt_id=members[0].attempt_id,
-                    checkpoint_id=pending.checkpoint_id,
-                    cause=CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED, error),
-                )
-            )
-            return []
+            self._decline(view, request, pending, error)
+            return ()
         return awaited
+
+    def _decline(
+        self, view: JobView, request: SnapshotRequest, pending: CheckpointRecord, error: StateCheckError
+    ) -> None:
+        cause = CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED, error)
+        message = DeclineMessage(job_id=pending.job_id, attempt_id="", checkpoint_id=pending.checkpoint_id, cause=cause)
+        with self._coordinator(view, request) as coordinator:
+            coordinator.receive_decline_message(message)
 
     def _pin(
         self, pending: CheckpointRecord, chosen: Mapping[Member, CheckpointRecord | None]
     ) -> tuple[AcknowledgementRecord, ...]:
         parts = {m.operator_id: part.checkpoint_id for m, part in chosen.items() if part is not None}
-        return self.savepoints.pin(
-            PinParts(job_id=pending.job_id, checkpoint_id=pending.checkpoint_id, parts=parts)
-        ).acknowledgements
+        message = PinParts(job_id=pending.job_id, checkpoint_id=pending.checkpoint_id, parts=parts)
+        try:
+            return self.savepoints.pin(message).acknowledgements
+        except CheckpointNotFoundError as error:
+            raise PartsNotPinnedError(str(error)) from error
 
     def _give(
         self,
-        coordinator: CheckpointCoordinator,
         view: JobView,
+        request: SnapshotRequest,
         pending: CheckpointRecord,
         chosen: Mapping[Member, CheckpointRecord | None],
         acknowledgements: Iterable[AcknowledgementRecord],
     ) -> None:
         """Copy the parts that the savepoint still awaits, and acknowledge it for their stages."""
-        from airflow_provider_statecheck.storage.metadata_file import load_document
-        from airflow_provider_statecheck.storage.savepoints import StateCopies
-
-        storage = self._storage(view).allowing(pending.location)
         open_ids = {a.attempt_id for a in acknowledgements if not a.is_acknowledged}
-        for member, part in chosen.items():
-            if part is None or member.attempt_id not in open_ids:
-                continue
-            source = load_document(storage, part)
-            _require_own(source, member)
-            copy = StateCopies(storage, pending.location, source.epoch).of_document(source)
-            message = AcknowledgeMessage(
-                job_id=pending.job_id,
-                attempt_id=member.attempt_id,
-                checkpoint_id=pending.checkpoint_id,
-                part=replace(copy, properties=pending.properties, run=part.run_key),
-            )
-            coordinator.receive_acknowledge_message(message)
+        storage = self._storage(view).allowing(pending.location)
+        with self._coordinator(view, request) as coordinator:
+            for member, part in chosen.items():
+                if part is not None and member.attempt_id in open_ids:
+                    message = AcknowledgeMessage(
+                        job_id=pending.job_id,
+                        attempt_id=member.attempt_id,
+                        checkpoint_id=pending.checkpoint_id,
+                        part=_copied(storage, member, part, pending),
+                    )
+                    if not coordinator.receive_acknowledge_message(message):
+                        self._delete_if_ended(storage, pending)
+                        return
+
+    def _delete_if_ended(self, storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
+        # Its files may have been deleted while this process still copied.
+        row = self.maintenance.checkpoint(savepoint.job_id, savepoint.checkpoint_id)
+        if row is not None and row.has_ended:
+            delete_files(storage, row)
+
+
+def _copied(
+    storage: CheckpointStorage, member: Member, part: CheckpointRecord, savepoint: CheckpointRecord
+) -> CheckpointDocument:
+    from airflow_provider_statecheck.storage.metadata_file import load_document
+    from airflow_provider_statecheck.storage.savepoints import StateCopies
+
+    source = load_document(storage, part)
+    _require_own(source, member)
+    copy = StateCopies(storage, savepoint.location, source.epoch).of_document(source)
+    return replace(copy, properties=savepoint.properties, run=part.run_key)
 
 
 def _require_own(source: CheckpointDocument, member: Member) -> None:
@@ -297,45 +337,42 @@ def _require_own(source: CheckpointDocument, member: Member) -> None:
         )
 
 
-class PositionsReader:
-    """
-    Reads which output of other stages of the job a checkpoint has listed.
+class _Documents:
+    """The metadata of checkpoints, as what their stages depend on."""
 
-    :param storage: Storage of the checkpoints.
-    :param view: Rows of the job.
-    """
-
-    def __init__(self, storage: CheckpointStorage, view: JobView) -> None:
+    def __init__(self, service: WholeJobSavepoints, view: JobView) -> None:
         from airflow_provider_statecheck.spark.sinks.sink import lineage_of
         from airflow_provider_statecheck.spark.stages.stage_state import SINK
+        from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 
-        self._storage = storage
+        self._service = service
+        self._job_id = view.job.job_id
+        self._storage = service._storage(view)
+        self._documents = DocumentCache(lambda _: self._storage)
         stages = [o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID]
         self._stages = {lineage_of(o.job_id, f"{o.uid}/{SINK}"): o.operator_id for o in stages}
-        self._known: dict[int, Positions] = {}
 
-    def __call__(self, checkpoint: CheckpointRecord) -> Positions:
-        """
-        Return the checkpoints of other stages whose output a checkpoint has listed, by stage.
-
-        :raises CorruptStateError: if the metadata or the state of the source is damaged.
-        :raises CheckpointNotFoundError: if they are missing.
-        """
-        if checkpoint.checkpoint_id not in self._known:
-            self._known[checkpoint.checkpoint_id] = self._read(checkpoint)
-        return self._known[checkpoint.checkpoint_id]
-
-    def _read(self, checkpoint: CheckpointRecord) -> Positions:
+    def positions_of(self, checkpoint: CheckpointRecord) -> Positions:
+        """Return the checkpoints of other stages whose output a checkpoint has listed, by stage."""
         from airflow_provider_statecheck.state.reading.checkpoint_contents import source_ledger
-        from airflow_provider_statecheck.storage.metadata_file import load_document
 
-        ledger = source_ledger(self._storage, load_document(self._storage, checkpoint))
+        ledger = source_ledger(self._storage, self._documents.load(checkpoint))
         positions: dict[OperatorId, list[int]] = {}
         for item in () if ledger is None else ledger.items:
             lineage, _, number = item.name.rpartition("/")
             if lineage in self._stages and number.isdigit():
                 positions.setdefault(self._stages[lineage], []).append(int(number))
         return positions
+
+    def copied_checkpoint(self, adopted: CheckpointRecord) -> int:
+        """Return the checkpoint of the same operator that a restored savepoint copies; 0 for one of another operator."""
+        document = self._documents.load(adopted)
+        is_own = (document.job_id, document.operator_id) == (adopted.job_id, adopted.operator_id)
+        return document.checkpoint_id if is_own else 0
+
+    def row(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return the row of a checkpoint; ``None`` if it is removed."""
+        return self._service.maintenance.checkpoint(self._job_id, checkpoint_id)
 
 
 class _Undisturbed:
@@ -357,13 +394,37 @@ def _members_in(acknowledgements: Iterable[AcknowledgementRecord]) -> list[Membe
     return [member for member in found if member is not None]
 
 
-def _is_requested(view: JobView) -> bool:
-    return any(r.operator_id == ALIGNED_OPERATOR_ID and r.status.is_open for r in view.requests)
+def _open_request(view: JobView) -> SnapshotRequest | None:
+    requests = [r for r in view.requests if r.operator_id == ALIGNED_OPERATOR_ID and r.status.is_open]
+    # The requests of a coordinator in a program have no requester, and are left to it.
+    return next((r for r in requests if r.requested_by), None)
 
 
-def _pending(view: JobView) -> list[CheckpointRecord]:
-    rows = view.of_operator(ALIGNED_OPERATOR_ID)
-    return [c for c in rows if c.status is CheckpointStatus.PENDING and c.properties.is_savepoint]
+def _is_being_finalized(view: JobView, savepoint: CheckpointRecord | None) -> bool:
+    if savepoint is None or savepoint.status is not CheckpointStatus.FINALIZING:
+        return False
+    return savepoint.lease_until is not None and savepoint.lease_until > view.read_at
+
+
+def _is_left_untriggered(
+    view: JobView, savepoint: CheckpointRecord, acknowledgements: Iterable[AcknowledgementRecord]
+) -> bool:
+    own = (a for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
+    is_triggered = all(a.acknowledged_at is not None for a in own)
+    return not is_triggered and view.read_at - savepoint.triggered_at > DEFAULT_LEASE
+
+
+def _require_no_own_coordinator(view: JobView) -> None:
+    operator = next((o for o in view.operators if o.operator_id == ALIGNED_OPERATOR_ID), None)
+    newest = None if operator is None else view.current_attempt(operator)
+    if operator is None or newest is None or newest.owner.logical_task == _OWNER.logical_task:
+        return
+    if view.has_open_attempt(operator):
+        raise ConcurrentAttemptError(
+            f"Job {view.job.name!r} has a coordinator of its own, {newest.owner.label}; take the savepoint in that program.",
+            uid=operator.uid,
+            holder=newest.owner.label,
+        )
 
 
 def _storage_base(view: JobView) -> str:

@@ -9,24 +9,46 @@ another one that the other's part does not contain. A stage whose part is behind
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Protocol, Self
 
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord, OperatorRecord
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CheckpointNotFoundError
 
 MOST_ROUNDS = 3
-"""Number of times that parts may be replaced by later ones; stages that read each other could go on forever."""
+"""Number of times that stages which read each other may replace their parts by later ones."""
 _MEMBER = re.compile(r"(.*)/(\d{1,18})/(\d{1,18})/(running|ended)", re.DOTALL)
 
 Positions = Mapping[OperatorId, Sequence[int]]
 """Checkpoints of other stages of the job whose output a part has listed, by stage."""
+
+
+class Dependencies(Protocol):
+    """Reads what checkpoints depend on."""
+
+    def positions_of(self, checkpoint: CheckpointRecord) -> Positions:
+        """Return the positions that a checkpoint of a stage has listed, from its metadata."""
+        ...
+
+    def copied_checkpoint(self, adopted: CheckpointRecord) -> int:
+        """Return the checkpoint of the same operator that a restored savepoint copies; 0 for one of another operator."""
+        ...
+
+    def row(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return the row of a checkpoint that the view of its job does not contain; ``None`` if it is removed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +131,14 @@ def require_members(view: JobView) -> None:
     Require the stages of a job to have parts for a savepoint.
 
     :raises CheckpointNotFoundError: if no stage has state, or retention has released the state of one.
+    :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
     """
+    waiting = next((operator.uid for operator in view.operators if operator.in_place_restore is not None), None)
+    if waiting is not None:
+        raise CheckpointDeclinedError(
+            f"Expected job {view.job.name!r} to have no restore in place to carry out, found that stage {waiting!r} has completed "
+            f"no checkpoint since; run its task first, or withdraw the restore on the page of the job."
+        )
     members = members_of(view)
     released = next((member for member in members if member.status is ExecutionStatus.FAILED), None)
     if released is not None:
@@ -131,15 +160,13 @@ class PartChoice:
 
     :param view: Rows of the job.
     :param savepoint: Row of the savepoint, with the time of its trigger.
-    :param positions_of: Reads the positions of a stage's checkpoint from its metadata.
+    :param contents: Reads what checkpoints depend on.
     """
 
-    def __init__(
-        self, view: JobView, savepoint: CheckpointRecord, positions_of: Callable[[CheckpointRecord], Positions]
-    ) -> None:
+    def __init__(self, view: JobView, savepoint: CheckpointRecord, contents: Dependencies) -> None:
         self._view = view
         self._savepoint = savepoint
-        self._positions_of = positions_of
+        self._contents = contents
         self._operators = {operator.operator_id: operator for operator in view.operators}
 
     def parts(self, members: Iterable[Member]) -> dict[Member, CheckpointRecord | None]:
@@ -149,12 +176,13 @@ class PartChoice:
         :raises CheckpointDeclinedError: if a member cannot give a part any more, or the parts cannot be made consistent.
         """
         chosen = {member: self._part(member) for member in members}
-        for _ in range(MOST_ROUNDS):
+        # A chain of stages settles in as many rounds as it is long.
+        for _ in range(len(chosen) + MOST_ROUNDS):
             behind = self._behind(chosen)
             if not behind:
                 return chosen
             chosen |= {member: self._part(member, at_least=position) for member, (_, position) in behind.items()}
-        return self._require_settled(chosen)
+        raise _unsettled(self._behind(chosen))
 
     def _part(self, member: Member, at_least: int = 0) -> CheckpointRecord | None:
         operator = self._operators.get(member.operator_id)
@@ -168,10 +196,21 @@ class PartChoice:
     def _require_retained(
         self, member: Member, operator: OperatorRecord, pinned: CheckpointRecord | None, at_least: int
     ) -> None:
+        lost = self._rolled_back(member)
         if operator.pinned_checkpoint is not None and pinned is None and operator.pinned_checkpoint >= at_least:
-            raise _declined(
-                f"checkpoint {operator.pinned_checkpoint} of stage {member.uid!r} was rolled back while the savepoint was taken"
-            )
+            lost = operator.pinned_checkpoint
+        if lost is not None:
+            raise _declined(f"checkpoint {lost} of stage {member.uid!r} was rolled back while the savepoint was taken")
+
+    def _rolled_back(self, member: Member) -> int | None:
+        """Return a checkpoint from before the trigger that a restart or a rewind has rolled back since, if there is one."""
+        rows = [c for c in self._own(member) if c.generation == member.generation]
+        newest = max((c.checkpoint_id for c in rows if c.is_restorable), default=0)
+        restored = [a.restored_from for a in self._attempts(member.operator_id) if a.epoch > member.epoch]
+        lowest = min([newest, *(each for each in restored if each is not None)])
+        before = (c for c in rows if lowest < c.checkpoint_id < self._savepoint.checkpoint_id)
+        lost = [c.checkpoint_id for c in before if c.status is CheckpointStatus.SUBSUMED and c.unusable_reason is None]
+        return lost[-1] if lost else None
 
     def _first(
         self, member: Member, operator: OperatorRecord, usable: Sequence[CheckpointRecord]
@@ -190,47 +229,77 @@ class PartChoice:
         triggered = (self._savepoint.triggered_at, self._savepoint.checkpoint_id)
         return (checkpoint.completed_at or checkpoint.triggered_at, checkpoint.checkpoint_id) > triggered
 
+    def _own(self, member: Member) -> list[CheckpointRecord]:
+        rows = self._view.of_operator(member.operator_id)
+        return [c for c in rows if not c.properties.is_savepoint or c.properties.unclaimed]
+
+    def _attempts(self, operator_id: OperatorId) -> list[AttemptRecord]:
+        return [a for a in self._view.attempts if a.operator_id == operator_id]
+
     def _usable(self, member: Member) -> list[CheckpointRecord]:
-        rows = [c for c in self._view.of_operator(member.operator_id) if c.is_restorable and not c.has_open_commit]
+        rows = [c for c in self._own(member) if c.is_restorable and not c.has_open_commit]
         return [c for c in rows if c.generation == member.generation and c.unusable_reason is None]
 
     def _has_open_commit(self, member: Member) -> bool:
-        return any(c.awaits_commit for c in self._view.of_operator(member.operator_id))
+        return any(c.awaits_commit for c in self._own(member))
 
     def _behind(self, chosen: Mapping[Member, CheckpointRecord | None]) -> dict[Member, tuple[Member, int]]:
         """Return the members whose parts lack output that another part has listed, with the reader and the position."""
         members = {member.operator_id: member for member in chosen}
         behind: dict[Member, tuple[Member, int]] = {}
         for reader, part in chosen.items():
-            for operator_id, positions in ({} if part is None else self._positions_of(part)).items():
-                writer = members.get(operator_id)
-                if writer is not None:
-                    self._require_in_force(reader, writer, positions)
-                    written = chosen[writer]
-                    newest = max((*positions, behind.get(writer, (reader, 0))[1]), default=0)
-                    if written is not None and newest > written.checkpoint_id:
-                        behind[writer] = (reader, newest)
+            for operator_id, positions in self._positions_of(part).items():
+                writer = self._require_member(members, reader, operator_id)
+                written, newest = chosen[writer], max(positions)
+                if written is None:
+                    continue
+                self._require_in_force(reader, writer, written, positions)
+                if newest > max(written.checkpoint_id, behind.get(writer, (reader, 0))[1]):
+                    behind[writer] = (reader, newest)
         return behind
 
-    def _require_in_force(self, reader: Member, writer: Member, positions: Sequence[int]) -> None:
-        rows = {c.checkpoint_id: c for c in self._view.of_operator(writer.operator_id)}
-        attempts = [a for a in self._view.attempts if a.operator_id == writer.operator_id]
+    def _positions_of(self, part: CheckpointRecord | None) -> Positions:
+        found = {} if part is None else self._contents.positions_of(part)
+        return {operator_id: positions for operator_id, positions in found.items() if operator_id in self._operators}
+
+    def _require_member(self, members: Mapping[OperatorId, Member], reader: Member, operator_id: OperatorId) -> Member:
+        if operator_id not in members:
+            uid = self._operators[operator_id].uid
+            raise _declined(
+                f"stage {reader.uid!r} has listed the output of stage {uid!r}, which had no checkpoint when the savepoint was "
+                f"triggered; take the savepoint again when {uid!r} has completed one"
+            )
+        return members[operator_id]
+
+    def _require_in_force(
+        self, reader: Member, writer: Member, written: CheckpointRecord, positions: Sequence[int]
+    ) -> None:
+        cuts = [
+            (attempt.epoch, self._restored_by(attempt))
+            for attempt in self._attempts(writer.operator_id)
+            if attempt.epoch <= written.epoch
+        ]
         for position in positions:
-            row = rows.get(position)
-            if row is not None and (row.generation != writer.generation or _is_retracted(row, attempts)):
+            taken_by = self._epoch_of(position)
+            if taken_by is not None and any(epoch > taken_by and restored < position for epoch, restored in cuts):
                 raise _declined(
                     f"stage {reader.uid!r} has listed the output of checkpoint {position} of stage {writer.uid!r}, which has "
                     f"retracted it; run {reader.uid!r} again first"
                 )
 
-    def _require_settled(self, chosen: dict[Member, CheckpointRecord | None]) -> dict[Member, CheckpointRecord | None]:
-        behind = self._behind(chosen)
-        for writer, (reader, position) in behind.items():
-            raise _declined(
-                f"stages {writer.uid!r} and {reader.uid!r} read each other: {reader.uid!r} has listed the output of checkpoint "
-                f"{position} of {writer.uid!r}, and after {MOST_ROUNDS} rounds no parts were consistent"
-            )
-        return chosen
+    def _restored_by(self, attempt: AttemptRecord) -> int:
+        """Return the checkpoint of its own operator that an attempt has restored; 0 for a fresh start."""
+        rows = self._view.of_operator(attempt.operator_id)
+        restored = next((c for c in rows if c.checkpoint_id == attempt.restored_from), None)
+        if restored is not None and restored.properties.unclaimed:
+            return self._contents.copied_checkpoint(restored)
+        return attempt.restored_from or 0
+
+    def _epoch_of(self, checkpoint_id: int) -> int | None:
+        known = next((c for c in self._view.checkpoints if c.checkpoint_id == checkpoint_id), None)
+        row = known or self._contents.row(checkpoint_id)
+        # A row is removed long after its checkpoint; its readers have checked the position in each attempt since.
+        return None if row is None else row.epoch
 
 
 def _has_begun(view: JobView, operator: OperatorRecord) -> bool:
@@ -239,21 +308,32 @@ def _has_begun(view: JobView, operator: OperatorRecord) -> bool:
 
 
 def _status(view: JobView, operator: OperatorRecord) -> ExecutionStatus:
-    rows = [c for c in view.of_operator(operator.operator_id) if c.generation == operator.generation]
-    if any(c.is_restorable for c in rows):
+    completed = [c for c in view.of_operator(operator.operator_id) if c.completed_at is not None]
+    own = [c for c in completed if not c.properties.is_savepoint or c.properties.unclaimed]
+    current = [c for c in own if c.generation == operator.generation]
+    if any(c.is_restorable for c in current):
         return ExecutionStatus.RUNNING
-    has_had_state = any(c.completed_at is not None and not c.properties.is_savepoint for c in rows)
+    attempts = [a for a in view.attempts if a.operator_id == operator.operator_id]
+    is_begun = any(a.generation == operator.generation for a in attempts)
+    # A rewind to before the first checkpoint leaves the checkpoints of the generation before until a newer one completes.
+    is_rewound = any(c.is_restorable for c in own)
+    has_had_state = bool(current) or (not is_begun and not is_rewound and bool(own or _has_counted(view, operator)))
     return ExecutionStatus.FAILED if has_had_state else ExecutionStatus.FINISHED
 
 
-def _is_retracted(row: CheckpointRecord, attempts: Iterable[AttemptRecord]) -> bool:
-    # An attempt that restores an earlier checkpoint retracts the output of those that older attempts took after it.
-    return any(
-        a.epoch > row.epoch and a.restored_from is not None and a.restored_from < row.checkpoint_id
-        for a in attempts
-        if a.generation == row.generation
-    )
+def _has_counted(view: JobView, operator: OperatorRecord) -> bool:
+    # Maintenance removes old rows, but not the statistics.
+    records = (s for s in view.statistics if s.operator_id == operator.operator_id)
+    return any(OperatorStatistics.of(record).has_had_state for record in records)
 
 
 def _declined(why: str) -> CheckpointDeclinedError:
     return CheckpointDeclinedError(f"The savepoint of the job was declined: {why}.")
+
+
+def _unsettled(behind: Mapping[Member, tuple[Member, int]]) -> CheckpointDeclinedError:
+    writer, (reader, position) = min(behind.items(), key=lambda each: each[0].uid)
+    return _declined(
+        f"stages {writer.uid!r} and {reader.uid!r} read each other: {reader.uid!r} has listed the output of checkpoint "
+        f"{position} of {writer.uid!r}, and no parts were consistent"
+    )

@@ -102,9 +102,10 @@ class JobSavepoints:
 
     def request(self, request: RequestSavepoint) -> SnapshotRequest:
         """
-        Request a savepoint of an operator.
+        Request a savepoint of an operator, or with the id of the coordinator of several operators one of the whole job.
 
         :raises CheckpointNotFoundError: There is no such job or operator.
+        :raises ConcurrentAttemptError: Another savepoint of the whole job has not ended.
         :raises InvalidConfigurationError: The requested type is not a savepoint.
         """
         properties = transitions.properties_of(request)
@@ -112,14 +113,18 @@ class JobSavepoints:
             known = tx.request(request.request_key)
             if known is not None:
                 return known
-            _require_operator(tx, request.operator_id)
+            is_of_job = request.operator_id == ALIGNED_OPERATOR_ID
+            if is_of_job:
+                _require_none_of_job(tx)
+            else:
+                _require_operator(tx, request.operator_id)
             row = SnapshotRequest(
                 job_id=request.job_id,
                 request_key=request.request_key,
                 operator_id=request.operator_id,
-                properties=properties,
+                properties=replace(properties, force=False) if is_of_job else properties,
                 target=request.target,
-                requested_by=request.requested_by,
+                requested_by=request.requested_by or ("unknown" if is_of_job else ""),
                 requested_at=tx.now,
             )
             tx.save_request(row)
@@ -245,7 +250,7 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
-    if savepoint.status is CheckpointStatus.PENDING:
+    if savepoint.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING):
         # Aborted first, so that its writer cannot complete a savepoint without files.
         reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
         transitions.abort(tx, savepoint, reason, "disposed of before it was complete")
@@ -256,19 +261,28 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     return savepoint
 
 
+def _require_none_of_job(tx: JobTransaction) -> None:
+    # The pins of a second one would replace those of the first.
+    for request in tx.open_requests(ALIGNED_OPERATOR_ID):
+        raise ConcurrentAttemptError(
+            f"Expected no savepoint of the whole job {tx.job.name!r} in progress, found request {request.request_key} of "
+            f"{request.requested_at.isoformat(timespec='seconds')}; wait until it has ended.",
+            request_key=request.request_key,
+        )
+
+
 def _pin(tx: JobTransaction, operator_id: OperatorId, checkpoint_id: int) -> None:
     operator = _require_operator(tx, operator_id)
-    if operator.pinned_checkpoint == checkpoint_id:
-        return
     checkpoint = tx.checkpoint(checkpoint_id)
-    is_own = checkpoint is not None and checkpoint.operator_id == operator_id
-    if checkpoint is None or not is_own or not checkpoint.is_restorable:
+    # A checkpoint that is already pinned may have been rolled back since, or its stage may have started over.
+    if checkpoint is None or checkpoint_id not in {c.checkpoint_id for c in transitions.restorable(tx, operator)}:
         raise CheckpointNotFoundError(
             f"Expected checkpoint {checkpoint_id} of operator {operator.uid!r} of job {tx.job.name!r} to be retained, found "
             f"{'none' if checkpoint is None else checkpoint.status.value}; choose another one.",
             checkpoint_id=checkpoint_id,
         )
-    tx.save_operator(replace(operator, pinned_checkpoint=checkpoint_id))
+    if operator.pinned_checkpoint != checkpoint_id:
+        tx.save_operator(replace(operator, pinned_checkpoint=checkpoint_id))
 
 
 def _require_operator(tx: JobTransaction, operator_id: OperatorId) -> OperatorRecord:
@@ -396,7 +410,7 @@ def _take(
         return TakenSavepoint(uid=operator.uid, request_key=request.request_key, problem=str(error))
     if ended.pointer is None:
         # The savepoint was aborted while it was written, so this process deletes its files.
-        _delete(open_storage(attempt.storage_base if attempt else base), begun)
+        delete_files(open_storage(attempt.storage_base if attempt else base), begun)
     return ended
 
 
@@ -426,7 +440,8 @@ def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: Checkpoi
     )
 
 
-def _delete(storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
+def delete_files(storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
+    """Delete the files of a savepoint that has ended before it was complete, and log a failure."""
     from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 
     discarder = StorageDiscarder.of_checkpoint(storage, savepoint)

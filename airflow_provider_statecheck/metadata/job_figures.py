@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
     JobFigures,
@@ -47,16 +47,23 @@ class FiguresOfTransition:
         self._has_other_checkpoint = False
         self._has_other_failure = False
 
-    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord) -> None:
-        """Take note of a saved attempt."""
-        key = (record.operator_id, record.epoch)
-        if record.status is AttemptStatus.RUNNING:
-            self._running.add(key)
+    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord, *, is_first: bool) -> None:
+        """
+        Take note of a saved attempt.
+
+        :param is_first: Whether it is the first attempt of its operator.
+        """
+        is_of_stage = record.operator_id != ALIGNED_OPERATOR_ID
+        if record.status is AttemptStatus.RUNNING and is_of_stage:
+            self._running.add((record.operator_id, record.epoch))
         else:
-            self._running.discard(key)
+            self._running.discard((record.operator_id, record.epoch))
         if known is None or known.status is not record.status:
             self._has_other_status = True
-            self._add_failure(failure_of_attempt(record))
+            self._add_failure_of(record)
+        if is_first and is_of_stage:
+            # The failures of a coordinator of several operators count only in a job without stages.
+            self._has_other_failure |= self._figures.failed_at is not None
 
     def operator_saved(self, known: OperatorRecord | None, record: OperatorRecord) -> None:
         """Take note of a saved operator."""
@@ -129,6 +136,13 @@ class FiguresOfTransition:
             self._figures, checkpoint_id=checkpoint_id, completed_at=completed_at, full_size_bytes=size
         )
 
+    def _add_failure_of(self, attempt: AttemptRecord) -> None:
+        failure = failure_of_attempt(attempt)
+        if attempt.operator_id == ALIGNED_OPERATOR_ID:
+            self._has_other_failure |= failure is not None
+        else:
+            self._add_failure(failure)
+
     def _add_failure(self, failure: Failure | None) -> None:
         known = self._figures
         if failure is not None and (known.failed_at is None or failure > (known.failed_at, known.failure or "")):
@@ -138,7 +152,9 @@ class FiguresOfTransition:
         if self._running:
             newest = [AttemptStatus.RUNNING]
         else:
-            newest = [attempt.status for attempt in self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)]
+            attempts = self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)
+            of_stages = [a for a in attempts if a.operator_id != ALIGNED_OPERATOR_ID]
+            newest = [attempt.status for attempt in of_stages or attempts]
         has_attempts = newest or self._rows.execute(statements.HAS_ATTEMPTS).scalar()
         self._figures = replace(self._figures, status=status_of(newest) if has_attempts else None)
 

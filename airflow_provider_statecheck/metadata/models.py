@@ -200,7 +200,7 @@ class Acknowledgement(Base):
     job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
     checkpoint_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    attempt_id: Mapped[str] = mapped_column(String(255), nullable=False)
+    attempt_id: Mapped[str] = mapped_column(String(600), nullable=False)
     is_finished: Mapped[bool] = mapped_column(Boolean, nullable=False)
     manifest_uri: Mapped[str | None] = mapped_column(Text)
     manifest_size: Mapped[int] = mapped_column(BigInteger, nullable=False)

@@ -344,8 +344,9 @@ class SqlJobTransaction:
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
         known = self.attempt(record.operator_id, record.epoch)
-        self._figures.attempt_saved(known, record)
-        self._dags.attempt_saved(known or self.attempt(record.operator_id, record.epoch - 1), record)
+        earlier = known or self.attempt(record.operator_id, record.epoch - 1)
+        self._figures.attempt_saved(known, record, is_first=earlier is None)
+        self._dags.attempt_saved(earlier, record)
         self._rows.save(ATTEMPTS, record)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:

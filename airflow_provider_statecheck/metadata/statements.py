@@ -21,6 +21,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    not_,
     null,
     or_,
     select,
@@ -28,7 +29,7 @@ from sqlalchemy import (
 )
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedAttempts, EndedCheckpoints
@@ -187,7 +188,14 @@ NEWEST_CHECKPOINT_OF_JOB = (
     .limit(1)
 )
 """The checkpoint of any operator that was completed last, of the restorable ones."""
-_is_failed_attempt = and_(given(_attempt.job_id), _attempt.status.in_([AttemptStatus.FAILED, AttemptStatus.FENCED]))
+_of_stage = ATTEMPTS.table.alias("of_stage").c
+_has_stages = exists().where(given(_of_stage.job_id), _of_stage.operator_id != ALIGNED_OPERATOR_ID)
+_is_failed_attempt = and_(
+    given(_attempt.job_id),
+    _attempt.status.in_([AttemptStatus.FAILED, AttemptStatus.FENCED]),
+    # As ``JobView.attempts_of_stages``.
+    or_(_attempt.operator_id != ALIGNED_OPERATOR_ID, not_(_has_stages)),
+)
 _is_failed_checkpoint = and_(
     given(_checkpoint.job_id),
     _checkpoint.status == CheckpointStatus.ABORTED,

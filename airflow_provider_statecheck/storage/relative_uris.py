@@ -1,4 +1,4 @@
-"""URIs in metadata files: their relative forms, which remain valid when the file is moved with its directory."""
+"""Relative URIs in metadata files, which remain valid if the file moves with its directory."""
 
 from __future__ import annotations
 

@@ -44,14 +44,15 @@ def job_list(views: Iterable[JobView], page: JobsPage) -> JobList:
 
 def overview_of(view: JobView) -> JobOverview:
     """Return the overview of a job."""
-    newest_attempts = [view.current_attempt(operator) for operator in view.operators]
+    epochs = {operator.operator_id: operator.epoch for operator in view.operators}
+    attempts = view.attempts_of_stages
     newest = _newest_checkpoint(view)
-    failures = (*map(failure_of_attempt, view.attempts), *map(failure_of_checkpoint, view.checkpoints))
+    failures = (*map(failure_of_attempt, attempts), *map(failure_of_checkpoint, view.checkpoints))
     last = max(filter(None, failures), default=None)
     return JobOverview(
         job_id=view.job.job_id,
         name=view.job.name,
-        status=status_of(a.status for a in newest_attempts if a is not None),
+        status=status_of(a.status for a in attempts if a.epoch == epochs[a.operator_id]),
         seen_at=view.job.seen_at,
         operators=len({a.operator_id for a in view.attempts}),
         dag_ids=view.dag_ids,

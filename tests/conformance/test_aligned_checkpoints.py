@@ -12,12 +12,13 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, CoordinatorRows
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -139,6 +140,26 @@ class AlignedContract:
         second.tick()
         assert second.future_of("k").result(0).checkpoint_id == 1
 
+    def test_late_finalizer_writes_no_metadata_of_a_deleted_checkpoint(
+        self, job: AlignedJob, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        late, other = job.coordinator(), job.coordinator()
+        late.trigger_checkpoint(CHECKPOINT)
+        late.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+        held: list[AcknowledgedCheckpoint] = []
+        with monkeypatch.context() as paused:
+            paused.setattr(late._finalizer, "finalize", held.append)
+            late.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
+        job.pass_time(600)
+        other.tick()
+        other.trigger_checkpoint(CHECKPOINT)
+        job.acknowledge_all(other, 2)
+        assert job.status(1) == "subsumed"
+        # The references of its manifest are gone with the checkpoint.
+        monkeypatch.setattr("airflow_provider_statecheck.checkpoint.aligned.completion.contents", lambda *_: [])
+        late._finalizer.try_finalize(held[0])
+        assert job.directories() == {"chk-2"}
+
     def test_a_clock_that_was_far_ahead_holds_up_no_finalization(self, job: AlignedJob) -> None:
         plan = StepPlan()
         first = faulty(job, plan)
@@ -167,6 +188,21 @@ def faulty(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
     )
     sick.leader = leader
     return sick.coordinator()  # type: ignore[no-any-return]
+
+
+def retried(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
+    """Return a coordinator whose transitions a plan counts, and which repeats them as a client of the API does."""
+    leader = job.leader or job.lead()
+    sick = AlignedJob(
+        job.jobs,
+        job.storage,
+        job.clock,
+        tasks=job.tasks,
+        savepoint_dir=job.savepoint_dir,
+        rows=retrying(FaultyRows(job.rows, plan), sleep=lambda _: None),  # type: ignore[arg-type]
+    )
+    sick.leader, sick.failed = leader, job.failed
+    return sick.coordinator(tolerable=0)
 
 
 def scenario(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -216,6 +252,42 @@ def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: StepFa
     assert points > 20
     for point in range(1, points + 1):
         require_no_loss(in_memory(tmp_path / f"{fault}-{point}"), fault, point)
+
+
+def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(tmp_path: Path) -> None:
+    plan = StepPlan()
+    expected = consequences(in_memory(tmp_path / "none"), plan)
+    assert plan.steps > 20
+    for point in range(1, plan.steps + 1):
+        lost = StepPlan(point=point, fault=StepFault.ERROR_AFTER)
+        assert consequences(in_memory(tmp_path / str(point)), lost) == expected, point
+
+
+def consequences(job: AlignedJob, plan: StepPlan) -> tuple[Any, ...]:
+    """Take checkpoints, of which one is declined, one expires and one is taken over; return what changes and who is told."""
+    coordinator = retried(job, plan)
+    scenario(job, coordinator)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.pass_time(100_000)
+    coordinator.tick()
+    leave_finalizing(job)
+    job.pass_time(600)
+    coordinator.shutdown()
+    heard = [task.heard(each) for task in job.tasks for each in ("complete", "aborted")]
+    return [(c.checkpoint_id, c.status) for c in rows(job)], heard, len(job.failed.causes), job.directories()
+
+
+def leave_finalizing(job: AlignedJob) -> None:
+    """Take a checkpoint with a process that ends before it has finalized it."""
+    plan = StepPlan()
+    ending = faulty(job, plan)
+    number = ending.trigger_checkpoint(CHECKPOINT).checkpoint_id
+    assert number is not None
+    ending.receive_acknowledge_message(job.acknowledgement(job.tasks[0], number))
+    plan.point = plan.steps + 4
+    with pytest.raises(Crash):
+        ending.receive_acknowledge_message(job.acknowledgement(job.tasks[1], number))
+    assert job.status(number) == "finalizing"
 
 
 @pytest.mark.soak

@@ -329,7 +329,56 @@ class InPlaceRestoreContract(RunsOfAJob):
             self.requests(gateway)
         )
 
+    def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(
+        self, gateway: AttemptCoordinator, restoring: JobRestoring
+    ) -> None:
+        for uid in ("aggregate", "late"):
+            self.week(gateway, 1, uid=uid)
+        self.restore(restoring, self.part(1, 1))
+        own = replace(self.part(1, 1, uid="late").source, pointer=OTHER, part="", problem="gone")
+        for status in (FAILED, None):
+            late = self.begin(gateway, day(1, clear_marker=AGAIN), uid="late", restore_from=own)
+            assert (late.is_restore, late.candidates, late.restore_from) == (False, (), None)
+            if status is not None:
+                self.fail(gateway, late)
+
     # The request
+
+    @pytest.mark.usefixtures("three_days")
+    def test_a_part_that_another_job_took_shares_no_ids_with_this_one(
+        self, gateway: AttemptCoordinator, restoring: JobRestoring
+    ) -> None:
+        retained = self.ids(gateway)
+        (done,) = self.restore(restoring, replace(self.part(2, 3), is_foreign=True)).operators
+        assert [c.checkpoint_id for c in reversed(done.taken_back)] == retained
+        assert done.warning == ""
+        self.restored_run(gateway, 2)
+        assert self.operator(gateway).first_run == ""
+
+    def test_a_part_from_before_a_fresh_start_comes_with_a_warning(
+        self, gateway: AttemptCoordinator, restoring: JobRestoring
+    ) -> None:
+        part = self.part(1, 2)
+        self.week(gateway, 1)
+        assert self.restore(restoring, part, dry_run=True).operators[0].warning == ""
+        self.work(gateway, day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART)
+        (done,) = self.restore(restoring, part).operators
+        assert "'aggregate' has started over since its part was taken" in done.warning
+        assert self.restore(restoring, part).operators == (done,)
+        self.fail(gateway, self.begin(gateway, day(1)))
+        (again,) = self.restore(restoring, part).operators
+        assert again.warning == done.warning
+
+    @pytest.mark.usefixtures("three_days")
+    def test_a_part_from_before_a_restore_in_place_comes_without_a_warning(
+        self, gateway: AttemptCoordinator, restoring: JobRestoring
+    ) -> None:
+        self.restore(restoring)
+        self.fail(gateway, self.begin(gateway, day(2)))
+        self.restored_run(gateway, 2)
+        assert self.operator(gateway).generation == 3
+        (done,) = self.restore(restoring).operators
+        assert done.warning == ""
 
     @pytest.mark.usefixtures("three_days")
     def test_the_result_names_what_is_taken_back(self, restoring: JobRestoring) -> None:

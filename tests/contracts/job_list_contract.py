@@ -216,6 +216,30 @@ class JobListContract:
         assert not self.only(store, readable_dag_ids=frozenset(["daily"])).is_of_unknown_dag
         assert not store.describe(JOB).is_of_unknown_dag
 
+    def test_who_takes_a_savepoint_of_the_whole_job_makes_it_neither_running_nor_failed(
+        self, coordinator: AttemptCoordinator, store: JobStore
+    ) -> None:
+        coordinator.finish(FinishAttempt(attempt=self.begin(coordinator), status=AttemptStatus.FINISHED))
+        owner = make_owner(airflow=())
+        for _ in range(2):
+            AlignedCheckpoints(store).lead(make_leadership(owner=owner))
+        overview = self.only(store)
+        assert (overview.status, overview.failed_at) == (ListedStatus.FINISHED, None)
+
+    def test_the_failures_of_a_program_with_its_own_coordinator_count_until_a_stage_begins(
+        self, coordinator: AttemptCoordinator, store: JobStore
+    ) -> None:
+        for _ in range(2):
+            AlignedCheckpoints(store).lead(make_leadership())
+        overview = self.only(store)
+        assert (overview.status, overview.failure) == (
+            ListedStatus.RUNNING,
+            "attempt 1 was replaced or abandoned before it ended",
+        )
+        coordinator.finish(FinishAttempt(attempt=self.begin(coordinator), status=AttemptStatus.FINISHED))
+        overview = self.only(store)
+        assert (overview.status, overview.failed_at, overview.failure) == (ListedStatus.FINISHED, None, None)
+
     def test_a_rewound_job_is_listed_with_the_checkpoint_of_the_run_before(
         self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
     ) -> None:

@@ -6,10 +6,12 @@ A subclass gives the store as the fixture ``store``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
@@ -131,6 +133,28 @@ class SavepointContract:
             with pytest.raises(CheckpointNotFoundError, match="to be retained"):
                 savepoints.pin(PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts=parts))
         assert self.pinned(store) == []
+
+    def test_a_pinned_checkpoint_that_is_not_retained_any_more_is_not_pinned_again(
+        self, store: JobStore, savepoints: JobSavepoints, ended: AttemptRef, pending: CheckpointRecord
+    ) -> None:
+        message = PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1})
+        savepoints.pin(message)
+        with store.transaction(JOB) as tx:
+            transitions.roll_back(tx, [c for c in tx.open_checkpoints(ended.operator_id) if c.checkpoint_id == 1])
+        with pytest.raises(CheckpointNotFoundError, match="to be retained"):
+            savepoints.pin(message)
+
+    def test_a_checkpoint_from_before_a_fresh_start_is_not_pinned(
+        self,
+        coordinator: AttemptCoordinator,
+        savepoints: JobSavepoints,
+        ended: AttemptRef,
+        pending: CheckpointRecord,
+    ) -> None:
+        cleared = make_registration(owner=make_owner(clear_marker="cleared"), on_clear=OnClear.RESTART)
+        assert coordinator.register(cleared).generation == 2
+        with pytest.raises(CheckpointNotFoundError, match="to be retained"):
+            savepoints.pin(PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1}))
 
     def test_only_a_pending_savepoint_of_the_whole_job_pins(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
@@ -447,6 +471,19 @@ class SavepointContract:
         savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JOB))
         late = savepoints.end(self.ending(begun))
         assert late.status is CheckpointStatus.ABORTED
+
+    def test_a_savepoint_of_the_whole_job_that_is_being_finalized_fails_once_it_is_disposed(
+        self, store: JobStore, savepoints: JobSavepoints, ended: AttemptRef, pending: CheckpointRecord
+    ) -> None:
+        savepoints.pin(PinParts(job_id=JOB, checkpoint_id=pending.checkpoint_id, parts={ended.operator_id: 1}))
+        with store.transaction(JOB) as tx:
+            finalizing = replace(pending, status=CheckpointStatus.FINALIZING, lease_until=tx.now)
+            tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
+        disposed = savepoints.dispose(DisposeSavepoint(pointer=pending.location, job_id=JOB)).checkpoint
+        assert disposed is not None
+        assert disposed.status is CheckpointStatus.ABORTED
+        assert [r.status for r in store.describe(JOB).requests] == [RequestStatus.FAILED]
+        assert self.pinned(store) == []
 
     def test_a_directory_without_metadata_is_found_by_its_name(
         self, savepoints: JobSavepoints, ended: AttemptRef

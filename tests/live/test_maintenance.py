@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, new_key
 from airflow_provider_statecheck.checkpoint.layout import epoch_name, shared_uri
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, RequestStatus
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.live.deployment import Deployment
 from tests.live.runs import StageRun
 
@@ -26,6 +29,21 @@ def _orphan(deployment: Deployment, run: StageRun) -> Path:
     return folder
 
 
+def _request_savepoint(deployment: Deployment, run: StageRun) -> str:
+    """Request a savepoint of the whole job, which the maintenance Dag has to take."""
+    job, key = run.job().job, new_key()
+    JobSavepoints(deployment.store()).request(
+        RequestSavepoint(
+            job_id=job.job_id,
+            operator_id=ALIGNED_OPERATOR_ID,
+            request_key=key,
+            target=f"file://{deployment.folder}/savepoints",
+            requested_by="a test",
+        )
+    )
+    return key
+
+
 def _retained(run: StageRun) -> list[CheckpointRecord]:
     return [c for c in run.job().checkpoints if c.status is CheckpointStatus.COMPLETED]
 
@@ -42,11 +60,14 @@ def test_it_deletes_orphans_keeps_what_is_retained_and_verifies_it(deployment: D
     before = _retained(run)
     assert before
 
+    key = _request_savepoint(deployment, run)
     deployment.api.unpause(DAG_ID)
     upkeep = StageRun(deployment, DAG_ID, "upkeep")
     upkeep.trigger()
     assert upkeep.wait_for_end() == "success", deployment.api.tasks(DAG_ID, "upkeep")
 
+    [request] = [r for r in run.job().requests if r.request_key == key]
+    assert request.status is RequestStatus.COMPLETED, request.failure_message
     assert not orphan.exists()
-    assert _retained(run) == before
+    assert [c for c in _retained(run) if not c.properties.is_savepoint] == before
     assert all(Path(c.metadata_uri.removeprefix("file://")).exists() for c in before if c.metadata_uri)

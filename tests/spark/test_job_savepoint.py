@@ -172,3 +172,8 @@ def test_a_pipeline_that_was_put_back_gives_the_output_of_an_undisturbed_one(
     assert between != undisturbed["report"], "the second day is not there yet"
     second_day(running)
     assert running.outputs() == undisturbed
+
+    again = new_key()
+    running.service.request(running.tries.view(), request_key=again)
+    request, _ = running.service.wait_for(job_id_of(JOB), again, 0)
+    assert request.status is RequestStatus.COMPLETED, "a pipeline with readers has savepoints after a restore, too"

@@ -33,6 +33,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     RemoveHandles,
     ReportFailure,
     RequestOutcome,
+    RequireFinalizing,
     Resign,
     TakeLeadership,
     TakenOver,
@@ -44,6 +45,7 @@ from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_savepoint_of
 from airflow_provider_statecheck.checkpoint.messages import (
+    HIGHEST_ID,
     LONGEST_CHECKPOINT,
     AttemptRef,
     OpenEffects,
@@ -99,7 +101,12 @@ class AlignedCheckpoints:
                 tx.save_attempt(replace(attempt, status=AttemptStatus.FINISHED, ended_at=tx.now))
 
     def count_ids(self, request: CountIds) -> int:
-        """Return the next checkpoint id, which a draw allocates."""
+        """
+        Return the next checkpoint id, which a draw allocates.
+
+        :raises InvalidConfigurationError: if the id is out of range.
+        """
+        require("at_least", request.at_least, lambda i: 1 <= i <= HIGHEST_ID + 1, f"1 to {HIGHEST_ID + 1}")
         with self._transition(request.leader) as (tx, _):
             if request.at_least > tx.job.next_checkpoint_id:
                 tx.set_next_checkpoint_id(request.at_least)
@@ -135,6 +142,7 @@ class AlignedCheckpoints:
         :raises InvalidConfigurationError: if the location or the timeout is not valid.
         """
         _require_seconds("timeout_seconds", request.timeout_seconds)
+        _require_distinct(request)
         with self._transition(request.leader) as (tx, leader):
             return transitions.begin(tx, leader, request)
 
@@ -167,6 +175,15 @@ class AlignedCheckpoints:
                 finalizing=tuple(_acknowledged(tx, c) for c in taken),
                 pending=tuple(_acknowledged(tx, c) for c in earlier),
             )
+
+    def require_finalizing(self, request: RequireFinalizing) -> None:
+        """
+        Require that a finalizer still holds a checkpoint.
+
+        :raises CoordinatorError: if the checkpoint has ended or another finalizer holds it.
+        """
+        with self._transition(request.leader) as (tx, _):
+            transitions.require_finalizing(tx, request)
 
     def adopt(self, request: AdoptSnapshot) -> int:
         """
@@ -272,7 +289,7 @@ class AlignedCheckpoints:
 
     def report_failure(self, request: ReportFailure) -> None:
         """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""
-        with self._jobs.transaction(request.leader.job_id) as tx:
+        with self._transition(request.leader) as (tx, _):
             transitions.report_failure(tx, request)
 
     def describe(self, job_id: JobId) -> JobView:
@@ -287,6 +304,12 @@ class AlignedCheckpoints:
     def _transition(self, leader: AttemptRef) -> Iterator[tuple[JobTransaction, AttemptRecord]]:
         with self._jobs.transaction(leader.job_id) as tx:
             yield tx, require_running(tx, leader)
+
+
+def _require_distinct(request: BeginCheckpoint) -> None:
+    ids = [task.operator_id for task in request.awaited]
+    is_valid = len(set(ids)) == len(ids) and ALIGNED_OPERATOR_ID not in ids
+    require("awaited", ids, lambda _: is_valid, "tasks of different operators")
 
 
 def _require_seconds(key: str, seconds: float) -> None:
@@ -360,6 +383,11 @@ def _completed(tx: JobTransaction, finalizing: CheckpointRecord, handle: PutHand
 
 def _adopted(tx: JobTransaction, leader: AttemptRecord, handle: PutHandle) -> CheckpointRecord:
     _require_owned(tx, leader, handle.location, handle)
+    # An id that is not drawn yet would collide with a later checkpoint of the job.
+    drawn = tx.job.next_checkpoint_id
+    require(
+        "checkpoint_id", handle.checkpoint_id, lambda i: 1 <= i < drawn, f"an id that is drawn, from 1 to {drawn - 1}"
+    )
     pending = CheckpointRecord(
         job_id=leader.job_id,
         checkpoint_id=handle.checkpoint_id,

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgeAligned,
     AcknowledgedCheckpoint,
     Assessment,
+    RequireFinalizing,
     TakenOver,
     TakeOver,
     Verdict,
@@ -35,7 +36,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     unreferenced_streams,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.exceptions import (
@@ -197,7 +198,7 @@ class CheckpointFinalizer:
         """
         components, lease_seconds = self._components, self._components.lease.total_seconds()
         taken = components.rows.take_over(
-            TakeOver(leader=components.leader, finalizer=components.name, lease_seconds=lease_seconds, is_new=is_new)
+            TakeOver(leader=components.leader, finalizer=new_key(), lease_seconds=lease_seconds, is_new=is_new)
         )
         for acknowledged in taken.finalizing:
             self.try_finalize(acknowledged)
@@ -231,7 +232,19 @@ class CheckpointFinalizer:
         content = merged(contents(self._components.storage, acknowledgements))
         states = {state.operator_id: state for state in content.operator_states}
         require_whole_union_states(states, acknowledgements)
+        self._require_finalizing(acknowledged.checkpoint)
         return completed_of(filled, content, self._components.storage.write_metadata(filled, content))
+
+    def _require_finalizing(self, record: CheckpointRecord) -> None:
+        # The files of a checkpoint that was completed elsewhere may be deleted by now, and a write would leave new ones.
+        self._components.rows.require_finalizing(
+            RequireFinalizing(
+                leader=self._components.leader,
+                checkpoint_id=record.checkpoint_id,
+                finalizer=record.finalizer,
+                lease_until=record.lease_until,
+            )
+        )
 
     def _add(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint | None:
         return self._components.completed_store.add_checkpoint_and_subsume_oldest(

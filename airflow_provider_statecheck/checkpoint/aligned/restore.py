@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     RestoreMode,
 )
-from airflow_provider_statecheck.checkpoint.savepoint_restore import require_claimable
+from airflow_provider_statecheck.checkpoint.savepoint_restore import require_claimable, whole_job_not_claimable
 from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
@@ -111,6 +111,8 @@ class StateRestorer:
         :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
         """
         found = self._components.storage.resolve_checkpoint(pointer)
+        if mode is RestoreMode.CLAIM and found.parts:
+            raise whole_job_not_claimable(pointer)
         if mode is RestoreMode.CLAIM:
             require_claimable(found.external_pointer, found.metadata_uri)
         self._components.completed_store.recover()

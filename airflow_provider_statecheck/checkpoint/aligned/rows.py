@@ -14,8 +14,8 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
@@ -172,6 +172,7 @@ class TakeOver:
 
     leader: AttemptRef
     finalizer: str
+    """New key of the call, which holds what it takes over; a repeated message returns the same checkpoints."""
     lease_seconds: float
     is_new: bool = False
     """Whether the coordinator has just started, and also needs the pending checkpoints of earlier leaders."""
@@ -185,6 +186,16 @@ class TakenOver:
     """The checkpoints that it must finalize."""
     pending: tuple[AcknowledgedCheckpoint, ...] = ()
     """The pending checkpoints of earlier leaders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequireFinalizing:
+    """Asks whether a finalizer still holds a checkpoint."""
+
+    leader: AttemptRef
+    checkpoint_id: int
+    finalizer: str | None
+    lease_until: datetime | None
 
 
 class AbortScope(StrEnum):
@@ -221,6 +232,8 @@ class AbortCheckpoints:
     lease_until: datetime | None = None
     uids: dict[str, str] = field(default_factory=dict)
     """Uids by operator id, with which the failure message of an expired checkpoint names the operators it awaits."""
+    abort_key: str = field(default_factory=new_key)
+    """Idempotency key of the client; the same key returns the same checkpoints and aborts no others."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", storable_text(self.message))
@@ -291,6 +304,9 @@ class PutHandle:
     """Number of operators with state."""
     version: int | None = None
     """Version of the handle whose properties are replaced; ``None`` to add a handle."""
+
+    def __post_init__(self) -> None:
+        require("completed_at", self.completed_at, lambda time: time.tzinfo is not None, "a time with a time zone")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,6 +429,10 @@ class CoordinatorRows(Protocol):
 
     def take_over(self, request: TakeOver) -> TakenOver:
         """Take over the finalizations whose lease has expired."""
+        ...
+
+    def require_finalizing(self, request: RequireFinalizing) -> None:
+        """Require that a finalizer still holds a checkpoint, whose directory may otherwise be deleted."""
         ...
 
     def adopt(self, request: AdoptSnapshot) -> int:

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     BeginCheckpoint,
     ChooseRequest,
     ReportFailure,
+    RequireFinalizing,
     TakeLeadership,
     Verdict,
 )
@@ -44,6 +45,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.checkpoint.texts import storable_text
+from airflow_provider_statecheck.exceptions import CoordinatorError
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"
@@ -54,6 +56,8 @@ _ENDED = (
     CheckpointStatus.DISPOSED,
     CheckpointStatus.ABORTED,
 )
+_FREQUENT = (AbortScope.EXPIRED, AbortScope.OLDER)
+"""The aborts at every tick or completed checkpoint, which read open rows only."""
 
 
 def lead(tx: JobTransaction, request: TakeLeadership) -> AttemptRef:
@@ -294,22 +298,50 @@ def _record_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: i
 
 
 def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[CheckpointRecord]:
-    """Assign the checkpoints whose lease has expired to another finalizer."""
-    expired = [
-        c for c in of_status(tx, CheckpointStatus.FINALIZING) if c.lease_until is None or c.lease_until <= tx.now
-    ]
-    taken = [replace(c, finalizer=finalizer, lease_until=tx.now + lease) for c in expired]
-    for checkpoint in taken:
-        tx.update_checkpoint(checkpoint, expected=CheckpointStatus.FINALIZING)
-    return taken
+    """Assign the checkpoints whose lease has expired to another finalizer, and return all that it holds."""
+    for each in of_status(tx, CheckpointStatus.FINALIZING):
+        if each.lease_until is None or each.lease_until <= tx.now:
+            taken = replace(each, finalizer=finalizer, lease_until=tx.now + lease)
+            tx.update_checkpoint(taken, expected=CheckpointStatus.FINALIZING)
+    # A repeated message also returns what the first one has taken over.
+    return [c for c in of_status(tx, CheckpointStatus.FINALIZING) if c.finalizer == finalizer]
+
+
+def require_finalizing(tx: JobTransaction, message: RequireFinalizing) -> None:
+    """
+    Require that a finalizer still holds a checkpoint.
+
+    :raises CoordinatorError: if the checkpoint has ended or another finalizer holds it.
+    """
+    found, holder = tx.checkpoint(message.checkpoint_id), (message.finalizer, message.lease_until)
+    if found is None or found.status is not CheckpointStatus.FINALIZING:
+        status = "none" if found is None else found.status.value
+        raise CoordinatorError(f"Expected checkpoint {message.checkpoint_id} to be finalizing, found {status}.")
+    if (found.finalizer, found.lease_until) != holder:
+        raise CoordinatorError(f"Expected to finalize checkpoint {message.checkpoint_id}, found another finalizer.")
 
 
 def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecord]:
-    """Abort the checkpoints of a scope, and fail their requests and the queued ones of the scope."""
+    """
+    Abort the checkpoints of a scope, and fail their requests and the queued ones of the scope.
+
+    A repeated message returns the checkpoints that it aborted before, and has no further effect.
+    """
+    before = _aborted_before(tx, message)
+    if before:
+        return before
     if message.scope in (AbortScope.REQUEST, AbortScope.EVERYTHING):
         _fail_queued(tx, message)
     chosen = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if _includes(tx, message, c)]
-    return [rows.abort(tx, c, message.reason, _failure_message(tx, message, c)) for c in chosen]
+    keyed = [replace(c, finalizer=message.abort_key) for c in chosen]
+    return [rows.abort(tx, c, message.reason, _failure_message(tx, message, c)) for c in keyed]
+
+
+def _aborted_before(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecord]:
+    # The files may be deleted before a delayed message arrives; then only the view contains the rows.
+    is_frequent = message.scope in _FREQUENT
+    known = tx.open_checkpoints(ALIGNED_OPERATOR_ID) if is_frequent else tx.view().checkpoints
+    return [c for c in known if c.status is CheckpointStatus.ABORTED and c.finalizer == message.abort_key]
 
 
 def _fail_queued(tx: JobTransaction, message: AbortCheckpoints) -> None:
@@ -348,10 +380,20 @@ def _failure_message(tx: JobTransaction, message: AbortCheckpoints, checkpoint: 
     if message.scope is not AbortScope.EXPIRED:
         return message.message
     tasks = (a for a in tx.acknowledgements(checkpoint.checkpoint_id) if a.operator_id != ALIGNED_OPERATOR_ID)
-    awaited = sorted(message.uids.get(a.operator_id, a.operator_id) for a in tasks if not a.is_acknowledged)
+    awaited = [a.operator_id for a in tasks if not a.is_acknowledged]
     if not awaited:
         return message.message
-    return storable_text(f"The checkpoint expired before {', '.join(map(repr, awaited))} had acknowledged")
+    missing = [o for o in awaited if not checkpoint.properties.is_savepoint or not _is_pinned(tx, o)]
+    if not missing:
+        return "The savepoint expired before the copies of its parts were finished"
+    uids = sorted(message.uids.get(each, each) for each in missing)
+    return storable_text(f"The checkpoint expired before {', '.join(map(repr, uids))} had acknowledged")
+
+
+def _is_pinned(tx: JobTransaction, operator_id: OperatorId) -> bool:
+    # A stage whose part is chosen has given it, and acknowledges when all parts are copied.
+    operator = tx.operator(operator_id)
+    return operator is not None and operator.pinned_checkpoint is not None
 
 
 def fail_request(

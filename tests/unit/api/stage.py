@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.aligned.rows import CountIds
 from airflow_provider_statecheck.checkpoint.codec import encode
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.testing.messages import make_leadership
 from tests.job_savepoints import begin_savepoint
 from tests.unit.api.server import MAINTENANCE, ApiServer, Attempt
@@ -85,15 +87,22 @@ class Stage:
         return self._metadata_of(self.pending)
 
     def savepoint_of_job(self) -> int:
-        """Begin a savepoint of the whole job."""
+        """Begin a savepoint of the whole job, or return the pending one."""
+        view = self.api.services.coordinator.describe(JobId(self.attempt.job_id))
+        rows = view.of_operator(ALIGNED_OPERATOR_ID)
+        pending = [c.checkpoint_id for c in rows if c.status is CheckpointStatus.PENDING]
+        if pending:
+            return pending[0]
         name = self.api.services.coordinator.describe(JobId(self.attempt.job_id)).job.name
         return begin_savepoint(self.api.services.aligned, OperatorId(self.idle_operator()), name).checkpoint_id
 
     def leader(self) -> dict[str, Any]:
-        """Return a new leader of the aligned checkpoints of the job."""
+        """Return a new leader of the aligned checkpoints of the job, which has drawn the ids of the examples."""
         name = self.api.services.coordinator.describe(JobId(self.attempt.job_id)).job.name
-        leader: dict[str, Any] = encode(self.api.services.aligned.lead(make_leadership(job_name=name)))
-        return leader
+        leader = self.api.services.aligned.lead(make_leadership(job_name=name))
+        self.api.services.aligned.count_ids(CountIds(leader=leader, at_least=15))
+        encoded: dict[str, Any] = encode(leader)
+        return encoded
 
     def _metadata_of(self, checkpoint_id: int) -> dict[str, Any]:
         checkpoint = self.api.services.coordinator.checkpoint(JobId(self.attempt.job_id), checkpoint_id)

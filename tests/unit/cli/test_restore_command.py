@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, OnClear
 from airflow_provider_statecheck.cli.restore_commands import tasks_to_run
 from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
@@ -160,6 +160,32 @@ def test_parts_of_stages_that_are_gone_are_listed(saved, run):
     rows = json.loads(run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json").out)
     assert [(row["operator"], row["start"]) for row in rows[-1:]] == [("loads[b]", "not in the job")]
     assert len(view_of(saved).actions) == 3
+
+
+def test_a_part_that_another_job_took_takes_back_all_checkpoints(saved, run):
+    uri = f"{saved.pointer}/{METADATA_FILE}"
+    document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
+    parts = [replace(part, job_id=job_id_of("other")) for part in document.parts]
+    local_path(uri).write_bytes(encode_metadata(replace(document, parts=tuple(parts)), uri=uri))
+    rows = json.loads(run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json").out)
+    assert {row["operator"]: row["rolled_back"] for row in rows} == {
+        "count": [6, 5, 4],
+        "late": [7],
+        "load": [3, 2, 1],
+    }
+
+
+def test_a_stage_that_has_started_over_is_named(saved, run):
+    uri = f"{saved.pointer}/{METADATA_FILE}"
+    document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
+    only = replace(document.parts[0], uid="late")
+    local_path(uri).write_bytes(encode_metadata(replace(document, parts=(only,)), uri=uri))
+    owner = owner_of(3, "late", clear_marker=AGAIN)
+    attempt = saved.attempt(uid="late", owner=owner, num_retained=5, on_clear=OnClear.RESTART)
+    attempt.finish(AttemptStatus.FINISHED)
+    outcome = run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json")
+    [warning] = [line for line in outcome.err.splitlines() if "started over" in line]
+    assert warning.startswith("Operator 'late' has started over since its part was taken")
 
 
 @pytest.mark.parametrize("kind", ["of another job", "of one stage", "damaged", "not there"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, RequestStatus
 from airflow_provider_statecheck.exceptions import StateCheckError
@@ -46,12 +46,14 @@ def take_savepoint(job: SavedJob, plan: StepPlan) -> None:
     loaded = job.take(running)
     survived(job.serve, job, sound)
     job.service = sound
+    running.finish(AttemptStatus.FINISHED)
     for _ in range(3):
         # Longer than the lease of a finalizer that has ended.
         job.stage.clock.advance(120)
         job.serve()
-    running.finish(AttemptStatus.FINISHED)
-    if job.outcome(key).failure_reason == CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE.value:
+    if job.outcome(key).status is RequestStatus.FAILED:
+        # An error, in contrast to the end of a process, fails a savepoint that is triggered or finalized.
+        assert not plan.fault.is_crash
         assert not CheckpointStorage.open(job.target).list_files(job.target)
         key = job.request()
         job.serve()
@@ -59,15 +61,16 @@ def take_savepoint(job: SavedJob, plan: StepPlan) -> None:
 
 
 def requested(job: SavedJob, sound: WholeJobSavepoints) -> str:
-    """Request a savepoint until it is triggered; a request whose trigger failed is over, and leaves no files."""
-    keys = [new_key(), new_key()]
-    for key in keys:
-        survived(lambda: job.service.request(job.view, request_key=key), job, sound)  # noqa: B023
-        sound.request(job.view, request_key=key) if not job.has(key) else sound.take(job.view.job.job_id)
-        if job.outcome(key).status.is_open:
-            return key
-        assert not CheckpointStorage.open(job.target).list_files(job.target)
-    raise AssertionError(job.outcome(key).failure_message)
+    """Request a savepoint, again if the request has failed."""
+    key = new_key()
+    survived(lambda: job.service.request(job.view, request_key=key), job, sound)
+    if job.has(key) and job.outcome(key).status.is_open:
+        return key
+    if not job.has(key):
+        sound.request(job.view, request_key=key)
+        return key
+    assert not CheckpointStorage.open(job.target).list_files(job.target)
+    return job.request()
 
 
 def faulty(job: SavedJob, plan: StepPlan) -> WholeJobSavepoints:

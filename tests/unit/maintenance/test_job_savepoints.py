@@ -23,10 +23,14 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.checkpoint.transitions import roll_back
 from airflow_provider_statecheck.exceptions import (
+    CheckpointDeclinedError,
+    CheckpointExpiredError,
     CheckpointNotFoundError,
     ConcurrentAttemptError,
     InvalidConfigurationError,
+    StaleAttemptError,
 )
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
@@ -34,6 +38,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.messages import make_owner
+from tests.job_savepoints import begin_savepoint
 from tests.unit.written_stage import JOB, WrittenStage
 
 
@@ -275,20 +280,93 @@ def test_another_process_goes_on_with_a_savepoint(job: SavedJob) -> None:
     assert not [a for a in job.view.attempts if a.operator_id == ALIGNED_OPERATOR_ID and a.ended_at is None]
 
 
-def test_a_second_savepoint_waits_for_the_first_one(job: SavedJob) -> None:
+def test_a_second_savepoint_is_refused_until_the_first_one_has_ended(job: SavedJob) -> None:
     running = job.begin("load")
-    first, second = job.request(), job.request()
-    job.serve()
-    assert job.outcome(second).status is RequestStatus.QUEUED
-    job.take(running)
-    job.serve()
-    assert job.outcome(first).status is RequestStatus.COMPLETED
+    first = job.request()
+    with pytest.raises(ConcurrentAttemptError, match=first):
+        job.request()
     job.stage.clock.advance(1)
-    job.serve()
     job.take(running)
     job.serve()
-    assert job.outcome(second).status is RequestStatus.COMPLETED
+    job.stage.clock.advance(1)
+    second = job.request()
+    job.stage.clock.advance(1)
+    job.take(running)
+    job.serve()
     assert job.parts(second)["load"] > job.parts(first)["load"]
+
+
+def test_no_process_leads_while_a_savepoint_awaits_its_stages(job: SavedJob) -> None:
+    job.begin("load")
+    job.request()
+    before = len(job.view.attempts)
+    for _ in range(5):
+        job.serve()
+    assert len(job.view.attempts) == before
+
+
+def test_a_process_that_another_one_has_overtaken_goes_on_waiting(job: SavedJob) -> None:
+    running = job.begin("load")
+    key = job.request()
+    job.stage.clock.advance(1)
+    job.take(running)
+    overtaking = job.new_service()
+
+    def overtake(seconds: float) -> None:
+        overtaking.take(job_id_of(JOB))
+
+    fenced = FencedRows(job.service.rows)
+    job.service = replace(job.service, rows=fenced, pause=overtake)
+    request, awaited = job.service.wait_for(job_id_of(JOB), key, 60)
+    assert (request.status, awaited, fenced.calls) == (RequestStatus.COMPLETED, (), 1)
+
+
+class FencedRows:
+    """Rows whose first acknowledgement finds a newer leader."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def acknowledge(self, request: Any) -> Any:
+        self.calls += 1
+        raise StaleAttemptError("Attempt 1 was replaced by attempt 2.", epoch=1, current_epoch=2)
+
+
+def test_a_stage_that_was_rewound_before_its_part_was_copied_declines(job: SavedJob) -> None:
+    first, _ = job.run("load"), job.run("load", owner=make_owner(run_key="later"), retained_runs=5)
+    assert job.stage.statuses()[first.checkpoint_id] == "completed"
+    job.begin("extract")
+    key = job.request()
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        newest = tx.open_checkpoints(operator_id_of("load"))[-1]
+        roll_back(tx, [newest])
+    job.serve()
+    assert "'load' was rolled back" in job.outcome(key).failure_message
+
+
+def test_state_that_the_end_of_a_run_has_released_refuses_the_savepoint(job: SavedJob) -> None:
+    job.run("load")
+    job.run("extract")
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        operator = tx.operator(operator_id_of("load"))
+        assert operator is not None
+        roll_back(tx, tx.open_checkpoints(operator.operator_id))
+        tx.save_operator(replace(operator, generation=operator.generation + 1))
+    with pytest.raises(CheckpointNotFoundError, match="retention has released"):
+        job.request()
+
+
+def test_requests_of_a_coordinator_of_a_program_are_left_to_it(job: SavedJob) -> None:
+    taken = job.run("load")
+    begun = begin_savepoint(AlignedCheckpoints(job.stage.store), taken.operator_id)  # type: ignore[arg-type]
+    job.serve()
+    assert job.stage.statuses()[begun.checkpoint_id] == "pending"
+    with pytest.raises(ConcurrentAttemptError):
+        job.request()
 
 
 def test_a_request_is_the_same_request_when_it_is_repeated(job: SavedJob) -> None:
@@ -342,7 +420,7 @@ def test_a_program_with_a_coordinator_of_its_own_refuses_the_savepoint(job: Save
 def test_a_savepoint_needs_a_directory(job: SavedJob) -> None:
     job.run("load")
     job.service = replace(job.service, directory=None)
-    with pytest.raises(InvalidConfigurationError, match="savepoint-dir"):
+    with pytest.raises(InvalidConfigurationError, match="savepoint_dir"):
         job.request()
     key = job.request(target=job.target)
     job.serve()
@@ -361,3 +439,49 @@ def test_a_stage_whose_files_are_damaged_declines_the_savepoint(job: SavedJob) -
     assert job.outcome(key).status is RequestStatus.FAILED
     assert "rows" in job.outcome(key).failure_message
     assert not any("savepoint" in name for name in CheckpointStorage.open(job.target).list_files(job.target))
+
+
+def test_the_pointer_of_a_savepoint_is_its_directory(job: SavedJob) -> None:
+    job.run("load")
+    key = job.request()
+    assert job.service.pointer_of(job_id_of(JOB), key, 0) == job.savepoint(key).location
+
+
+def test_a_savepoint_that_is_late_is_reported_with_the_stages_that_it_awaits(job: SavedJob) -> None:
+    job.begin("load")
+    key = job.request()
+    with pytest.raises(CheckpointExpiredError, match="it awaits load"):
+        job.service.pointer_of(job_id_of(JOB), key, 0)
+    assert job.outcome(key).status is RequestStatus.RUNNING
+
+
+def test_a_savepoint_that_failed_is_reported_with_its_reason(job: SavedJob) -> None:
+    attempt = job.begin("load")
+    snapshot = job.stage.snapshot(attempt, "rows")
+    job.stage.take(attempt, snapshot)
+    attempt.finish(AttemptStatus.FINISHED)
+    job.stage.storage.delete_directory(snapshot.uri)
+    key = job.request()
+    with pytest.raises(CheckpointDeclinedError, match="rows"):
+        job.service.pointer_of(job_id_of(JOB), key, 0)
+
+
+def test_a_stage_that_has_only_restored_a_part_of_another_job_has_no_part_yet(job: SavedJob) -> None:
+    job.run("load")
+    key = job.request()
+    job.serve()
+    source = find_source(
+        job.stage.storage,
+        job.savepoint(key).location,
+        uid="write",
+        mode=RestoreMode.NO_CLAIM,
+        renamed_uids={"load": "write"},
+        allow_non_restored_state=False,
+    )
+    heir = job.begin("write", job="heir", restore_from=source)
+    assert heir.restore() is not None
+    heir.finish(AttemptStatus.FAILED)
+    again = new_key()
+    job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=again)
+    request, _ = job.service.wait_for(job_id_of("heir"), again, 0)
+    assert "found only the one that it started from, of stage 'load'" in request.failure_message

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.savepoint_restore import adopt, propose
+from airflow_provider_statecheck.checkpoint.transitions import mark_discarded, roll_back
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, members_of
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -32,6 +35,7 @@ class Pipeline:
     def __init__(self, path: Path) -> None:
         self.stage = WrittenStage(CheckpointStorage.open(f"{path}/checkpoints"))
         self.reads: Reads = {}
+        self.copies: dict[int, int] = {}
         self.writer, self.reader = self.begin("writer"), self.begin("reader")
         self.members: list[Member] = []
         self.savepoint: CheckpointRecord | None = None
@@ -50,19 +54,28 @@ class Pipeline:
         self.stage.clock.advance(1)
         view = self.stage.coordinator.describe(job_id_of(JOB))
         self.members = members_of(view)
-        latest = max(view.checkpoints, key=lambda c: c.checkpoint_id)
-        self.savepoint = replace(latest, operator_id=ALIGNED_OPERATOR_ID, triggered_at=view.read_at)
+        with self.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+            number = tx.draw_checkpoint_id()
+        self.savepoint = replace(
+            view.checkpoints[-1], operator_id=ALIGNED_OPERATOR_ID, triggered_at=view.read_at, checkpoint_id=number
+        )
         self.stage.clock.advance(1)
 
     def parts(self) -> dict[str, int | None]:
         view = self.stage.coordinator.describe(job_id_of(JOB))
         assert self.savepoint is not None
-        chosen = PartChoice(view, self.savepoint, self._positions).parts(self.members)
+        chosen = PartChoice(view, self.savepoint, self).parts(self.members)
         return {member.uid: None if part is None else part.checkpoint_id for member, part in chosen.items()}
 
-    def _positions(self, checkpoint: CheckpointRecord) -> dict[Any, list[int]]:
+    def positions_of(self, checkpoint: CheckpointRecord) -> dict[OperatorId, list[int]]:
         reads = self.reads[checkpoint.checkpoint_id]
         return {operator_id_of(uid): positions for uid, positions in reads.items()}
+
+    def copied_checkpoint(self, adopted: CheckpointRecord) -> int:
+        return self.copies[adopted.checkpoint_id]
+
+    def row(self, checkpoint_id: int) -> CheckpointRecord | None:
+        return self.stage.coordinator.checkpoint(job_id_of(JOB), checkpoint_id)
 
 
 def test_parts_that_have_listed_nothing_later_stay_the_first_ones(pipeline: Pipeline) -> None:
@@ -96,19 +109,6 @@ def test_a_writer_that_has_not_confirmed_what_was_read_is_awaited(pipeline: Pipe
     assert pipeline.parts() == {"writer": None, "reader": read}
 
 
-def test_a_chain_of_stages_settles(pipeline: Pipeline) -> None:
-    last = pipeline.begin("last")
-    for attempt in (pipeline.writer, pipeline.reader, last):
-        pipeline.take(attempt)
-    pipeline.trigger()
-    pipeline.take(pipeline.writer)
-    pipeline.take(pipeline.reader)
-    written = pipeline.take(pipeline.writer)
-    read = pipeline.take(pipeline.reader, {"writer": [written]})
-    end = pipeline.take(last, {"reader": [read]})
-    assert pipeline.parts() == {"writer": written, "reader": read, "last": end}
-
-
 def test_stages_that_read_each_other_without_end_decline(pipeline: Pipeline) -> None:
     pipeline.take(pipeline.writer)
     pipeline.take(pipeline.reader)
@@ -137,6 +137,130 @@ def test_output_that_its_stage_has_retracted_declines_and_names_both(pipeline: P
     with pytest.raises(
         CheckpointDeclinedError, match=f"'reader' has listed .* checkpoint {retracted} of stage 'writer'"
     ):
+        pipeline.parts()
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_output_of_a_stage_that_gives_no_part_declines(pipeline: Pipeline, has_begun: bool) -> None:
+    if has_begun:
+        pipeline.begin("empty").finish(AttemptStatus.FINISHED)
+    pipeline.take(pipeline.writer)
+    pipeline.take(pipeline.reader)
+    pipeline.trigger()
+    pipeline.members = [member for member in pipeline.members if member.uid != "empty"]
+    late = pipeline.begin("empty")
+    pipeline.take(pipeline.writer)
+    pipeline.take(pipeline.reader, {"empty": [pipeline.take(late)]})
+    with pytest.raises(CheckpointDeclinedError, match="'reader' has listed the output of stage 'empty', which had no"):
+        pipeline.parts()
+
+
+def test_a_long_chain_of_stages_settles(pipeline: Pipeline) -> None:
+    chain = [pipeline.begin(f"stage {number}") for number in range(8)]
+    for attempt in (pipeline.writer, pipeline.reader, *chain):
+        pipeline.take(attempt)
+    pipeline.trigger()
+    first = [pipeline.take(attempt) for attempt in (pipeline.writer, pipeline.reader, *chain)]
+    assert len(first) == 10
+    following = pipeline.take(pipeline.writer)
+    pipeline.take(pipeline.reader)
+    before = "writer"
+    for number, attempt in enumerate(chain):
+        following = pipeline.take(attempt, {before: [following]})
+        before = f"stage {number}"
+    # Only the last one has its first checkpoint after all others.
+    last = pipeline.begin("last")
+    pipeline.members.append(
+        replace(pipeline.members[0], uid="last", operator_id=operator_id_of("last"), is_running=True)
+    )
+    end = pipeline.take(last, {before: [following]})
+    parts = pipeline.parts()
+    assert (parts[before], parts["last"]) == (following, end)
+    assert parts["writer"] == first[-1] + 1
+
+
+def test_output_from_before_a_restore_in_place_is_in_force(pipeline: Pipeline) -> None:
+    kept = pipeline.take(pipeline.writer)
+    cut = pipeline.take(pipeline.writer)
+    above = pipeline.take(pipeline.writer)
+    pipeline.writer.finish(AttemptStatus.FINISHED)
+    adopting = pipeline.begin("writer")
+    adopted = _adopt(pipeline, adopting, cut)
+    assert adopted > above
+    pipeline.take(pipeline.reader)
+    pipeline.trigger()
+    written = pipeline.take(adopting)
+    read = pipeline.take(pipeline.reader, {"writer": [kept, cut]})
+    assert pipeline.parts() == {"writer": written, "reader": read}
+    pipeline.reads[read] = {"writer": [above]}
+    with pytest.raises(CheckpointDeclinedError, match="has retracted it"):
+        pipeline.parts()
+
+
+def _adopt(pipeline: Pipeline, attempt: StageAttempt, copied: int) -> int:
+    """Let an attempt start from a savepoint of its job, in a new generation."""
+    ref = attempt.grant.attempt
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        operator, record = tx.operator(ref.operator_id), tx.attempt(ref.operator_id, ref.epoch)
+        assert operator is not None
+        assert record is not None
+        generation = operator.generation + 1
+        tx.save_operator(replace(operator, generation=generation))
+        source = RestoreSource(
+            pointer="memory://savepoint",
+            metadata_uri="memory://savepoint/_metadata",
+            metadata_size=1,
+            metadata_sha256="",
+        )
+        propose(tx, replace(operator, generation=generation), source)
+        adopted = max(tx.open_checkpoints(ref.operator_id), key=lambda c: c.checkpoint_id)
+        record = replace(record, generation=generation)
+        adopt(tx, record, adopted, claim=False)
+        tx.save_attempt(replace(record, restored_from=adopted.checkpoint_id))
+    pipeline.copies[adopted.checkpoint_id] = copied
+    return adopted.checkpoint_id
+
+
+def test_a_restart_of_a_running_stage_declines(pipeline: Pipeline) -> None:
+    before = pipeline.take(pipeline.writer)
+    pipeline.take(pipeline.writer)
+    pipeline.trigger()
+    pipeline.writer.finish(AttemptStatus.FAILED)
+    retry = pipeline.begin("writer")
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        newest = tx.open_checkpoints(operator_id_of("writer"))[-1]
+        roll_back(tx, [newest])
+        attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
+        assert attempt is not None
+        tx.save_attempt(replace(attempt, restored_from=before))
+    with pytest.raises(
+        CheckpointDeclinedError, match=f"checkpoint {newest.checkpoint_id} of stage 'writer' was rolled back"
+    ):
+        pipeline.parts()
+    pipeline.take(retry)
+    with pytest.raises(CheckpointDeclinedError, match="was rolled back"):
+        pipeline.parts()
+
+
+def test_output_that_was_retracted_long_ago_declines(pipeline: Pipeline) -> None:
+    restored = pipeline.take(pipeline.writer)
+    retracted = pipeline.take(pipeline.writer)
+    pipeline.writer.finish(AttemptStatus.FAILED)
+    retry = pipeline.stage.attempt(uid="writer", num_retained=1)
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
+        assert attempt is not None
+        tx.save_attempt(replace(attempt, restored_from=restored))
+    for _ in range(120):
+        pipeline.take(retry)
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        mark_discarded(tx, operator_id_of("writer"), range(retracted + 120))
+    pipeline.take(pipeline.reader)
+    pipeline.trigger()
+    pipeline.take(retry)
+    pipeline.take(pipeline.reader, {"writer": [retracted]})
+    assert all(c.checkpoint_id != retracted for c in pipeline.stage.coordinator.describe(job_id_of(JOB)).checkpoints)
+    with pytest.raises(CheckpointDeclinedError, match="has retracted it"):
         pipeline.parts()
 
 

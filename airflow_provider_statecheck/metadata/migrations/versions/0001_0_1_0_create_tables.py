@@ -125,7 +125,7 @@ _TABLES: dict[str, tuple[sa.schema.SchemaItem, ...]] = {
         sa.Column("job_id", sa.String(32), nullable=False),
         sa.Column("checkpoint_id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("operator_id", sa.String(32), nullable=False),
-        sa.Column("attempt_id", sa.String(255), nullable=False),
+        sa.Column("attempt_id", sa.String(600), nullable=False),
         sa.Column("is_finished", sa.Boolean(), nullable=False),
         sa.Column("manifest_uri", sa.Text()),
         sa.Column("manifest_size", sa.BigInteger(), nullable=False),

@@ -10,20 +10,25 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortCheckpoints,
+    AbortScope,
     AcknowledgeAligned,
     AwaitedTask,
     BeginCheckpoint,
     ChooseRequest,
     EnqueueRequest,
+    RecordDiscards,
+    RequireFinalizing,
     Resign,
     TakeOver,
     Verdict,
 )
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, StaleAttemptError
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.messages import make_leadership
 
@@ -112,6 +117,76 @@ def test_the_last_acknowledgement_hands_out_the_finalization_again_if_it_is_repe
     assert job.rows.acknowledge(last).finalizing == first.finalizing
     assert job.rows.acknowledge(replace(last, finalizer="other")).finalizing is None
     assert job.rows.acknowledge(replace(last, is_written=False)).finalizing is None
+
+
+def aborting(job: AlignedJob, scope: AbortScope) -> AbortCheckpoints:
+    assert job.leader is not None
+    reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+    return AbortCheckpoints(leader=job.leader, scope=scope, reason=reason, checkpoint_id=1, attempt_id="try")
+
+
+@pytest.mark.parametrize(
+    "scope", [AbortScope.CHECKPOINT, AbortScope.ATTEMPT, AbortScope.EXPIRED, AbortScope.EVERYTHING]
+)
+def test_a_repeated_abort_returns_what_it_aborted_and_another_one_returns_nothing(
+    job: AlignedJob, scope: AbortScope
+) -> None:
+    begun(job)
+    job.pass_time(700)
+    message = aborting(job, scope)
+    first = job.rows.abort(message)
+    assert [c.checkpoint_id for c in first] == [1]
+    assert job.rows.abort(message) == first
+    assert job.rows.abort(aborting(job, scope)) == ()
+
+
+def test_a_delayed_abort_of_everything_leaves_later_checkpoints_alone(job: AlignedJob) -> None:
+    begun(job)
+    assert job.leader is not None
+    message = aborting(job, AbortScope.EVERYTHING)
+    job.rows.abort(message)
+    job.rows.record_discards(RecordDiscards(leader=job.leader, checkpoint_ids=(1,)))
+    begun(job)
+    assert [c.checkpoint_id for c in job.rows.abort(message)] == [1]
+    assert job.status(2) == "pending"
+
+
+def finalizing(job: AlignedJob) -> CheckpointRecord:
+    """Acknowledge a checkpoint whose finalizer ends."""
+    begun(job)
+    job.rows.acknowledge(acknowledging(job, "try"))
+    last = job.rows.acknowledge(acknowledging(job, None)).finalizing
+    assert last is not None
+    return last.checkpoint
+
+
+def test_a_repeated_takeover_returns_what_it_took_over_and_another_one_waits_for_its_lease(job: AlignedJob) -> None:
+    finalizing(job)
+    job.pass_time(600)
+    assert job.leader is not None
+    message = TakeOver(leader=job.leader, finalizer="two", lease_seconds=60.0)
+    first = job.rows.take_over(message)
+    assert [c.checkpoint.checkpoint_id for c in first.finalizing] == [1]
+    assert job.rows.take_over(message) == first
+    assert job.rows.take_over(replace(message, finalizer="three")).finalizing == ()
+
+
+def test_a_finalizer_that_was_replaced_is_refused(job: AlignedJob) -> None:
+    record, leader = finalizing(job), job.leader
+    assert leader is not None
+    message = RequireFinalizing(
+        leader=leader, checkpoint_id=1, finalizer=record.finalizer, lease_until=record.lease_until
+    )
+    job.rows.require_finalizing(message)
+    with pytest.raises(CoordinatorError, match="found none"):
+        job.rows.require_finalizing(replace(message, checkpoint_id=2))
+    job.pass_time(600)
+    job.rows.take_over(TakeOver(leader=leader, finalizer="two", lease_seconds=60.0))
+    with pytest.raises(CoordinatorError, match="another finalizer"):
+        job.rows.require_finalizing(message)
+    job.lead()
+    with pytest.raises(StaleAttemptError):
+        job.rows.require_finalizing(message)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, timedelta(days=400).total_seconds()])

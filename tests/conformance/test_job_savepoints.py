@@ -1,0 +1,61 @@
+"""A savepoint of a whole job that a maintenance task takes, whose rows are on a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import RequestStatus
+from airflow_provider_statecheck.gateway.http import HttpCalls
+from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
+from airflow_provider_statecheck.maintenance.verbs import MAINTENANCE, SAVEPOINTS
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.conformance.served import ApiProcess, ClaimedTask, OverHttp
+from tests.unit.written_stage import JOB, WrittenStage
+
+
+class JobSavepointsOverHttp(OverHttp):
+    @pytest.fixture
+    def service(self, api: ApiProcess, rows: Any, tmp_path: Path) -> WholeJobSavepoints:
+        client = HttpClient(api.url)
+        task = ClaimedTask(client)
+        maintenance: Any = HttpCalls(MAINTENANCE, client, task)
+        savepoints: Any = HttpCalls(SAVEPOINTS, client, task)
+        return WholeJobSavepoints(
+            rows=rows,
+            maintenance=maintenance,
+            savepoints=savepoints,
+            open_storage=CheckpointStorage.open,
+            directory=f"file://{tmp_path}/savepoints",
+        )
+
+    def test_it_is_requested_awaited_and_taken(
+        self, service: WholeJobSavepoints, engine: Engine, clock: ManualClock, tmp_path: Path
+    ) -> None:
+        stage = WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"), clock, SqlJobStore(engine, clock))
+        running, key = stage.attempt(), new_key()
+        service.request(service.maintenance.describe(job_id_of(JOB)), request_key=key)
+        assert service.take(job_id_of(JOB)) == ("aggregate",)
+        clock.advance(1)
+        taken = stage.take(running, stage.snapshot(running, "orders"))
+        request, awaited = service.wait_for(job_id_of(JOB), key, 0)
+        assert (request.status, awaited) == (RequestStatus.COMPLETED, ())
+        savepoint = service.maintenance.checkpoint(job_id_of(JOB), request.checkpoint_id or 0)
+        assert savepoint is not None
+        document = load_document(CheckpointStorage.open(f"{tmp_path}/savepoints"), savepoint)
+        assert [(part.uid, part.checkpoint_id) for part in document.parts] == [("aggregate", taken.checkpoint_id)]
+
+
+class TestSqlite(OnSqlite, JobSavepointsOverHttp): ...
+
+
+class TestPostgres(OnPostgres, JobSavepointsOverHttp): ...

@@ -1,0 +1,154 @@
+"""What ends a savepoint of a whole job early, or must not end it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.properties import RestoreSource
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, RestoreJob, read_savepoint
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
+from airflow_provider_statecheck.maintenance.savepoints import dispose
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.unit.maintenance.test_job_savepoints import SavedJob
+from tests.unit.written_stage import JOB
+
+FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SavedJob:
+    return SavedJob(tmp_path)
+
+
+class Interfering:
+    """A storage that calls a function after it has written the metadata of a savepoint."""
+
+    def __init__(self, storage: CheckpointStorage, interfere: Callable[[str], None]) -> None:
+        self._storage = storage
+        self._interfere = interfere
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def allowing(self, *uris: str) -> Interfering:
+        return Interfering(self._storage.allowing(*uris), self._interfere)
+
+    def write_bytes(self, uri: str, data: bytes, **options: Any) -> None:
+        self._storage.write_bytes(uri, data, **options)
+        if uri.endswith("/_metadata"):
+            self._interfere(uri.rpartition("/")[0])
+
+
+def test_a_savepoint_that_is_disposed_of_while_it_is_finalized_fails(job: SavedJob) -> None:
+    job.run("extract")
+    found: list[CheckpointStatus] = []
+
+    def interfere(pointer: str) -> None:
+        found.append(job.savepoint(key).status)
+        dispose(job.stage.savepoints, job.stage.maintenance, CheckpointStorage.open, pointer)
+
+    def opened(uri: str) -> Any:
+        return Interfering(CheckpointStorage.open(uri), interfere)
+
+    running = job.begin("load")
+    key = job.request()
+    job.stage.clock.advance(1)
+    job.take(running)
+    sound, job.service = job.service, replace(job.service, open_storage=opened)
+    job.serve()
+    job.service = sound
+    job.serve()
+    assert found == [CheckpointStatus.FINALIZING]
+    assert (job.outcome(key).status, job.savepoint(key).status) == (RequestStatus.FAILED, CheckpointStatus.ABORTED)
+    assert "disposed of" in job.outcome(key).failure_message
+    assert all(operator.pinned_checkpoint is None for operator in job.view.operators)
+    assert not CheckpointStorage.open(job.target).list_files(job.target)
+
+
+def test_a_savepoint_that_expires_names_only_the_stages_without_a_part(job: SavedJob) -> None:
+    job.run("extract")
+    job.begin("load")
+    key = job.request()
+    job.serve()
+    job.stage.clock.advance(2 * 86_400)
+    job.serve()
+    assert job.outcome(key).failure_message == "The checkpoint expired before 'load' had acknowledged"
+
+
+def test_a_savepoint_that_expires_before_its_parts_are_copied_names_no_stage(job: SavedJob) -> None:
+    job.run("extract")
+    running = job.begin("load")
+    key = job.request()
+    job.serve()
+    job.stage.clock.advance(1)
+    taken = job.take(running)
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        operator = tx.operator(taken.operator_id)
+        assert operator is not None
+        tx.save_operator(replace(operator, pinned_checkpoint=taken.checkpoint_id))
+    job.stage.clock.advance(2 * 86_400)
+    job.serve()
+    failed = job.outcome(key)
+    assert failed.failure_message == "The savepoint expired before the copies of its parts were finished"
+
+
+def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: SavedJob) -> None:
+    for number, run_key in enumerate((FIRST, SECOND)):
+        job.run("load", owner=make_owner(run_key=run_key, run_id=f"run-{number}"))
+    other = job.begin("other")
+    key = job.request()
+    job.serve()
+    assert job.operator("load").pinned_checkpoint == 2
+    job.stage.clock.advance(1)
+    job.take(other)
+    other.finish(AttemptStatus.FINISHED)
+    savepoints, calls = job.service.savepoints, itertools.count(1)
+
+    class Rewinding:
+        """Rewinds the job between the choice of the parts and their copies."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(savepoints, name)
+
+        def pin(self, request: Any) -> Any:
+            if next(calls) == 2:
+                rewinding = JobRewinding(job.stage.store, UnknownLiveness())  # type: ignore[arg-type]
+                rewinding.rewind(RewindJob(job_id=job_id_of(JOB), run_key=SECOND, uid="load"))
+            return savepoints.pin(request)
+
+    sound, interfering = job.service, Rewinding()
+    job.service = replace(job.service, savepoints=interfering)
+    job.serve()
+    job.service = sound
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.FAILED
+    assert "'load' was rolled back" in job.outcome(key).failure_message
+
+
+def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(job: SavedJob) -> None:
+    job.run("extract")
+    key = job.request()
+    job.serve()
+    job.run("late")
+    saved = read_savepoint(CheckpointStorage.open, job.savepoint(key).location, job.view.job)
+    restoring = JobRestoring(job.stage.store, UnknownLiveness())  # type: ignore[arg-type]
+    restoring.restore(RestoreJob(job_id=job_id_of(JOB), savepoint=saved, requested_by="anna"))
+    own = RestoreSource(
+        pointer="file:///gone/savepoint-5d2c4a-0f6f7c1e2b3a",
+        metadata_uri="",
+        metadata_size=0,
+        metadata_sha256="",
+        problem="it was deleted long ago",
+    )
+    late = job.begin("late", owner=make_owner(clear_marker="cleared"), restore_from=own)
+    assert late.restore() is None
