@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     EffectsOf,
     EndHandles,
     EnqueueRequest,
+    FinalizationOf,
     HandlesOf,
     OutcomeOf,
     OwnershipOf,
@@ -26,7 +27,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     RecordRestore,
     RemoveHandles,
     ReportFailure,
-    RequireFinalizing,
     Resign,
     TakeLeadership,
     TakeOver,
@@ -164,7 +164,7 @@ _ALIGNED = (
         abort_key="a" * 32,
     ),
     TakeOver(leader=_LEADER, finalizer=_FINALIZER, lease_seconds=60.0),
-    RequireFinalizing(
+    FinalizationOf(
         leader=_LEADER,
         checkpoint_id=14,
         finalizer=_FINALIZER,

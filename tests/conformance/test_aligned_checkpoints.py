@@ -199,7 +199,7 @@ def retried(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
         job.clock,
         tasks=job.tasks,
         savepoint_dir=job.savepoint_dir,
-        rows=retrying(FaultyRows(job.rows, plan), sleep=lambda _: None),  # type: ignore[arg-type]
+        rows=retrying(FaultyRows(job.rows, plan), sleep=lambda _: None),
     )
     sick.leader, sick.failed = leader, job.failed
     return sick.coordinator(tolerable=0)

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     EffectsOf,
     EndHandles,
     EnqueueRequest,
+    FinalizationOf,
     Handles,
     HandlesOf,
     OutcomeOf,
@@ -33,7 +34,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     RemoveHandles,
     ReportFailure,
     RequestOutcome,
-    RequireFinalizing,
     Resign,
     TakeLeadership,
     TakenOver,
@@ -176,14 +176,10 @@ class AlignedCheckpoints:
                 pending=tuple(_acknowledged(tx, c) for c in earlier),
             )
 
-    def require_finalizing(self, request: RequireFinalizing) -> None:
-        """
-        Require that a finalizer still holds a checkpoint.
-
-        :raises CoordinatorError: if the checkpoint has ended or another finalizer holds it.
-        """
+    def is_finalizing(self, request: FinalizationOf) -> bool:
+        """Return whether a finalizer still holds a checkpoint."""
         with self._transition(request.leader) as (tx, _):
-            transitions.require_finalizing(tx, request)
+            return transitions.is_finalizing(tx, request)
 
     def adopt(self, request: AdoptSnapshot) -> int:
         """

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgeAligned,
     AcknowledgedCheckpoint,
     Assessment,
-    RequireFinalizing,
+    FinalizationOf,
     TakenOver,
     TakeOver,
     Verdict,
@@ -41,6 +41,7 @@ from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
+    CoordinatorError,
     StaleAttemptError,
     StateCheckError,
 )
@@ -237,14 +238,16 @@ class CheckpointFinalizer:
 
     def _require_finalizing(self, record: CheckpointRecord) -> None:
         # The files of a checkpoint that was completed elsewhere may be deleted by now, and a write would leave new ones.
-        self._components.rows.require_finalizing(
-            RequireFinalizing(
-                leader=self._components.leader,
-                checkpoint_id=record.checkpoint_id,
-                finalizer=record.finalizer,
-                lease_until=record.lease_until,
-            )
+        asked = FinalizationOf(
+            leader=self._components.leader,
+            checkpoint_id=record.checkpoint_id,
+            finalizer=record.finalizer,
+            lease_until=record.lease_until,
         )
+        if not self._components.rows.is_finalizing(asked):
+            raise CoordinatorError(
+                f"Expected to finalize checkpoint {record.checkpoint_id}, found another finalizer or none."
+            )
 
     def _add(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint | None:
         return self._components.completed_store.add_checkpoint_and_subsume_oldest(

@@ -189,7 +189,7 @@ class TakenOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequireFinalizing:
+class FinalizationOf:
     """Asks whether a finalizer still holds a checkpoint."""
 
     leader: AttemptRef
@@ -431,8 +431,8 @@ class CoordinatorRows(Protocol):
         """Take over the finalizations whose lease has expired."""
         ...
 
-    def require_finalizing(self, request: RequireFinalizing) -> None:
-        """Require that a finalizer still holds a checkpoint, whose directory may otherwise be deleted."""
+    def is_finalizing(self, request: FinalizationOf) -> bool:
+        """Return whether a finalizer still holds a checkpoint, whose directory may otherwise be deleted."""
         ...
 
     def adopt(self, request: AdoptSnapshot) -> int:

@@ -21,8 +21,8 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     Assessment,
     BeginCheckpoint,
     ChooseRequest,
+    FinalizationOf,
     ReportFailure,
-    RequireFinalizing,
     TakeLeadership,
     Verdict,
 )
@@ -45,7 +45,6 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.checkpoint.texts import storable_text
-from airflow_provider_statecheck.exceptions import CoordinatorError
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"
@@ -307,18 +306,12 @@ def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[Chec
     return [c for c in of_status(tx, CheckpointStatus.FINALIZING) if c.finalizer == finalizer]
 
 
-def require_finalizing(tx: JobTransaction, message: RequireFinalizing) -> None:
-    """
-    Require that a finalizer still holds a checkpoint.
-
-    :raises CoordinatorError: if the checkpoint has ended or another finalizer holds it.
-    """
-    found, holder = tx.checkpoint(message.checkpoint_id), (message.finalizer, message.lease_until)
+def is_finalizing(tx: JobTransaction, message: FinalizationOf) -> bool:
+    """Return whether a finalizer still holds a checkpoint."""
+    found, held = tx.checkpoint(message.checkpoint_id), (message.finalizer, message.lease_until)
     if found is None or found.status is not CheckpointStatus.FINALIZING:
-        status = "none" if found is None else found.status.value
-        raise CoordinatorError(f"Expected checkpoint {message.checkpoint_id} to be finalizing, found {status}.")
-    if (found.finalizer, found.lease_until) != holder:
-        raise CoordinatorError(f"Expected to finalize checkpoint {message.checkpoint_id}, found another finalizer.")
+        return False
+    return (found.finalizer, found.lease_until) == held
 
 
 def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecord]:

@@ -113,7 +113,8 @@ MAINTENANCE_ROUTES = {
 MAINTENANCE_ROUTES |= {
     ("POST", f"/v1/aligned/{verb}"): Rule(Stage.maintenance_token, lambda s: {"leader": s.leader()})
     for verb in (
-        *("resign", "count-ids", "enqueue", "choose", "acknowledge", "abort", "take-over", "adopt", "record-restore"),
+        *("resign", "count-ids", "enqueue", "choose", "acknowledge", "abort", "take-over", "adopt"),
+        *("is-finalizing", "record-restore"),
         *(
             "effects",
             "record-discards",

@@ -17,8 +17,8 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     BeginCheckpoint,
     ChooseRequest,
     EnqueueRequest,
+    FinalizationOf,
     RecordDiscards,
-    RequireFinalizing,
     Resign,
     TakeOver,
     Verdict,
@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, StaleAttemptError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.messages import make_leadership
 
@@ -171,22 +171,18 @@ def test_a_repeated_takeover_returns_what_it_took_over_and_another_one_waits_for
     assert job.rows.take_over(replace(message, finalizer="three")).finalizing == ()
 
 
-def test_a_finalizer_that_was_replaced_is_refused(job: AlignedJob) -> None:
+def test_a_finalizer_that_was_replaced_no_longer_holds_its_checkpoint(job: AlignedJob) -> None:
     record, leader = finalizing(job), job.leader
     assert leader is not None
-    message = RequireFinalizing(
-        leader=leader, checkpoint_id=1, finalizer=record.finalizer, lease_until=record.lease_until
-    )
-    job.rows.require_finalizing(message)
-    with pytest.raises(CoordinatorError, match="found none"):
-        job.rows.require_finalizing(replace(message, checkpoint_id=2))
+    message = FinalizationOf(leader=leader, checkpoint_id=1, finalizer=record.finalizer, lease_until=record.lease_until)
+    assert job.rows.is_finalizing(message)
+    assert not job.rows.is_finalizing(replace(message, checkpoint_id=2))
     job.pass_time(600)
     job.rows.take_over(TakeOver(leader=leader, finalizer="two", lease_seconds=60.0))
-    with pytest.raises(CoordinatorError, match="another finalizer"):
-        job.rows.require_finalizing(message)
+    assert not job.rows.is_finalizing(message)
     job.lead()
     with pytest.raises(StaleAttemptError):
-        job.rows.require_finalizing(message)
+        job.rows.is_finalizing(message)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, timedelta(days=400).total_seconds()])
