@@ -18,6 +18,7 @@ SAVEPOINTS = "data/savepoints"
 # [START howto_job_savepoint]
 @dag(
     schedule="0 18 * * 5",
+    is_paused_upon_creation=True,
     start_date=datetime(1992, 1, 1, tzinfo=UTC),
     catchup=False,
     doc_md=__doc__,

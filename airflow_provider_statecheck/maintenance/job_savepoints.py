@@ -120,7 +120,7 @@ class WholeJobSavepoints:
                 requested_by="a savepoint of the whole job",
             )
         )
-        self._take_of_job(view.job.job_id)
+        self._take_of_job(self.maintenance.describe(view.job.job_id))
 
     def pointer_of(self, job_id: JobId, request_key: str, timeout: float) -> str:
         """
@@ -190,12 +190,11 @@ class WholeJobSavepoints:
         for taken in serve_idle(self.savepoints, view, self.open_storage, self.directory):
             if taken.problem is not None:
                 log.warning("Savepoint of operator %r failed: %s", taken.uid, taken.problem)
-        return self._take_of_job(job_id)
+        return self._take_of_job(view)
 
-    def _take_of_job(self, job_id: JobId) -> tuple[str, ...]:
+    def _take_of_job(self, view: JobView) -> tuple[str, ...]:
+        request = _open_request(view)
         try:
-            view = self.maintenance.describe(job_id)
-            request = _open_request(view)
             return () if request is None else self._go_on(view, request)
         except (StaleAttemptError, PartsNotPinnedError) as error:
             log.info("Another process takes the savepoint of the job: %s", error)

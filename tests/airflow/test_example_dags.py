@@ -166,7 +166,7 @@ def test_balances_are_put_back_to_the_savepoint_of_friday_and_go_on_from_there(e
     assert f"restored in place from {savepoint.location}" in examples.log
     assert as_set(examples.rows("balances")) == as_set(expected)
     assert {
-        "CheckpointCoordinator.trigger_checkpoint",
+        "CheckpointCoordinator.tick",
         "CheckpointCoordinator.receive_acknowledge_message",
         "CompletedCheckpointStore.add_checkpoint_and_subsume_oldest",
         "StateHandleStore.add_and_lock",

@@ -379,11 +379,10 @@ def _completed(tx: JobTransaction, finalizing: CheckpointRecord, handle: PutHand
 
 def _adopted(tx: JobTransaction, leader: AttemptRecord, handle: PutHandle) -> CheckpointRecord:
     _require_owned(tx, leader, handle.location, handle)
-    # An id that is not drawn yet would collide with a later checkpoint of the job.
-    drawn = tx.job.next_checkpoint_id
-    require(
-        "checkpoint_id", handle.checkpoint_id, lambda i: 1 <= i < drawn, f"an id that is drawn, from 1 to {drawn - 1}"
-    )
+    require("checkpoint_id", handle.checkpoint_id, lambda i: 1 <= i <= HIGHEST_ID, f"1 to {HIGHEST_ID}")
+    if handle.checkpoint_id >= tx.job.next_checkpoint_id:
+        # A later checkpoint of the job must not draw this id.
+        tx.set_next_checkpoint_id(handle.checkpoint_id + 1)
     pending = CheckpointRecord(
         job_id=leader.job_id,
         checkpoint_id=handle.checkpoint_id,
