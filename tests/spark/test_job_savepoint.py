@@ -88,7 +88,8 @@ class Pipeline:
         return found | {"copy": Bag(map(repr, last.values()))}
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
-        return ds.dataset(self.output(name), format="parquet").to_table().to_pylist()
+        rows: list[dict[str, Any]] = ds.dataset(self.output(name), format="parquet").to_table().to_pylist()
+        return rows
 
 
 class CommitWatch:
