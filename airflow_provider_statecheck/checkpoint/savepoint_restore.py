@@ -151,8 +151,8 @@ def require_unclaimed(tx: JobTransaction, owner: OperatorRecord | AttemptRecord,
 def whole_job_not_claimable(pointer: str) -> InvalidConfigurationError:
     """Return the error for the claim of a savepoint that has parts of several stages."""
     return InvalidConfigurationError(
-        f"Expected to claim a savepoint of one stage, found {pointer}, a savepoint of the whole job, of which other stages restore "
-        f"their parts; set claim_mode='no_claim', and dispose of the savepoint when no stage needs it."
+        f"Expected to claim a savepoint of one stage, found {pointer}, a savepoint of the whole job, which also has "
+        f"the parts of other stages; set claim_mode='no_claim', and dispose of the savepoint when no stage needs it."
     )
 
 

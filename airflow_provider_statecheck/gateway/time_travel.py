@@ -105,7 +105,7 @@ def checkpoints_as_of(
 
 
 def is_of_whole_job(checkpoint: CheckpointRecord) -> bool:
-    """Return whether a checkpoint is a savepoint of the whole job, of which each stage has a part."""
+    """Return whether a checkpoint is a savepoint of the whole job, with a part for each stage."""
     return checkpoint.operator_id == ALIGNED_OPERATOR_ID and checkpoint.properties.is_savepoint
 
 

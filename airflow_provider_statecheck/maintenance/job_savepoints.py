@@ -255,12 +255,13 @@ class WholeJobSavepoints:
     def _advance(
         self, view: JobView, request: SnapshotRequest, pending: CheckpointRecord, members: Iterable[Member]
     ) -> tuple[str, ...]:
+        storage = self._storage(view).allowing(pending.location)
         try:
-            chosen = PartChoice(view, pending, _Documents(self, view)).parts(members)
+            chosen = PartChoice(view, pending, _Documents(storage, self.maintenance, view)).parts(members)
             acknowledgements = self._pin(pending, chosen)
             awaited = tuple(member.uid for member, part in chosen.items() if part is None)
             if not awaited:
-                self._give(view, request, pending, chosen, acknowledgements)
+                self._give(view, request, pending, storage, chosen, acknowledgements)
         except _NO_PART as error:
             self._decline(view, request, pending, error)
             return ()
@@ -289,12 +290,12 @@ class WholeJobSavepoints:
         view: JobView,
         request: SnapshotRequest,
         pending: CheckpointRecord,
+        storage: CheckpointStorage,
         chosen: Mapping[Member, CheckpointRecord | None],
         acknowledgements: Iterable[AcknowledgementRecord],
     ) -> None:
         """Copy the parts that the savepoint still awaits, and acknowledge it for their stages."""
         open_ids = {a.attempt_id for a in acknowledgements if not a.is_acknowledged}
-        storage = self._storage(view).allowing(pending.location)
         with self._coordinator(view, request) as coordinator:
             for member, part in chosen.items():
                 if part is not None and member.attempt_id in open_ids:
@@ -339,15 +340,15 @@ def _require_own(source: CheckpointDocument, member: Member) -> None:
 class _Documents:
     """The metadata of checkpoints, as what their stages depend on."""
 
-    def __init__(self, service: WholeJobSavepoints, view: JobView) -> None:
+    def __init__(self, storage: CheckpointStorage, rows: MaintenanceGateway, view: JobView) -> None:
         from airflow_provider_statecheck.spark.sinks.sink import lineage_of
         from airflow_provider_statecheck.spark.stages.stage_state import SINK
         from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 
-        self._service = service
+        self._storage = storage
+        self._rows = rows
         self._job_id = view.job.job_id
-        self._storage = service._storage(view)
-        self._documents = DocumentCache(lambda _: self._storage)
+        self._documents = DocumentCache(lambda _: storage)
         stages = [o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID]
         self._stages = {lineage_of(o.job_id, f"{o.uid}/{SINK}"): o.operator_id for o in stages}
 
@@ -371,7 +372,7 @@ class _Documents:
 
     def row(self, checkpoint_id: int) -> CheckpointRecord | None:
         """Return the row of a checkpoint; ``None`` if it is removed."""
-        return self._service.maintenance.checkpoint(self._job_id, checkpoint_id)
+        return self._rows.checkpoint(self._job_id, checkpoint_id)
 
 
 class _Undisturbed:

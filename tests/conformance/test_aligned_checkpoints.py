@@ -264,7 +264,7 @@ def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(
 
 
 def consequences(job: AlignedJob, plan: StepPlan) -> tuple[Any, ...]:
-    """Take checkpoints, of which one is declined, one expires and one is taken over; return what changes and who is told."""
+    """Let one checkpoint be declined, one expire and one be taken over; return the changes and the notifications."""
     coordinator = retried(job, plan)
     scenario(job, coordinator)
     coordinator.trigger_checkpoint(CHECKPOINT)

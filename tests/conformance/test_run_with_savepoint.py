@@ -58,7 +58,7 @@ class RunWithSavepoint:
 
     @staticmethod
     def ask(store: JobStore, job_id: JobId) -> None:
-        """Request a savepoint of the job that nobody triggers."""
+        """Request a savepoint of the job that no process triggers."""
         with store.transaction(job_id) as tx:
             tx.save_request(
                 SnapshotRequest(

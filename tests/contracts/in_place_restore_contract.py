@@ -56,7 +56,7 @@ from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.running_tasks import RunningTasks
-from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsOfAJob, day, rows_of
+from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
 
 POINTER = f"memory://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
 OTHER = f"memory://mine/savepoint-{JOB[:6]}-111111111111"
@@ -71,23 +71,8 @@ NEXT = {
 }
 
 
-class InPlaceRestoreContract(RunsOfAJob):
+class InPlaceRestoreContract(RunsWithTasks):
     """All stages of a job return to a savepoint together, and none leaves it before it has completed a checkpoint."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
-
-    @pytest.fixture
-    def liveness(self) -> RunningTasks:
-        """Return which tasks run."""
-        return RunningTasks()
-
-    @pytest.fixture
-    def gateway(self, store: JobStore, liveness: RunningTasks) -> AttemptCoordinator:
-        """Return the coordinator on the same rows."""
-        return AttemptCoordinator(store, liveness)
 
     @pytest.fixture
     def restoring(self, store: JobStore, liveness: RunningTasks) -> JobRestoring:
@@ -519,7 +504,7 @@ class InPlaceRestoreContract(RunsOfAJob):
         )
 
     def half_restored(self, gateway: AttemptCoordinator, restoring: JobRestoring, tries: str) -> None:
-        """Restore in place and let attempts fail, each of which has confirmed or not."""
+        """Restore in place and let attempts fail before or after they confirm."""
         self.restore(restoring)
         for has_confirmed in tries:
             grant = self.begin(gateway, day(3, clear_marker=AGAIN))

@@ -32,26 +32,11 @@ from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJ
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner
 from tests.contracts.running_tasks import RunningTasks
-from tests.contracts.runs_of_a_job import AGAIN, JOB, RunsOfAJob, day, rows_of
+from tests.contracts.runs_of_a_job import AGAIN, JOB, RunsWithTasks, day, rows_of
 
 
-class RewindingContract(RunsOfAJob):
+class RewindingContract(RunsWithTasks):
     """The state of a job is taken back over several runs at once, and stands where it stood before the first of them."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
-
-    @pytest.fixture
-    def liveness(self) -> RunningTasks:
-        """Return which tasks run."""
-        return RunningTasks()
-
-    @pytest.fixture
-    def gateway(self, store: JobStore, liveness: RunningTasks) -> AttemptCoordinator:
-        """Return the coordinator on the same rows."""
-        return AttemptCoordinator(store, liveness)
 
     @pytest.fixture
     def rewinding(self, store: JobStore, liveness: RunningTasks) -> JobRewinding:

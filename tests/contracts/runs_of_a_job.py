@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
+from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.contracts.running_tasks import RunningTasks
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
@@ -64,3 +69,22 @@ class RunsOfAJob:
     def ids(gateway: CheckpointCoordinatorGateway, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
         """Return the checkpoints of a status."""
         return [c.checkpoint_id for c in gateway.describe(JOB).checkpoints if c.status is status]
+
+
+class RunsWithTasks(RunsOfAJob):
+    """Runs of a job whose tasks the test lets run or end."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """Return the clock that the store uses."""
+        return ManualClock()
+
+    @pytest.fixture
+    def liveness(self) -> RunningTasks:
+        """Return which tasks run."""
+        return RunningTasks()
+
+    @pytest.fixture
+    def gateway(self, store: JobStore, liveness: RunningTasks) -> AttemptCoordinator:
+        """Return the coordinator on the same rows."""
+        return AttemptCoordinator(store, liveness)

@@ -74,7 +74,7 @@ class TwoStages(Week):
 
 @pytest.fixture
 def job(tmp_path: Path) -> TwoStages:
-    """Return a job of which one stage has ended its second day, and the other one has failed in the middle of it."""
+    """Return a job whose first stage has ended its second day, and whose other stage has failed in the middle of it."""
     job = TwoStages(tmp_path)
     job.arrive(1)
     assert job.both(1) == [FILES, FILES]

@@ -26,11 +26,6 @@ class SnapshotPart(Protocol):
     """The checkpoint of one stage within a savepoint of the whole job, as its metadata describes it."""
 
     @property
-    def uid(self) -> str:
-        """Return the uid of the stage."""
-        ...
-
-    @property
     def named_bytes(self) -> int:
         """Return the size of all files that the part references, in bytes."""
         ...
