@@ -42,11 +42,12 @@ test: $(READY) ## Run the tests
 soak: $(READY) ## Run the long tests
 	@$(BIN)/python -m pytest -m 'soak or live' $(ARGS)
 
-check: $(READY) ## Lint, format, types, layers, spelling, wording, docker/
+check: $(READY) ## Lint, format, types, layers, unused code, spelling, wording, docker/
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m scripts.islands --roots scripts/extension_points.txt
 	@$(BIN)/codespell
 	@$(BIN)/python -m scripts.wording
 	@$(BIN)/hadolint docker/Dockerfile

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import (
+    STORAGE_OPTIONS,
     CheckpointConfig,
     ExternalizedCheckpointCleanup,
     parse_interval,
@@ -60,7 +61,7 @@ class StatecheckSettings:
     on_clear: OnClear
     on_overlap: OnOverlap
     state_config: dict[str, str]
-    """Settings of the state backend, with Flink's keys."""
+    """Settings of the state backend and the checkpoint storage, with Flink's keys."""
 
     @classmethod
     def from_airflow(cls, **arguments: Any) -> Self:
@@ -75,7 +76,7 @@ class StatecheckSettings:
         reject_unused_keys(section)
         values = {key: _value(key, arguments.get(key), parse, section) for key, parse in _PARSERS.items()}
         _check(values)
-        return cls(**values, state_config=state_backend_settings(section))
+        return cls(**values, state_config=state_backend_settings(section) | storage_settings(section))
 
 
 def configured_savepoint_dir() -> str | None:
@@ -304,6 +305,19 @@ def state_backend_settings(section: Mapping[str, str]) -> dict[str, str]:
     return {key: section[key] for key in section if _is_backend_key(key) and key not in checkpoint_keys}
 
 
+def storage_settings(section: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the settings of the checkpoint storage in a section, with Flink's current keys.
+
+    :raises InvalidConfigurationError: if a setting is out of range.
+    """
+    config = CheckpointConfig()
+    for option in STORAGE_OPTIONS:
+        option.read(config, section)
+    found = ((option, option.key_in(section)) for option in STORAGE_OPTIONS)
+    return {option.key: section[key] for option, key in found if key is not None}
+
+
 def reject_unused_keys(section: Mapping[str, str]) -> None:
     """
     Reject keys of Flink that have no effect on a stage.
@@ -311,7 +325,8 @@ def reject_unused_keys(section: Mapping[str, str]) -> None:
     :param section: Entries of the section whose keys contain a dot.
     :raises InvalidConfigurationError: if there is such a key.
     """
-    used = {key for each in FLINK_COUNTERPARTS.values() for key in (each.option.key, *each.option.old_keys)}
+    acting = (*(each.option for each in FLINK_COUNTERPARTS.values()), *STORAGE_OPTIONS)
+    used = {key for option in acting for key in (option.key, *option.old_keys)}
     known = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
     for key in sorted(section.keys() - used - state_backend_settings(section).keys()):
         (nearest, *_) = difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.0)

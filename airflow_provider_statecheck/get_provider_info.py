@@ -195,7 +195,8 @@ _OPTIONS = {
         "https://airflow.example.com",
     ),
     "maintenance_dags": _option(
-        "Comma-separated ids of the Dags whose tasks may remove rows of ended attempts, checkpoints and jobs.",
+        "Comma-separated ids of the Dags whose tasks may take savepoints of whole jobs, restore jobs in place, and remove rows "
+        "of ended attempts, checkpoints and jobs.",
         "string",
         "statecheck_maintenance",
     ),

@@ -16,8 +16,8 @@ from sqlalchemy import create_engine
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, TriggerCheckpoint
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
 from benchmarks.postgres import postgres
@@ -62,7 +62,7 @@ def run(work: Path, *, quick: bool) -> list[Result]:
 class _Coordinator:
     def __init__(self, url: str) -> None:
         self._engine = create_engine(url)
-        Base.metadata.create_all(self._engine)
+        METADATA.create_all(self._engine)
         self._coordinator = AttemptCoordinator(SqlJobStore(self._engine))
         self._attempt = self._coordinator.register(make_registration()).attempt
 

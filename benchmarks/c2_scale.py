@@ -25,8 +25,8 @@ from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -93,11 +93,11 @@ def _results(case: str, per: str, readings: dict[int, Reading]) -> list[Result]:
 
 def _with_tables(url: str, measure: Callable[[Engine], Reading]) -> Reading:
     engine = create_engine(url)
-    Base.metadata.create_all(engine)
+    METADATA.create_all(engine)
     try:
         return measure(engine)
     finally:
-        Base.metadata.drop_all(engine)
+        METADATA.drop_all(engine)
         engine.dispose()
 
 

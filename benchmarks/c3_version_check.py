@@ -16,8 +16,8 @@ from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
 from benchmarks.postgres import postgres
@@ -89,7 +89,7 @@ def _microseconds(call: Callable[[], object], calls: int) -> float:
 
 
 def _prepared(engine: Any) -> AttemptCoordinator:
-    Base.metadata.create_all(engine)
+    METADATA.create_all(engine)
     coordinator = AttemptCoordinator(SqlJobStore(engine))
     for number in range(OPERATORS):
         attempt = coordinator.register(make_registration(uid=f"operator-{number}")).attempt

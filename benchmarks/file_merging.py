@@ -1,33 +1,41 @@
 """
-F1: checkpoints of many subtasks in merged files, compared with one file for each piece of state.
+F1: checkpoints with merged state files, compared with one file for each state.
 
-Both sides write the same bytes to local files through the same storage in one thread. Every checkpoint is durable before the
-next one starts. Two checkpoints are retained.
+Both sides save the keyed state of 4 functions with 3 states each in 16 subtasks, in one thread, on local files and on an S3
+server. A subtask of a function is a Spark task and writes one merged file.
 """
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, epoch_name, job_uri
-from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope
-from airflow_provider_statecheck.storage.file_merging.manager import (
-    FileMergingOptions,
-    FileMergingSnapshotManager,
-    FileMergingType,
-)
-from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey, manager_id
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.spark.stages.executor.task_control import TaskWriting
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
+from tests.object_store import Faults, running_object_store
 
-JOB, OPERATOR = job_id_of("f1"), operator_id_of("totals")
-STATES, CHECKPOINTS, STATE_BYTES = 5, 5, 4096
-DATA = bytes(range(256)) * (STATE_BYTES // 256)
+FUNCTIONS, STATES, SUBTASKS, GROUPS = 4, 3, 16, 128
+CHECKPOINTS = 3
+ATTEMPT = AttemptRef(job_id=job_id_of("f1"), operator_id=operator_id_of("stage"), epoch=1)
+SERIALIZER = KeySerializer((KeyField("id", pa.int64()),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,103 +44,114 @@ class Written:
 
     seconds: float
     files: float
-    """Number of files written by all checkpoints."""
-    bytes_left: float
-    """Bytes on disk at the end, for two retained checkpoints."""
+    """Number of files for each checkpoint."""
+    bytes: float
+    """Size of these files."""
+    puts: float
+    """Number of PUT requests for each checkpoint; 0 for local files."""
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure with 200 subtasks of five states each, or with 5 subtasks if ``quick``."""
-    subtasks, pairs = (5, 1) if quick else (200, 5)
-    found: list[Result] = []
-    for merging_type in FileMergingType:
-        for scope in CheckpointedStateScope:
-            found.extend(_compare(work, subtasks, pairs, merging_type, scope))
-    return found
+    """Measure with 80,000 keys, or with 8,000 and one pair if ``quick``."""
+    keys, pairs = (8_000, 1) if quick else (80_000, 5)
+    local = _compare("local files", keys, pairs, lambda: CheckpointStorage.open(str(work / uuid.uuid4().hex)), Faults())
+    with running_object_store() as store:
+        base = f"s3://{store.bucket}"
+        return [
+            *local,
+            *_compare(
+                "S3",
+                keys,
+                pairs,
+                lambda: CheckpointStorage.open(f"{base}/{uuid.uuid4().hex}", **store.storage_options),
+                store.faults,
+            ),
+        ]
 
 
 def _compare(
-    work: Path, subtasks: int, pairs: int, merging_type: FileMergingType, scope: CheckpointedStateScope
+    name: str, keys: int, pairs: int, open_storage: Callable[[], CheckpointStorage], requests: Faults
 ) -> list[Result]:
-    ours: list[Written] = []
-    theirs: list[Written] = []
+    merged: list[Written] = []
+    separate: list[Written] = []
 
-    def read(side: Callable[[CheckpointStorage, int], int], results: list[Written]) -> float:
-        results.append(_measured(work, lambda storage: side(storage, subtasks)))
+    def read(results: list[Written], *, is_merged: bool) -> float:
+        results.append(_measured(open_storage(), keys, requests, is_merged=is_merged))
         return results[-1].seconds
 
-    def merged(storage: CheckpointStorage, subtasks: int) -> int:
-        return _merged(storage, subtasks, merging_type, scope)
-
-    times = in_turn(lambda: read(merged, ours), lambda: read(_one_file_each, theirs), pairs)
-    both = list(zip(ours, theirs, strict=True))[1:]
-    sizes = {"subtasks": subtasks, "states": STATES, "checkpoints": CHECKPOINTS, "state_bytes": STATE_BYTES}
-    name = f"{merging_type.value}, {scope.value}"
-    files = [[o.files / CHECKPOINTS, t.files / CHECKPOINTS] for o, t in both]
-    left = [[o.bytes_left, t.bytes_left] for o, t in both]
-    return [
-        _result(f"{name}: files per checkpoint", "files", files, sizes),
+    times = in_turn(lambda: read(merged, is_merged=True), lambda: read(separate, is_merged=False), pairs)
+    both = list(zip(merged, separate, strict=True))[1:]
+    sizes = {"keys": keys, "functions": FUNCTIONS, "states": STATES, "subtasks": SUBTASKS, "checkpoints": CHECKPOINTS}
+    figures = [
         _result(f"{name}: time", "s", times, sizes),
-        _result(f"{name}: bytes left", "bytes", left, sizes),
+        _result(f"{name}: files per checkpoint", "files", [[m.files, s.files] for m, s in both], sizes),
+        _result(f"{name}: bytes per checkpoint", "bytes", [[m.bytes, s.bytes] for m, s in both], sizes),
     ]
+    if any(m.puts for m, _ in both):
+        figures.append(_result(f"{name}: PUTs per checkpoint", "requests", [[m.puts, s.puts] for m, s in both], sizes))
+    return figures
 
 
-def _measured(work: Path, side: Callable[[CheckpointStorage], int]) -> Written:
-    folder = work / uuid.uuid4().hex
-    storage = CheckpointStorage.open(str(folder))
-    counted: list[int] = []
-    taken = seconds(lambda: counted.append(side(storage)))
-    left = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    shutil.rmtree(folder)
-    return Written(taken, float(counted[0]), float(left))
+def _measured(storage: CheckpointStorage, keys: int, requests: Faults, *, is_merged: bool) -> Written:
+    config = CheckpointConfig()
+    config.file_merging_enabled = is_merged
+    job = _Job(storage, TaskWriting(attempt=ATTEMPT, config=config), keys)
+    requests.clear()
+    taken = seconds(job.save_all)
+    puts = requests.count("PUT") / CHECKPOINTS
+    files = storage.list_files(storage.base_uri)
+    return Written(taken, len(files) / CHECKPOINTS, sum(files.values()) / CHECKPOINTS, puts)
 
 
-def _merged(
-    storage: CheckpointStorage, subtasks: int, merging_type: FileMergingType, scope: CheckpointedStateScope
-) -> int:
-    manager = FileMergingSnapshotManager(manager_id(JOB, "1"), 1, FileMergingOptions(merging_type=merging_type))
-    root = job_uri(storage.base_uri, JOB)
-    manager.init_file_system(
-        storage, base=root, shared=f"{root}/shared", taskowned=f"{root}/taskowned", write_buffer_size=STATE_BYTES
-    )
-    keys = [
-        SubtaskKey(job_id=JOB, operator_id=OPERATOR, subtask_index=i, parallelism=subtasks) for i in range(subtasks)
-    ]
-    for key in keys:
-        manager.register_subtask(key)
-    written: set[str] = set()
-    for checkpoint_id in range(1, CHECKPOINTS + 1):
-        for key in keys:
-            written |= _write_states(manager, key, checkpoint_id, scope)
-        for key in keys:
-            manager.make_durable(key, checkpoint_id)
-        for key in keys:
-            manager.notify_checkpoint_subsumed(key, checkpoint_id - 2)
-    manager.close()
-    return len(written)
+class _Job:
+    """Writes the same keyed state in each checkpoint."""
 
+    def __init__(self, storage: CheckpointStorage, writing: TaskWriting, keys: int) -> None:
+        self._storage = storage
+        self._writing = writing
+        self._ids = np.arange(keys)
+        self._groups = np.asarray(SERIALIZER.key_groups_of([pa.array(self._ids)], GROUPS))
 
-def _write_states(
-    manager: FileMergingSnapshotManager, key: SubtaskKey, checkpoint_id: int, scope: CheckpointedStateScope
-) -> set[str]:
-    uris: set[str] = set()
-    for _ in range(STATES):
-        stream = manager.create_checkpoint_state_output_stream(key, checkpoint_id, scope)
-        stream.write(DATA)
-        handle = stream.close_and_get_handle()
-        assert handle is not None
-        uris.add(handle.uri)
-    return uris
+    def save_all(self) -> None:
+        for checkpoint_id, function, subtask in product(range(1, CHECKPOINTS + 1), range(FUNCTIONS), range(SUBTASKS)):
+            self._save_subtask(checkpoint_id, operator_id_of(f"stage/{function}"), subtask)
 
+    def _save_subtask(self, checkpoint_id: int, operator_id: OperatorId, subtask: int) -> None:
+        owned = key_group_range_of(subtask, SUBTASKS, GROUPS)
+        backend: Any = ArrowStateBackend().create_keyed_state_backend(
+            self._environment(subtask), ATTEMPT.job_id, operator_id, SERIALIZER, GROUPS, owned
+        )
+        batch = self._batch(owned)
+        for number in range(STATES):
+            values = np.random.default_rng(number).integers(0, 1 << 60, len(batch))
+            backend.batch_state(ValueStateDescriptor(f"state-{number}", pa.int64())).put(batch, pa.array(values))
+        view = self._writing.worker_view(self._storage, ())
+        streams = view.resolve_checkpoint_storage_location(checkpoint_id, DEFAULT_LOCATION)
+        keyed = backend.snapshot(checkpoint_id, 0, streams).run().handle
+        backend.dispose()
+        state = OperatorState(
+            operator_id=operator_id,
+            uid=operator_id,
+            parallelism=SUBTASKS,
+            max_parallelism=GROUPS,
+            subtask_states={subtask: OperatorSubtaskState(managed_keyed=(keyed,))},
+        )
+        view.make_durable([state])
 
-def _one_file_each(storage: CheckpointStorage, subtasks: int) -> int:
-    for checkpoint_id in range(1, CHECKPOINTS + 1):
-        directory = checkpoint_uri(storage.base_uri, JOB, checkpoint_id)
-        for _ in range(subtasks * STATES):
-            storage.write_bytes(f"{directory}/{epoch_name(1)}", DATA)
-        if checkpoint_id > 2:
-            storage.delete_directory(checkpoint_uri(storage.base_uri, JOB, checkpoint_id - 2))
-    return CHECKPOINTS * subtasks * STATES
+    def _environment(self, subtask: int) -> StateEnvironment:
+        return StateEnvironment(
+            storage=self._storage,
+            subtask_index=subtask,
+            parallelism=SUBTASKS,
+            max_parallelism=GROUPS,
+            now_ms=lambda: 0,
+            epoch=ATTEMPT.epoch,
+        )
+
+    def _batch(self, owned: KeyGroupRange) -> KeyBatch:
+        rows = np.flatnonzero((self._groups >= owned.start) & (self._groups <= owned.end))
+        rows = rows[np.argsort(self._groups[rows], kind="stable")]
+        return KeyBatch(pa.array(self._groups[rows], pa.int32()), (pa.array(self._ids[rows]),))
 
 
 def _result(case: str, unit: str, readings: list[list[float]], sizes: dict[str, int]) -> Result:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.queryable.proxy import StateProxy
@@ -64,7 +64,7 @@ class SavedState:
     def __init__(self, data: Data, base: str, options: dict[str, Any], database: str) -> None:
         self._storage = CheckpointStorage.open(base, **options)
         engine = create_engine(database)
-        Base.metadata.create_all(engine)
+        METADATA.create_all(engine)
         self._rows = AttemptCoordinator(SqlJobStore(engine))
         job = StatefulJob(self._storage, ArrowStateBackend(), [BALANCE], keys=KEYS)
         stage = QueriedStage(SqlJobStore(engine), (job,))

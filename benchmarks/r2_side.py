@@ -12,11 +12,11 @@ from uuid import uuid4
 
 import fsspec
 
-from airflow_provider_statecheck.spark.driver.session import start_session
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from benchmarks.answering import answer
 from benchmarks.r2_notes import NOTE, stage_over, write_input
 from benchmarks.spark_side import CONF
+from tests.sessions import start_session
 
 
 class StateSide:

@@ -16,10 +16,10 @@ import fsspec
 import pyarrow.parquet as pq
 
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.driver.session import start_session
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
 from benchmarks.tpch import lineitem
 from tests.object_store import KEY, SECRET, running_object_store
+from tests.sessions import start_session
 
 CONF = {
     "spark.master": "local[2]",

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.spark.driver.session import start_session
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
 from airflow_provider_statecheck.spark.sources.file_source import CsvSource
@@ -23,6 +22,7 @@ from benchmarks.nowhere_sink import NowhereSink
 from benchmarks.peak_memory import PeakMemory
 from benchmarks.running_figures import RunningFigures
 from benchmarks.spark_side import COLUMNS, CONF, prices
+from tests.sessions import start_session
 
 FIGURES = "total double, n bigint, top double"
 

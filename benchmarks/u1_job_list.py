@@ -26,10 +26,17 @@ from airflow_provider_statecheck.checkpoint.job_list import JobSort, ListedStatu
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, VERSION_PATH
-from airflow_provider_statecheck.metadata import models
-from airflow_provider_statecheck.metadata.record_table import table_of
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.metadata.tables import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    JOB_DAGS,
+    JOBS,
+    METADATA,
+    OPERATORS,
+    STATISTICS,
+)
+from airflow_provider_statecheck.metadata.token_records import Caller
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from benchmarks.measure import Result, seconds
 from benchmarks.postgres import postgres
@@ -40,7 +47,7 @@ _DAGS = 50
 _HIDDEN = "dag 7"
 _TASK = Caller(dag_id="dag 0", run_id="run 0", task_id="t")
 _STATUSES = tuple(ListedStatus)
-_COPIED = (models.Job, models.JobDag, models.Operator, models.Attempt, models.Checkpoint, models.Statistics)
+_COPIED = (JOBS.table, JOB_DAGS, OPERATORS.table, ATTEMPTS.table, CHECKPOINTS.table, STATISTICS.table)
 _FIRST_OLD = 1_000
 
 
@@ -55,7 +62,7 @@ def run(work: Path, *, quick: bool) -> list[Result]:
 def _on(url: str, database: str, *, quick: bool) -> list[Result]:
     jobs, checkpoints, calls = (100, 1_000, 20) if quick else (1_000, 10_000, 300)
     engine = create_engine(url, pool_pre_ping=True)
-    models.Base.metadata.create_all(engine)
+    METADATA.create_all(engine)
     job_id = _prepared(engine, jobs, checkpoints)
     sizes = {"jobs": jobs, "checkpoints of one job": checkpoints, "calls": calls}
     with _client(engine) as get:
@@ -106,13 +113,12 @@ def _prepared(engine: Engine, jobs: int, checkpoints: int) -> JobId:
             complete_checkpoint(coordinator, attempt, full_size_bytes=size << 20)
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message="disk full"))
     with engine.begin() as connection:
-        for model in _COPIED:
-            table = table_of(model)
+        for table in _COPIED:
             rows = [dict(row._mapping) for row in connection.execute(select(table))]
             connection.execute(insert(table), [_copied(row, number) for number in range(1, jobs) for row in rows])
-        history = dict(connection.execute(select(table_of(models.Checkpoint)).limit(1)).one()._mapping)
+        history = dict(connection.execute(select(CHECKPOINTS.table).limit(1)).one()._mapping)
         history |= {"job_id": job_id_of(_NAME)}
-        connection.execute(insert(table_of(models.Checkpoint)), list(_history(history, checkpoints)))
+        connection.execute(insert(CHECKPOINTS.table), list(_history(history, checkpoints)))
     return job_id_of(_NAME)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.spark.driver.session import start_session
+from tests.sessions import start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

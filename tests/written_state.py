@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import keyed_state_uri
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
@@ -23,7 +24,8 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 GROUPS = 16
 STAGE, FUNCTION = "stage", "balance"
@@ -34,17 +36,6 @@ BACKENDS: dict[str, Callable[[], Any]] = {
     "fs": FsStateBackend,
     "arrow": lambda: ArrowStateBackend(SMALL),
 }
-
-
-@dataclass
-class Streams:
-    storage: CheckpointStorage
-    directory: str
-
-    def create_checkpoint_state_output_stream(self, scope: Any) -> FsCheckpointStateOutputStream:
-        return FsCheckpointStateOutputStream.open(
-            self.storage, self.directory, StateWriting(epoch=1, inline_threshold=0)
-        )
 
 
 @dataclass
@@ -92,10 +83,11 @@ class StatefulJob:
     def operator(self) -> OperatorState:
         """Save the state of all subtasks."""
         self.taken += 1
-        base, job_id, owner = self.storage.base_uri, job_id_of(self.job_name), operator_id_of(self.stage)
+        attempt = AttemptRef(job_id=job_id_of(self.job_name), operator_id=operator_id_of(self.stage), epoch=1)
+        view = FsCheckpointStorageAccess(self.storage, attempt, writing=StateWriting(epoch=1, inline_threshold=0))
+        streams = view.resolve_checkpoint_storage_location(self.taken, DEFAULT_LOCATION)
         subtasks = {}
         for index, backend in enumerate(self.states):
-            streams = Streams(self.storage, keyed_state_uri(base, job_id, owner, index))
             snapshot = backend.snapshot(self.taken, self.now_ms, streams)
             handle = snapshot.run().handle
             if handle is not None:

@@ -1,25 +1,29 @@
 """
-Authorization of calls by the token of the caller.
+Who may call what: authorization by the token of the caller.
 
-A route depends on the record of the caller's token and checks it with one of the functions ``require_*``.
+Calls with a message have a table of rules, which :func:`permitted` applies. Reads of one job are decided by ``job_access``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
-from airflow_provider_statecheck.api.job_access import Checked, bearer_token
+from airflow_provider_statecheck.api.job_access import Checked, bearer_token, require_job
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_id_of
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, is_test_job, job_id_of
+from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.metadata.token_store import Caller, TokenRecord
+from airflow_provider_statecheck.maintenance.job_restore import RestoreJob
+from airflow_provider_statecheck.metadata.token_records import Caller, TokenRecord
+from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 
 def services_of(request: Request) -> Services:
@@ -31,14 +35,6 @@ def services_of(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(services_of)]
 
 
-def takes_test_jobs(request: Request) -> bool:
-    """Return ``True`` if the app serves a test run."""
-    return bool(request.app.state.takes_test_jobs)
-
-
-TakesTestJobsDep = Annotated[bool, Depends(takes_test_jobs)]
-
-
 async def _check_token(request: Request) -> TokenRecord:
     return await run_in_threadpool(services_of(request).tokens.check, await bearer_token(request))
 
@@ -46,16 +42,31 @@ async def _check_token(request: Request) -> TokenRecord:
 TokenDep = Annotated[TokenRecord, Depends(Checked(_check_token))]
 
 
-def require_attempt(token: TokenRecord, attempt: AttemptRef | None) -> None:
-    """
-    Require the token of an attempt.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The services and the token of a call of the API."""
 
-    :raises AccessDeniedError: if the token belongs to another attempt or to none.
+    services: Services
+    token: TokenRecord
+    takes_test_jobs: bool
+
+
+async def _call(request: Request, services: ServicesDep, token: TokenDep) -> Call:
+    return Call(services=services, token=token, takes_test_jobs=request.app.state.takes_test_jobs)
+
+
+CallDep = Annotated[Call, Depends(_call)]
+
+
+def permitted(call: Call, path: str, message: Any) -> Any:
     """
-    if attempt is None or token.attempt != attempt:
-        raise AccessDeniedError(
-            "Expected the token of the attempt in the message, found another token; use the token that registered it."
-        )
+    Return a message as its caller may send it, with what the server knows of the caller.
+
+    :param path: Path of the call, whose folder or whole has a rule in :data:`_WHO_MAY`.
+    :raises AccessDeniedError: if the caller may not send it.
+    """
+    rule = _WHO_MAY.get(path) or _WHO_MAY[path.partition("/")[0]]
+    return _normalised(rule(call, message))
 
 
 def require_task(token: TokenRecord) -> None:
@@ -68,63 +79,106 @@ def require_task(token: TokenRecord) -> None:
         raise AccessDeniedError("Expected the token of a task, found one that is bound to a job; request a new token.")
 
 
-def require_maintenance(token: TokenRecord, services: Services) -> None:
-    """
-    Require the token of a task of a maintenance Dag.
+def _attempt(call: Call, message: Any) -> Any:
+    if message.attempt is None or call.token.attempt != message.attempt:
+        raise AccessDeniedError(
+            "Expected the token of the attempt in the message, found another token; use the token that registered it."
+        )
+    require_job(call.token, getattr(message, "job_id", message.attempt.job_id))
+    return message
 
-    :raises AccessDeniedError: if the task belongs to another Dag, or if the token is bound to a job.
-    """
-    require_task(token)
-    allowed = services.maintenance_dags()
-    if token.task.dag_id not in allowed:
+
+def _registering_task(call: Call, message: RegisterAttempt) -> RegisterAttempt:
+    # A token that is bound to an attempt can only repeat the registration of this attempt.
+    token = call.token
+    _require_job_of_runs(call, message.job_name)
+    if token.attempt is None:
+        require_task(token)
+        _reject_job_of_other_dag(token.task, message.job_name, call.services.tasks)
+    elif (token.attempt_key, token.job_id) != (message.attempt_key, job_id_of(message.job_name)):
+        raise AccessDeniedError(
+            "Expected the registration that this token is bound to, found another one; request a new token."
+        )
+    owned = replace(message, owner=_owner_of(token.task, message.owner))
+    call.services.tokens.claim(token, message.attempt_key)
+    return owned
+
+
+def _adopting_task(call: Call, message: AdoptAttempt) -> AdoptAttempt:
+    if call.token.attempt != message.attempt:
+        require_task(call.token)
+    return replace(message, owner=_owner_of(call.token.task, message.owner))
+
+
+def _maintenance_task(call: Call, message: Any) -> Any:
+    require_task(call.token)
+    allowed, dag_id = call.services.maintenance_dags(), call.token.task.dag_id
+    if dag_id not in allowed:
         raise AccessDeniedError(
             f"Expected a task of a Dag in [statecheck] maintenance_dags ({', '.join(sorted(allowed)) or 'none'}), "
-            f"found one of {token.task.dag_id!r}; add the Dag to the option."
+            f"found one of {dag_id!r}; add the Dag to the option."
         )
+    # The permission of the user was checked at the request that request_key names; a bare name has no such check.
+    if getattr(message, "is_named", False):
+        raise AccessDeniedError(
+            "Expected a job to remove because of its age or on the request of a user, found one to remove by name; remove it "
+            "on its page, or use 'airflow statecheck prune JOB'."
+        )
+    return message
 
 
-def require_job_of_runs(job_name: str, *, takes_test_jobs: bool) -> None:
-    """
-    Require that a job is not one of test runs.
+def _restoring_task(call: Call, message: RestoreJob) -> RestoreJob:
+    _maintenance_task(call, message)
+    task = call.token.task
+    return replace(message, requested_by=f"task {task.dag_id}.{task.task_id} of run {task.run_id}")
 
-    :param takes_test_jobs: Accept jobs of test runs.
-    :raises AccessDeniedError: if it is.
-    """
-    if is_test_job(job_name) and not takes_test_jobs:
+
+def _new_leader(call: Call, message: TakeLeadership) -> TakeLeadership:
+    _maintenance_task(call, message)
+    _require_job_of_runs(call, message.job_name)
+    # A leader is not the attempt of a task: it has no coordinates in Airflow.
+    return replace(message, owner=replace(message.owner, airflow=()))
+
+
+def _leader(call: Call, message: Any) -> Any:
+    _maintenance_task(call, message)
+    if message.leader.operator_id != ALIGNED_OPERATOR_ID:
+        raise AccessDeniedError(
+            "Expected a leader of aligned checkpoints, found an attempt of a stage; the stage needs the token of the attempt."
+        )
+    return message
+
+
+_WHO_MAY: dict[str, Callable[[Call, Any], Any]] = {
+    "attempts": _attempt,
+    "attempts/register": _registering_task,
+    "attempts/adopt": _adopting_task,
+    "maintenance": _maintenance_task,
+    "savepoints": _maintenance_task,
+    "savepoints/restore": _restoring_task,
+    "aligned": _leader,
+    "aligned/lead": _new_leader,
+}
+"""Who may send the messages of a folder, or of a path in it. Reads by a path need a ``JobAccess`` or the token of a task."""
+
+
+def _normalised(message: Any) -> Any:
+    # The location of a handle is that of its row, which may be a checkpoint directory with another form.
+    names = () if isinstance(message, PutHandle) else ("savepoint_dir", "target", "location")
+    directories = {name: getattr(message, name, None) for name in names}
+    given = {name: normalise_pointer(each) for name, each in directories.items() if each is not None}
+    return replace(message, **given) if given else message
+
+
+def _require_job_of_runs(call: Call, job_name: str) -> None:
+    if is_test_job(job_name) and not call.takes_test_jobs:
         raise AccessDeniedError(
             f"Expected a job whose name does not start with {TEST_NAMESPACE!r}, found {job_name!r}; rename the job, since test "
             f"runs do not register at this server."
         )
 
 
-def require_registration(
-    token: TokenRecord, request: RegisterAttempt, tasks: TaskDirectory, *, takes_test_jobs: bool
-) -> RegisterAttempt:
-    """
-    Return the registration with the caller as its owner.
-
-    A token that is bound to an attempt can only repeat the registration of this attempt.
-
-    :param takes_test_jobs: Accept jobs of test runs.
-    :raises AccessDeniedError: if the job or the task does not belong to the caller.
-    """
-    require_job_of_runs(request.job_name, takes_test_jobs=takes_test_jobs)
-    if token.attempt is None:
-        require_task(token)
-        _reject_job_of_other_dag(token.task, request.job_name, tasks)
-    elif (token.attempt_key, token.job_id) != (request.attempt_key, job_id_of(request.job_name)):
-        raise AccessDeniedError(
-            "Expected the registration that this token is bound to, found another one; request a new token."
-        )
-    return replace(request, owner=owner_of(token.task, request.owner))
-
-
-def owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
-    """
-    Return the claimed owner with the Airflow coordinates of the caller.
-
-    :raises AccessDeniedError: if the claimed owner is another task.
-    """
+def _owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
     task = f"{caller.dag_id}/{caller.task_id}"
     if claimed.logical_task != task and not claimed.logical_task.startswith(f"{task}["):
         raise AccessDeniedError(

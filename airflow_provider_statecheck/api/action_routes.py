@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
-from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.configuration import conf
 from airflow.models.log import Log
 from airflow.utils.session import create_session
@@ -22,7 +20,7 @@ from sqlalchemy import update
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, dags_of
-from airflow_provider_statecheck.api.airflow_access import readable_job, require_editable
+from airflow_provider_statecheck.api.airflow_access import JobsDep, UserJobs
 from airflow_provider_statecheck.api.forks import preview_fork, request_fork, require_forkable
 from airflow_provider_statecheck.api.requests import MessageRoute, public_text
 from airflow_provider_statecheck.api.services import Services
@@ -109,15 +107,15 @@ WantedDep = Annotated[UserAction, Depends(wanted_action)]
 
 
 @router.get("/actions")
-def list_actions(job_id: JobPath, services: ServicesDep, user: GetUserDep) -> tuple[RequestedAction, ...]:
+def list_actions(job_id: JobPath, jobs: JobsDep) -> tuple[RequestedAction, ...]:
     """Return the requested actions and savepoints of a job, the newest first, to a user who may read the job."""
-    return requested_actions(readable_job(services, JobId(job_id), user))
+    return requested_actions(jobs.view(job_id))
 
 
 @router.get("/{action}/preview")
-def preview(wanted: WantedDep, services: ServicesDep, user: GetUserDep) -> ActionPreview:
+def preview(wanted: WantedDep, services: ServicesDep, jobs: JobsDep) -> ActionPreview:
     """Return what an action keeps, does again and deletes, without changing anything."""
-    require_permitted(readable_job(services, wanted.job_id, user), wanted, user)
+    require_permitted(jobs, jobs.view(wanted.job_id), wanted)
     return preview_of(services, wanted)
 
 
@@ -127,11 +125,11 @@ def request_action(
     action: JobAction,
     message: Annotated[ActionMessage, Body(openapi_examples=examples.ACTION)],
     services: ServicesDep,
-    user: GetUserDep,
+    jobs: JobsDep,
 ) -> RequestedAction:
     """Accept a confirmed action. The reply, and later the list of actions, show its progress."""
     require_request_key(message.request_key)
-    view = readable_job(services, JobId(job_id), user)
+    view = jobs.view(job_id)
     wanted = UserAction(
         job_id=JobId(job_id),
         action=action,
@@ -139,9 +137,9 @@ def request_action(
         checkpoint_id=message.checkpoint_id,
         run_key=message.run_key,
         request_key=message.request_key,
-        requested_by=user.get_name(),
+        requested_by=jobs.user.get_name(),
     )
-    require_permitted(view, wanted, user)
+    require_permitted(jobs, view, wanted)
     known = _known(view, message.request_key)
     if known is not None:
         return known
@@ -157,15 +155,15 @@ def request_action(
     return accepted
 
 
-def require_permitted(view: JobView, wanted: UserAction, user: BaseUser) -> None:
+def require_permitted(jobs: UserJobs, view: JobView, wanted: UserAction) -> None:
     """
     Require a user who may edit the job and, for a fork, create runs of its Dag.
 
     :raises AccessDeniedError: if the user may not.
     """
-    require_editable(view, user)
+    jobs.require_editable(view)
     if wanted.action is JobAction.FORK:
-        require_forkable(view, wanted, user)
+        require_forkable(view, wanted, jobs.user)
 
 
 def preview_of(services: Services, wanted: UserAction) -> ActionPreview:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Annotated
 
 import jwt
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN, ResourceMethod
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
-from airflow.api_fastapi.core_api.security import get_user
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
-from fastapi import HTTPException, Request
+from fastapi import Depends, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import select
 
-from airflow_provider_statecheck.api.access import dags_of
+from airflow_provider_statecheck.api.access import ServicesDep, dags_of
 from airflow_provider_statecheck.api.job_access import JobGrant, TokenAccess, bearer
 from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.store import JobView, no_such_job
-from airflow_provider_statecheck.exceptions import AccessDeniedError, TokenExpiredError
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError, TokenExpiredError
 
 
 class AirflowAccess:
@@ -47,7 +52,7 @@ class AirflowAccess:
             return await self._tokens.require(request, job_id)
         sent = request.cookies.get(COOKIE_NAME_JWT_TOKEN, "") if header is None else header.credentials
         user = await _user_of(request, sent)
-        await run_in_threadpool(readable_job, self._services, job_id, user)
+        await run_in_threadpool(lambda: UserJobs(self._services.coordinator, user).view(job_id))
         return JobGrant(caller=f"user {user.get_id()}", expires_at=_expiry_of(sent))
 
 
@@ -137,27 +142,69 @@ def _deleted_of_a_team(dag_ids: Collection[str]) -> frozenset[str]:
         )
 
 
-def require_editable(view: JobView, user: BaseUser) -> None:
+class UserJobs:
     """
-    Require a user who may edit the task instances of every Dag that works on a job.
+    Jobs that a user may read, by the permission on every Dag that works on them. For this user, other jobs do not exist.
 
-    :raises AccessDeniedError: if the user may not edit one of them, or if the Dag of an operator is unknown.
+    :param coordinator: Coordinator that has the jobs.
+    :param user: User of Airflow.
     """
-    PermittedDags(user, "PUT").require_all(view)
+
+    def __init__(self, coordinator: AttemptCoordinator, user: BaseUser) -> None:
+        self._coordinator = coordinator
+        self.user = user
+        self._dags = PermittedDags(user)
+        self._editable = PermittedDags(user, "PUT")
+
+    def view(self, job_id: str) -> JobView:
+        """
+        Return the rows of a job.
+
+        :raises CheckpointNotFoundError: if there is no such job, or if the user may not read it, with the same text.
+        """
+        view = self._coordinator.describe(JobId(job_id))
+        if not self._dags.permits_all(view):
+            raise no_such_job(JobId(job_id))
+        return view
+
+    def require_editable(self, view: JobView) -> None:
+        """
+        Require a user who may edit the task instances of every Dag that works on a job.
+
+        :raises AccessDeniedError: if the user may not edit one of them, or if the Dag of an operator is unknown.
+        """
+        self._editable.require_all(view)
+
+    def is_editable(self, view: JobView) -> bool:
+        """Return whether the user may act on the state of a job."""
+        return self._editable.permits_all(view)
+
+    def require_dag(self, dag_id: str) -> None:
+        """
+        Require a Dag whose task instances the user may read.
+
+        :raises AccessDeniedError: if the user may not.
+        """
+        self._dags.require(dag_id)
+
+    def overviews(self, page: JobsPage) -> JobList:
+        """Return those jobs of a page of the list that the user may read; other jobs are not counted either."""
+        readable = self._dags.among(self._coordinator.dag_ids(beside=page.dag_id))
+        return self._coordinator.job_overviews(replace(page, readable_dag_ids=readable))
+
+    def of_run(self, dag_id: str, run_id: str) -> Iterator[JobView]:
+        """Return the jobs that the tasks of a Dag run have worked on."""
+        for job_id in self._coordinator.jobs_of_run(dag_id, run_id):
+            with suppress(CheckpointNotFoundError):  # not readable, or removed in the meantime
+                yield self.view(job_id)
 
 
-def readable_job(services: Services, job_id: JobId, user: BaseUser) -> JobView:
-    """
-    Return the rows of a job that a user may read.
+def user_jobs(services: ServicesDep, user: GetUserDep) -> UserJobs:
+    """Return the jobs of the user who sends a request."""
+    return UserJobs(services.coordinator, user)
 
-    :raises CheckpointNotFoundError: if there is no such job, or if the user may not read it, with the same text.
-    """
-    view = services.coordinator.describe(job_id)
-    try:
-        PermittedDags(user).require_all(view)
-    except AccessDeniedError:
-        raise no_such_job(job_id) from None
-    return view
+
+JobsDep = Annotated[UserJobs, Depends(user_jobs)]
 
 
 async def _user_of(request: Request, sent: str) -> BaseUser:

@@ -10,16 +10,15 @@ from fastapi import APIRouter, Body, FastAPI
 
 from airflow_provider_statecheck.api import action_routes, examples, job_list_routes
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.airflow_access import AirflowAccess, PermittedDags, readable_job
+from airflow_provider_statecheck.api.airflow_access import AirflowAccess, JobsDep, PermittedDags
 from airflow_provider_statecheck.api.airflow_services import airflow_services
 from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.api.pages.rendering import PageFiles
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import USER_LIFETIME, IssuedToken
-from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.gateway.protocol import VERSION_PATH
-from airflow_provider_statecheck.metadata.token_store import Caller, UserCaller
+from airflow_provider_statecheck.metadata.token_records import Caller, UserCaller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 
 router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
@@ -27,7 +26,7 @@ router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 
 @router.post("/login")
 def login(
-    task: Annotated[Caller, Body(openapi_examples=examples.LOGIN)], services: ServicesDep, user: GetUserDep
+    task: Annotated[Caller, Body(openapi_examples=examples.of(Caller))], services: ServicesDep, user: GetUserDep
 ) -> IssuedToken:
     """Issue the token of a task to an Airflow user who may edit task instances of its Dag."""
     PermittedDags(user, "PUT").require(task.dag_id)
@@ -45,17 +44,17 @@ class UserReadRequest:
 
 @router.post("/state")
 def user_reader(
-    request: Annotated[UserReadRequest, Body(openapi_examples=examples.USER_READ)],
+    request: Annotated[UserReadRequest, Body(openapi_examples=examples.of(UserReadRequest))],
     services: ServicesDep,
-    user: GetUserDep,
+    jobs: JobsDep,
 ) -> IssuedToken:
     """
     Issue a token that can only read one job and its state.
 
     The user must be permitted to read the task instances of every Dag that works on the job; for others, it does not exist.
     """
-    job_id = readable_job(services, JobId(request.job_id), user).job.job_id
-    return services.tokens.issue_user_reader(UserCaller(user=user.get_id()), job_id, request.lifetime_seconds)
+    job_id = jobs.view(request.job_id).job.job_id
+    return services.tokens.issue_user_reader(UserCaller(user=jobs.user.get_id()), job_id, request.lifetime_seconds)
 
 
 def create_airflow_app(open_storage: OpenStorage) -> FastAPI:

@@ -18,14 +18,14 @@ from airflow_provider_statecheck.api.metrics import airflow_metrics
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.protocol import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.metadata.database import executing
-from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.metadata.token_records import Caller
 
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
@@ -172,14 +172,6 @@ class AirflowTaskLiveness:
         return task_state(task) == "running"
 
 
-_ENDED = {None: JobStatus.CANCELED, "success": JobStatus.FINISHED, "failed": JobStatus.FAILED}
-"""
-Job status by the state of a run's row; a deleted run counts as cancelled.
-
-The row does not show whether a user marked the run as failed, so such a run counts as failed, which retains more.
-"""
-
-
 class AirflowRuns:
     """Ends of Dag runs by the rows of the runs; needs access to the ORM."""
 
@@ -192,7 +184,9 @@ class AirflowRuns:
         run = dict(owner.airflow)
         query = select(DagRun.state).where(DagRun.dag_id == run["dag_id"], DagRun.run_id == run["run_id"])
         with executing(), create_session() as session:
-            return _ENDED.get(session.scalar(query))
+            # The row does not show whether a user marked the run as failed; a failed run retains more than a cancelled one.
+            status = job_status_of(session.scalar(query))
+        return status if status.is_globally_terminal else None
 
 
 def task_state(task: Caller) -> str | None:

@@ -22,7 +22,6 @@ from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents, items_in, snapshot_in
 from airflow_provider_statecheck.queryable.json_rows import first_rows
-from airflow_provider_statecheck.queryable.queries import AsOf
 from airflow_provider_statecheck.state.reading.checkpoint_contents import (
     FinishedItems,
     HeldState,
@@ -84,36 +83,17 @@ class ItemsAnswer(StageAnswer):
     """Number of items after this page."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobReads:
-    """
-    Reads of one request.
+    """Reads of one request."""
 
-    :param contents: Returns the reads of the contents of checkpoints.
-    :param job_id: Id of the job.
-    :param as_of: The checkpoint to read.
-    :param uid: Uid of an operator; by default all.
-    """
+    contents: Callable[[], JobContents]
+    chosen: dict[str, Any]
+    """Arguments that choose the checkpoints: the id of the job, the uid of an operator, and the checkpoint to read."""
 
-    def __init__(self, contents: Callable[[], JobContents], job_id: str, as_of: AsOf, uid: str | None) -> None:
-        self._contents = contents
-        self._job_id = JobId(job_id)
-        self._as_of = as_of
-        self._uid = uid
-
-    async def answer(self, make: Callable[[tuple[StageContents, ...]], Any]) -> Response:
-        """Return what a function, called in a thread, makes of the contents of the checkpoints."""
-        return await self._read(lambda contents: contents.read(self._job_id, make, uid=self._uid, as_of=self._as_of))
-
-    async def listings(self) -> Response:
-        """Return what the checkpoints hold, and what of it cannot be read."""
-
-        def listed(contents: JobContents) -> tuple[ContentsAnswer, ...]:
-            return tuple(map(_contents, contents.stages(self._job_id, uid=self._uid, as_of=self._as_of, lists=True)))
-
-        return await self._read(listed)
-
-    async def _read(self, answer: Callable[[JobContents], Any]) -> Response:
-        return await read_in_thread(lambda: json_answer(answer(self._contents())))
+    async def answer(self, read: Callable[..., Any], **options: Any) -> Response:
+        """Return what a read of the contents of the checkpoints, made in a thread, has found."""
+        return await read_in_thread(lambda: json_answer(read(self.contents(), **self.chosen, **options)))
 
 
 async def _job_reads(
@@ -123,7 +103,8 @@ async def _job_reads(
     as_of: AsOfDep,
     uid: Annotated[str | None, Query(description="Only this operator")] = None,
 ) -> JobReads:
-    return JobReads(request.app.state.job_contents, job_id, as_of, uid)
+    chosen = {"job_id": JobId(job_id), "uid": uid, "as_of": as_of}
+    return JobReads(contents=request.app.state.job_contents, chosen=chosen)
 
 
 JobReadsDep = Annotated[JobReads, Depends(_job_reads)]
@@ -132,7 +113,7 @@ JobReadsDep = Annotated[JobReads, Depends(_job_reads)]
 @router.get("/snapshots", response_model=tuple[ContentsAnswer, ...], responses=ERRORS)
 async def contents(reads: JobReadsDep) -> Response:
     """Return what the latest checkpoint of each operator holds: snapshots, finished items, iterations and states."""
-    return await reads.listings()
+    return await reads.answer(_listings)
 
 
 @router.get("/snapshots/{name:path}", response_model=RowsAnswer, responses=ERRORS)
@@ -158,7 +139,7 @@ async def rows(
             **_checkpoint_of(stage), name=name, columns=found.columns, rows=found.rows, has_more=found.has_more
         )
 
-    return await reads.answer(answer)
+    return await reads.answer(JobContents.read, answer=answer)
 
 
 @router.get("/items", response_model=ItemsAnswer, responses=ERRORS)
@@ -174,19 +155,17 @@ async def items(
         stage, page = items_in(stages, loop, after=after, limit=limit)
         return ItemsAnswer(**_checkpoint_of(stage), loop=page.loop, items=page.items, following=page.following)
 
-    return await reads.answer(answer)
+    return await reads.answer(JobContents.read, answer=answer)
+
+
+def _listings(contents: JobContents, **chosen: Any) -> tuple[ContentsAnswer, ...]:
+    return tuple(map(_contents, contents.stages(**chosen, lists=True)))
 
 
 def _contents(stage: StageContents) -> ContentsAnswer:
-    listing = stage.listing
-    return ContentsAnswer(
-        **_checkpoint_of(stage),
-        snapshots=listing.snapshots,
-        finished_items=listing.finished_items,
-        iterations=listing.iterations,
-        states=listing.states,
-        unreadable=listing.unreadable,
-    )
+    # Named values are not served.
+    names = ("snapshots", "finished_items", "iterations", "states", "unreadable")
+    return ContentsAnswer(**_checkpoint_of(stage), **{name: getattr(stage.listing, name) for name in names})
 
 
 def _checkpoint_of(stage: StageContents) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
-from airflow_provider_statecheck.metadata.token_store import TokenRecord, UserCaller
+from airflow_provider_statecheck.metadata.token_records import TokenRecord, UserCaller
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

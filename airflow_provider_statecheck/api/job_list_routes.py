@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Query
 
 from airflow_provider_statecheck.api import examples
-from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.pages.readable_jobs import ReadableJobs
+from airflow_provider_statecheck.api.airflow_access import JobsDep
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobSort, JobsPage, ListedStatus
 
@@ -18,8 +16,7 @@ router = APIRouter(prefix="/job-list", tags=["jobs"], route_class=MessageRoute)
 
 @router.get("", responses={200: {"content": {"application/json": {"examples": examples.JOB_LIST}}}})
 def job_list(
-    services: ServicesDep,
-    user: GetUserDep,
+    jobs: JobsDep,
     after: Annotated[str | None, Query(description="`following` of the page before")] = None,
     limit: Annotated[int, Query(description=f"Maximum number of jobs, up to {LARGEST_JOB_PAGE}")] = 50,
     sort: Annotated[JobSort, Query(description="Order of the jobs; those without a value come last")] = JobSort.NAME,
@@ -44,4 +41,4 @@ def job_list(
         dag_id=dag_id,
         with_test_jobs=with_test_jobs,
     )
-    return ReadableJobs(services.coordinator, user).overviews(page)
+    return jobs.overviews(page)

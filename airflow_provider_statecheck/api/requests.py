@@ -4,8 +4,8 @@ Requests and replies: limits, message parsing, errors and security headers.
 Any client may send requests. The size of a body is therefore checked while it arrives, and the token before the message
 is parsed. Parsing runs in a thread, so it does not block other requests.
 
-Values of messages must fit the columns that store them. A field has the limit of the column with its name, or of its
-entry in ``_COLUMN_TYPES``.
+Values of messages must fit the columns that store them. A field has the limit of the column with its name, or of the one
+that ``_STORED_AS`` names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -26,9 +25,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from sqlalchemy import BigInteger, Integer, String
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import NullType, TypeEngine
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
@@ -37,8 +34,8 @@ from airflow_provider_statecheck.api.job_access import Checked
 from airflow_provider_statecheck.api.state_limits import retry_after
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, field_path
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
-from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES, encode_error
-from airflow_provider_statecheck.metadata.models import Base, Checkpoint, Job, Operator
+from airflow_provider_statecheck.gateway.protocol import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
+from airflow_provider_statecheck.metadata.tables import SMALL_NUMBERS, TEXT_LENGTHS
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +61,18 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, and reply with status 413 if its body exceeds the limit."""
-        if _announced_bytes(scope) > MAX_BODY_BYTES:
-            await _too_large(scope, MAX_BODY_BYTES)(scope, receive, send)
+        limit = _limit_of(scope)
+        if _announced_bytes(scope) > limit:
+            await _too_large(scope, limit)(scope, receive, send)
             return
         try:
-            await self._app(scope, _limited(receive), send)
+            await self._app(scope, _limited(receive, limit), send)
         except _BodyTooLargeError:
-            await _too_large(scope, MAX_BODY_BYTES)(scope, receive, send)
+            await _too_large(scope, limit)(scope, receive, send)
+
+
+def _limit_of(scope: Scope) -> int:
+    return MAX_ALIGNED_BODY_BYTES if _PATH_OF_ALIGNED.search(scope.get("path", "")) else MAX_BODY_BYTES
 
 
 def _announced_bytes(scope: Scope) -> int:
@@ -79,20 +81,21 @@ def _announced_bytes(scope: Scope) -> int:
     return int(announced[:20]) if announced.isdigit() else 0
 
 
-def _limited(receive: Receive) -> Receive:
+def _limited(receive: Receive, limit: int) -> Receive:
     received = 0
 
     async def limited() -> Message:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > MAX_BODY_BYTES:
+        if received > limit:
             raise _BodyTooLargeError
         return message
 
     return limited
 
 
+_PATH_OF_ALIGNED = re.compile("/aligned/[^/]+$")
 _PATH_OF_STATE = re.compile("/jobs/[^/]+/state(/|$)")
 
 
@@ -124,12 +127,12 @@ class MessageRoute(APIRoute):
         """Return the handler of FastAPI, preceded by the check of the caller and the parsing of the message."""
         handle = super().get_route_handler()
         check = next(_checks_of(self.dependant), None)
-        limit = MAX_BODY_BYTES if check else MAX_BODY_BYTES_WITHOUT_TOKEN
 
         async def checked(request: Request) -> Response:
             parsed = _ParsedRequest(request.scope, request.receive)
             if check is not None:
                 parsed.state.checked = await check(parsed)
+            limit = MAX_BODY_BYTES_WITHOUT_TOKEN if check is None else _limit_of(request.scope)
             rejected = await self._parse(parsed, limit) if self.body_field else None
             return rejected or await handle(parsed)
 
@@ -293,40 +296,23 @@ class SecurityHeaders:
 
 
 _Path = tuple[str | int, ...]
-_Kind = TypeEngine[Any] | None
 
 # JSON can contain U+0000 and lone surrogates, but PostgreSQL rejects the former and every database the latter.
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_COORDINATE = String(250)
-"""Maximum length of the id of a Dag, a run or a task in Airflow."""
-_NUMBER_OUT_OF_RANGE = 2**63
-_NEVER_STORED = NullType()
-"""Type of what is compared with keys of state; these may contain U+0000, unlike the columns of a database."""
-_COLUMN_TYPES: dict[str, _Kind] = {
-    "job_name": Job.name.type,
-    "name": Operator.uid.type,
-    "former_uids": Operator.uid.type,
-    "part": Operator.uid.type,
-    "run": Checkpoint.run_key.type,
-    "serves": Checkpoint.request_key.type,
-    "trigger_key": Checkpoint.request_key.type,
-    "coordinator": Checkpoint.finalizer.type,
-    "abort_key": Checkpoint.finalizer.type,
-    "at_least": Checkpoint.checkpoint_id.type,
-    "newest_on_storage": Checkpoint.checkpoint_id.type,
-    "checkpoint_ids": Checkpoint.checkpoint_id.type,
-    "before": Checkpoint.checkpoint_id.type,
-    "limit": Integer(),
-    "dag_id": _COORDINATE,
-    "run_id": _COORDINATE,
-    "task_id": _COORDINATE,
-    "map_index": Integer(),
-    "key": _NEVER_STORED,
-    "keys": _NEVER_STORED,
-    "namespace": _NEVER_STORED,
-    "user_key": _NEVER_STORED,
+_STORED_AS = {
+    **dict.fromkeys(("job_name", "former_uids", "part"), "name"),
+    **dict.fromkeys(("serves", "trigger_key"), "request_key"),
+    **dict.fromkeys(("coordinator", "abort_key", "end_key"), "finalizer"),
+    **dict.fromkeys(("run_id", "task_id"), "dag_id"),
+    **dict.fromkeys(("limit", "map_index"), "epoch"),
 }
+"""Columns with the limits of fields and parameters of other names."""
+_NUMBERS = {"checkpoint_id", "before", "limit", "map_index"}
+"""Parameters that are whole numbers."""
+_NUMBER_OUT_OF_RANGE = 2**63
+_NEVER_STORED = {"key", "keys", "namespace", "user_key"}
+"""Fields that are compared with keys of state; these may contain U+0000, unlike the columns of a database."""
 
 
 async def reject_unstorable_parameters(request: Request) -> None:
@@ -336,8 +322,7 @@ async def reject_unstorable_parameters(request: Request) -> None:
     :raises InvalidConfigurationError: if a database cannot store a parameter; the error names it.
     """
     for name, value in (*request.path_params.items(), *request.query_params.items()):
-        kind = _columns().get(name)
-        _require(_number(value) if isinstance(kind, Integer) else value, (name,), kind)
+        _require(_number(value) if name in _NUMBERS else value, (name,), name)
 
 
 def _number(text: Any) -> Any:
@@ -354,48 +339,43 @@ def require_storable(message: Any) -> None:
 
     :raises InvalidConfigurationError: if a database cannot store a value; the error names its field.
     """
-    _require(message, (), None)
+    _require(message, (), "")
 
 
-def _require(value: Any, path: _Path, kind: _Kind) -> None:
+def _require(value: Any, path: _Path, name: str) -> None:
     if not isinstance(value, str):
-        for place, child, child_kind in _children(value, kind):
-            _require(child, (*path, place), child_kind)
-    expected = _expected(value, kind)
+        for place, child, child_name in _children(value, name):
+            _require(child, (*path, place), child_name)
+    expected = _expected(value, name)
     if expected:
         raise InvalidConfigurationError(
             f"Expected {_field_name(path)} to be {expected}, found another value; correct it."
         )
 
 
-def _children(value: Any, kind: _Kind) -> Iterator[tuple[str | int, Any, _Kind]]:
+def _children(value: Any, name: str) -> Iterator[tuple[str | int, Any, str]]:
+    """Yield the parts of a value, each with its place and the name of the field that has it."""
     if is_dataclass(value):
-        for field in fields(value):
-            yield field.name, getattr(value, field.name), _columns().get(field.name)
+        yield from ((field.name, getattr(value, field.name), field.name) for field in fields(value))
     elif isinstance(value, tuple | list):
-        yield from ((place, each, kind) for place, each in enumerate(value))
+        yield from ((place, each, name) for place, each in enumerate(value))
     elif isinstance(value, Mapping):
         # Mappings are stored as JSON; their keys do not refer to columns.
+        of_entry = name if name in _NEVER_STORED else ""
         for key, each in value.items():
-            of_entry = kind if kind is _NEVER_STORED else None
             yield from (("a key", key, of_entry), (key, each, of_entry))
 
 
-@cache
-def _columns() -> Mapping[str, _Kind]:
-    columns = (column for table in Base.metadata.sorted_tables for column in table.columns)
-    return {**{column.name: column.type for column in columns}, **_COLUMN_TYPES}
-
-
-def _expected(value: Any, kind: _Kind) -> str | None:
+def _expected(value: Any, name: str) -> str | None:
+    column = _STORED_AS.get(name, name)
     if isinstance(value, str):
-        if kind is _NEVER_STORED:
+        if name in _NEVER_STORED:
             return "a text without lone surrogates" if _LONE_SURROGATE.search(value) else None
-        return _expected_text(value, kind.length if isinstance(kind, String) else None)
+        return _expected_text(value, TEXT_LENGTHS.get(column))
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"
     if isinstance(value, int):
-        bits = 32 if isinstance(kind, Integer) and not isinstance(kind, BigInteger) else 64
+        bits = 32 if column in SMALL_NUMBERS else 64
         return None if -(2 ** (bits - 1)) <= value < 2 ** (bits - 1) else f"a whole number of {bits} bits"
     return None
 

@@ -24,7 +24,8 @@ from typing import Protocol
 
 from sqlalchemy.engine import Connection, Engine
 
-from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, CheckedRows, ServedJobs, storage_here
+from airflow_provider_statecheck.api.checked_rows import CheckedRows
+from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, ServedJobs, storage_here
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.clock import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -47,7 +48,8 @@ from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import JoinedSqlJobStore, SqlJobStore
-from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore, TokenRecord, TokenState, UserCaller
+from airflow_provider_statecheck.metadata.token_records import Caller, TokenRecord, UserCaller
+from airflow_provider_statecheck.metadata.token_store import SqlTokenStore, TokenState
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle

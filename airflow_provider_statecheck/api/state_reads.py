@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
-from fastapi.concurrency import run_in_threadpool
 
-from airflow_provider_statecheck.api.caller_checks import SharedCalls
+from airflow_provider_statecheck.api.checked_rows import CheckedRows
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.observer import Change, JobRemoval
-from airflow_provider_statecheck.checkpoint.records import JobRecord, RowsVersion
-from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
+from airflow_provider_statecheck.checkpoint.records import JobRecord
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
 from airflow_provider_statecheck.queryable.locations import OpenStorage
-from airflow_provider_statecheck.queryable.oracle import LatestRows
 from airflow_provider_statecheck.queryable.proxy import KvStateClientProxy, StateProxy
 from airflow_provider_statecheck.queryable.queries import AsOf, QueryableName, StateQuery, StateReply
-from airflow_provider_statecheck.state.lru_cache import LruCache
-from airflow_provider_statecheck.state.waiting import WouldWaitError, about_to_wait, without_waiting
+from airflow_provider_statecheck.state.waiting import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.failures import is_refused
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -32,7 +27,6 @@ Answer = TypeVar("Answer")
 
 MAX_READS_AT_ONCE = 8
 """Maximum number of threads of an event loop that read the storage."""
-_MAX_JOBS = 1_000
 _limits: RunVar[CapacityLimiter | None] = RunVar("_limits", None)
 """Limit of the threads of each event loop."""
 
@@ -45,7 +39,7 @@ class ProxyReads:
     :param check: Checks the version of a job before a read.
     """
 
-    def __init__(self, proxy: Callable[[], StateProxy], check: Callable[[JobId], Awaitable[None]]) -> None:
+    def __init__(self, proxy: Callable[[], StateProxy], check: Callable[[JobId], Awaitable[object]]) -> None:
         self._proxy = proxy
         self._check = check
 
@@ -69,56 +63,6 @@ class ProxyReads:
         proxy = self._proxy()
         await self._check(job_id)
         return await read_in_thread(lambda: proxy.names(job_id, as_of))
-
-
-class CheckedRows:
-    """
-    Rows of jobs for requests that have checked the version of their job.
-
-    Concurrent requests share a check: each joins the next one that begins after its arrival.
-
-    :param rows: Rows of the jobs.
-    """
-
-    def __init__(self, rows: LatestRows) -> None:
-        self._rows = rows
-        self._calls = SharedCalls()
-        self._known = LruCache[JobId, LatestCheckpoints](_MAX_JOBS, lambda _: 1)
-
-    async def check(self, job_id: JobId) -> None:
-        """
-        Read the newest checkpoints of a job if its version has changed.
-
-        :raises CheckpointNotFoundError: if the job does not exist.
-        :raises CoordinatorUnavailableError: if the rows cannot be read.
-        """
-        await self._calls.join(job_id, partial(run_in_threadpool, self._read, job_id))
-
-    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """
-        Return the newest checkpoints of a job, or ``None`` if the version is the known one.
-
-        With a known version they are those of the last check, otherwise they are read again.
-        """
-        checked = None if known_version is None else self._known.get(job_id)
-        if checked is None:
-            about_to_wait()
-            return self._rows.latest_checkpoints(job_id, known_version)
-        return None if checked.job.rows_version == known_version else checked
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return a job with its newest checkpoints."""
-        return self._rows.describe(job_id)
-
-    def forget(self, job_id: JobId) -> None:
-        """Let the next check of a job read its newest checkpoints, which have changed."""
-        self._known.remove(job_id)
-
-    def _read(self, job_id: JobId) -> None:
-        known = self._known.get(job_id)
-        found = self._rows.latest_checkpoints(job_id, None if known is None else known.job.rows_version)
-        if found is not None:
-            self._known.put(job_id, found)
 
 
 class ServedJobs:

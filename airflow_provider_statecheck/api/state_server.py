@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.api import content_routes, state_routes
 from airflow_provider_statecheck.api.app import Health, healthy
-from airflow_provider_statecheck.api.caller_checks import CallerChecks
+from airflow_provider_statecheck.api.checked_rows import CheckedRows
 from airflow_provider_statecheck.api.job_access import JobGrant, bearer_token
 from airflow_provider_statecheck.api.requests import checked_app
 from airflow_provider_statecheck.api.state_limits import RequestRate
@@ -40,7 +40,6 @@ from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.server import KvStateServer
-from airflow_provider_statecheck.state.waiting import about_to_wait
 
 API_TIMEOUT_SECONDS = 5.0
 """Timeout of a call of the api-server, after which a request fails with status 503."""
@@ -75,12 +74,12 @@ class ForwardedAccess:
     """
     Access of callers that the api-server authorizes.
 
-    :param checks: Checks with the tokens of callers.
+    :param rows: Rows that are checked with the tokens of callers.
     :param rate: Limit of the requests with each token; a request above it costs no call of the api-server.
     """
 
-    def __init__(self, checks: CallerChecks, rate: RequestRate) -> None:
-        self._checks = checks
+    def __init__(self, rows: CheckedRows, rate: RequestRate) -> None:
+        self._rows = rows
         self._rate = rate
 
     async def require(self, request: Request, job_id: JobId) -> JobGrant:
@@ -92,7 +91,7 @@ class ForwardedAccess:
         token = await bearer_token(request)
         caller = hashlib.sha256(token.encode()).hexdigest()
         self._rate.admit(caller)
-        await self._checks.latest(job_id, token)
+        await self._rows.check(job_id, token)
         _token_of_caller.set(token)
         return JobGrant(caller=caller)
 
@@ -101,27 +100,17 @@ class ForwardedRows:
     """
     Rows of jobs at the api-server, for threads that work on a request.
 
-    :param checks: Checks with the tokens of callers.
     :param reader_with: Opens a reader at the api-server.
-    :param loop: The event loop of the checks.
+    :param loop: The event loop of the reader.
     """
 
-    def __init__(self, checks: CallerChecks, reader_with: ReaderWith, loop: asyncio.AbstractEventLoop) -> None:
-        self._checks = checks
+    def __init__(self, reader_with: ReaderWith, loop: asyncio.AbstractEventLoop) -> None:
         self._reader_with = reader_with
         self._loop = loop
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """
-        Return the newest checkpoints of a job, or ``None`` if the version is the known one.
-
-        A request has checked the version before it gets here. Without a known version, it is checked again.
-        """
-        latest = None if known_version is None else self._checks.known(job_id)
-        if latest is None:
-            about_to_wait()
-            latest = self._wait_for(self._checks.latest(job_id, _token_of_caller.get(), refresh=True))
-        return None if latest.job.rows_version == known_version else latest
+        """Return the newest checkpoints of a job, or ``None`` if the version is the known one."""
+        return self._wait_for(_latest(self._reader_with, job_id, _token_of_caller.get(), known_version))
 
     def describe(self, job_id: JobId) -> JobView:
         """Return a job with its newest checkpoints."""
@@ -184,12 +173,12 @@ async def _is_checked(_: JobId) -> None:
 
 
 def _connect(app: FastAPI, reader_with: ReaderWith, settings: StateServerSettings, open_storage: OpenStorage) -> None:
-    checks = CallerChecks(partial(_latest, reader_with), max_staleness_seconds=settings.max_staleness_seconds)
-    rows = ForwardedRows(checks, reader_with, asyncio.get_running_loop())
+    forwarded = ForwardedRows(reader_with, asyncio.get_running_loop())
+    rows = CheckedRows(forwarded, partial(_latest, reader_with), max_staleness_seconds=settings.max_staleness_seconds)
     opened = storage_here(open_storage, "the option --storage-conn-id of serve-state")
     proxy = StateProxy(KvStateServer(opened), partial(CheckpointLocationOracle, rows=rows, open_storage=opened))
     contents = JobContents(rows, opened)
-    app.state.state_access = ForwardedAccess(checks, RequestRate(lambda: settings.requests_per_second))
+    app.state.state_access = ForwardedAccess(rows, RequestRate(lambda: settings.requests_per_second))
     app.state.state_reads = ProxyReads(lambda: proxy, _is_checked)
     app.state.job_contents = lambda: contents
 

@@ -73,6 +73,7 @@ class CheckpointConfig:
     checkpoint_storage = ConfigOption[str | None](
         f"{_CHECKPOINTING}.storage", None, parse_text, old_keys=("state.checkpoint-storage",)
     )
+    """Name of the checkpoint storage; ``None`` for ``filesystem``."""
     checkpoint_dir = ConfigOption[str | None](
         f"{_CHECKPOINTING}.dir", None, parse_directory, old_keys=("state.checkpoints.dir",)
     )
@@ -152,6 +153,7 @@ class CheckpointConfig:
         is_valid=lambda n: n > 0,
         expected="above 0",
     )
+    """Size of state that is buffered in memory; the rest is buffered in local files. At least the inline threshold."""
     checkpoints_after_tasks_finish = ConfigOption(
         f"{_CHECKPOINTING}.checkpoints-after-tasks-finish",
         True,
@@ -168,15 +170,7 @@ class CheckpointConfig:
         f"{_CHECKPOINTING}.create-subdir", True, parse_truth, old_keys=("state.checkpoints.create-subdir",)
     )
     file_merging_enabled = ConfigOption(f"{_MERGING}.enabled", True, parse_truth, old_keys=(f"{_OLD_MERGING}.enabled",))
-    file_merging_across_checkpoint_boundary = ConfigOption(
-        f"{_MERGING}.across-checkpoint-boundary",
-        False,
-        parse_truth,
-        old_keys=(f"{_OLD_MERGING}.across-checkpoint-boundary",),
-    )
-    file_merging_pool_blocking = ConfigOption(
-        f"{_MERGING}.pool-blocking", False, parse_truth, old_keys=(f"{_OLD_MERGING}.pool-blocking",)
-    )
+    """Whether the state that a task writes for a checkpoint is merged into one file for each directory."""
     file_merging_max_file_size = ConfigOption(
         f"{_MERGING}.max-file-size",
         32 * _MIB,
@@ -185,6 +179,7 @@ class CheckpointConfig:
         is_valid=lambda n: n > 0,
         expected="above 0",
     )
+    """Size at which a file accepts no more state. State of this size has a file of its own."""
     file_merging_max_space_amplification = ConfigOption(
         f"{_MERGING}.max-space-amplification",
         2.0,
@@ -193,14 +188,7 @@ class CheckpointConfig:
         is_valid=lambda x: x > 1,
         expected="above 1",
     )
-    file_merging_max_subtasks_per_file = ConfigOption(
-        f"{_MERGING}.max-subtasks-per-file",
-        4,
-        parse_whole_number,
-        old_keys=(f"{_OLD_MERGING}.max-subtasks-per-file",),
-        is_valid=lambda n: n >= 1,
-        expected="at least 1",
-    )
+    """Maximum number of stored bytes for each referenced byte of a subtask; ``inf`` for no limit."""
     recovery_path = ConfigOption[str | None](
         f"{_RECOVERY}.path", None, parse_text, old_keys=("execution.savepoint.path",)
     )
@@ -263,8 +251,8 @@ class CheckpointConfig:
 
     def subset(self, names: Iterable[str]) -> CheckpointConfig:
         """Return a copy with the given settings only."""
-        copied = CheckpointConfig()
-        copied.__dict__.update({name: value for name, value in self.__dict__.items() if name in set(names)})
+        copied, wanted = CheckpointConfig(), set(names)
+        copied.__dict__.update({name: value for name, value in self.__dict__.items() if name in wanted})
         return copied
 
     def enable_externalized_checkpoints(self, cleanup: ExternalizedCheckpointCleanup) -> None:
@@ -275,11 +263,6 @@ class CheckpointConfig:
     def retention_policy(self) -> CheckpointRetentionPolicy:
         """Return the retention of checkpoints after the end of the job."""
         return self.externalized_checkpoint_retention.retention_policy
-
-    @property
-    def is_checkpointing_enabled(self) -> bool:
-        """Return whether periodic checkpoints are enabled."""
-        return self.checkpoint_interval is not None
 
     @property
     def effective_min_pause(self) -> timedelta:
@@ -297,11 +280,6 @@ class CheckpointConfig:
         """Return the maximum number of checkpoints in progress, which is 1 with a minimum pause."""
         return 1 if self.effective_min_pause > timedelta(0) else self.max_concurrent_checkpoints
 
-    @property
-    def effective_write_buffer_size(self) -> int:
-        """Return the size of a write buffer in bytes, at least the threshold for inline state."""
-        return max(self.write_buffer_size, self.data_inline_threshold)
-
     def __eq__(self, other: object) -> bool:
         """Return whether all settings are equal."""
         return isinstance(other, CheckpointConfig) and self._values() == other._values()
@@ -316,6 +294,17 @@ class CheckpointConfig:
     def _values(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in self.options()}
 
+
+STORAGE_OPTIONS = (
+    CheckpointConfig.checkpoint_storage,
+    CheckpointConfig.write_buffer_size,
+    CheckpointConfig.file_merging_enabled,
+    CheckpointConfig.file_merging_max_file_size,
+    CheckpointConfig.file_merging_max_space_amplification,
+)
+"""Settings of the checkpoint storage that act on a stage."""
+STORAGE_KEYS = frozenset(key for option in STORAGE_OPTIONS for key in (option.key, *option.old_keys))
+"""Keys of these settings, current and deprecated."""
 
 AUTO = "auto"
 """Value for an interval that follows from the cost of checkpoints and the failure rate of the job."""

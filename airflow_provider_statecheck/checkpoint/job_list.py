@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -95,11 +95,6 @@ class JobOverview:
     """Time of the last failure of an attempt or checkpoint whose row is retained."""
     failure: str | None = None
     """Reason of that failure."""
-
-    @property
-    def is_test(self) -> bool:
-        """Return whether the job belongs to a test run."""
-        return is_test_job(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

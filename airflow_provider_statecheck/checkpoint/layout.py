@@ -5,11 +5,10 @@ Paths of the files of a job below the checkpoint directory; no I/O.
 
     <base>/<job id>/chk-<id>/_metadata                               metadata of one checkpoint
     <base>/<job id>/chk-<id>/<epoch>-<uuid>                          state of one checkpoint, if too large for _metadata
+    <base>/<job id>/shared/<operator id>/state/<epoch>-<uuid>        state of functions, shared by checkpoints
     <base>/<job id>/shared/<operator id>/<slug>/<epoch>-<uuid>/      DataFrame snapshot, shared by checkpoints
     <base>/savepoint-<6 of the job id>-<12 random>/                  self-contained savepoint
-    <base>/<job id>/shared/<operator id>/merged-<i>-<n>/<epoch>-<uuid>   merged file with state of several checkpoints
-    <base>/<job id>/shared/<operator id>/keyed-<i>/<epoch>-<uuid>    keyed state of one subtask, shared by checkpoints
-    <base>/<job id>/taskowned/<process>/<epoch>-<uuid>               task-owned state
+    <base>/<job id>/taskowned/<operator id>/<epoch>-<uuid>           task-owned state
     <base>/<job id>/_orphans                                         quarantined orphan files of garbage collection
 
 The layout follows Flink's file-based checkpoint storage. Names contain the epoch of the attempt that wrote the file, which
@@ -31,9 +30,6 @@ STATE_DIRECTORY = "state"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAVEPOINT = re.compile(r"savepoint-[0-9a-f]{6}-[0-9a-f]{12}")
 _IN_A_SAVEPOINT = re.compile(rf"(.*?/{_SAVEPOINT.pattern})(?:/|$)")
-_MERGED = re.compile(r"merged-\d+-\d+")
-# The slug of a snapshot may be keyed-<12 hex digits>, which is longer than any subtask index.
-_KEYED = re.compile(r"keyed-\d{1,5}")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
 _KINDS = r"(?:chk-\d+|shared|taskowned|_orphans)"
 _IN_A_JOB = re.compile(rf"/[0-9a-f]{{32}}/{_KINDS}(?:/|$)")
@@ -94,21 +90,6 @@ def taskowned_uri(base_uri: str, job_id: JobId) -> str:
 def orphans_uri(base_uri: str, job_id: JobId) -> str:
     """Return the file that lists the quarantined orphan files of a job."""
     return f"{job_uri(base_uri, job_id)}/_orphans"
-
-
-def is_merged_directory(name: str) -> bool:
-    """Return whether a directory has the name of a directory with merged files."""
-    return _MERGED.fullmatch(name) is not None
-
-
-def keyed_state_uri(base_uri: str, job_id: JobId, operator_id: OperatorId, subtask: int) -> str:
-    """Return the directory of the keyed state of a subtask, which checkpoints may share."""
-    return f"{shared_uri(base_uri, job_id, operator_id)}/keyed-{subtask}"
-
-
-def is_keyed_directory(name: str) -> bool:
-    """Return whether a directory has the name of a directory with the keyed state of a subtask."""
-    return _KEYED.fullmatch(name) is not None
 
 
 def slug(name: str, scope: tuple[tuple[str, str], ...] = ()) -> str:

@@ -198,13 +198,15 @@ class AcknowledgeResult(StrEnum):
     """Result of an acknowledgement."""
 
     SUCCESS = "success"
-    """This message completed the checkpoint."""
+    """The checkpoint awaited it."""
     DUPLICATE = "duplicate"
-    """An earlier copy of this message completed the checkpoint."""
+    """The attempt has acknowledged before."""
     DISCARDED = "discarded"
-    """The checkpoint was aborted before the message arrived."""
+    """The checkpoint ended before the message arrived, with an abort or without this acknowledgement."""
     UNKNOWN = "unknown"
     """The attempt has no such checkpoint."""
+    FORGOTTEN = "forgotten"
+    """The checkpoint does not exist or ended long ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

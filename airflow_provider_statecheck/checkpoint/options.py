@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAGIC = b"\x05\x5f\x3f\x18"
 
 
@@ -141,3 +142,8 @@ class CheckpointMetaData:
         require("checkpoint_id", self.checkpoint_id, lambda number: number >= 0, "at least 0")
         if self.received_at is None:
             object.__setattr__(self, "received_at", self.timestamp)
+
+    @property
+    def timestamp_milliseconds(self) -> int:
+        """Return the time of the trigger in milliseconds since 1970."""
+        return (self.timestamp - _EPOCH) // timedelta(milliseconds=1)

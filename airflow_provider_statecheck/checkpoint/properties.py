@@ -66,18 +66,6 @@ class JobStatus(StrEnum):
 
 
 _ENDED_STATES = {None: JobStatus.CANCELED, "success": JobStatus.FINISHED, "failed": JobStatus.FAILED}
-_ACTIVE_STATES = frozenset(
-    {
-        "scheduled",
-        "queued",
-        "running",
-        "restarting",
-        "deferred",
-        "awaiting_input",
-        "up_for_retry",
-        "up_for_reschedule",
-    }
-)
 
 
 def job_status_of(state: str | None, *, is_by_a_person: bool = False) -> JobStatus:
@@ -86,18 +74,11 @@ def job_status_of(state: str | None, *, is_by_a_person: bool = False) -> JobStat
 
     :param state: State of the Dag run or of a waiting task; ``None`` for a deleted run.
     :param is_by_a_person: Whether a user marked the run as failed.
-    :raises InvalidConfigurationError: for an unknown state, which must not cause deletions.
+    :return: ``SUSPENDED`` for all states that do not end the job, also unknown ones, which must not cause deletions.
     """
-    if state in _ACTIVE_STATES:
-        return JobStatus.SUSPENDED
-    if state not in _ENDED_STATES:
-        known = ", ".join(sorted({*filter(None, _ENDED_STATES), *_ACTIVE_STATES}))
-        raise InvalidConfigurationError(
-            f"Expected a state of a Dag run or of a waiting task ({known}), found {state!r}; treat the job as not ended.",
-            key="state",
-            value=state,
-        )
-    return JobStatus.CANCELED if state == "failed" and is_by_a_person else _ENDED_STATES[state]
+    if state == "failed" and is_by_a_person:
+        return JobStatus.CANCELED
+    return _ENDED_STATES.get(state, JobStatus.SUSPENDED)
 
 
 class CheckpointRetentionPolicy(StrEnum):

@@ -211,7 +211,7 @@ class CheckpointRecord:
     finalizer: str | None = None
     """
     Coordinator that triggers an aligned checkpoint, then the call that assigned the writing of its metadata until the lease
-    expires, and after an abort the key of the call that aborted it.
+    expires, and after the end the key of the call that aborted it or left it to the user.
     """
     lease_until: datetime | None = None
     completed_at: datetime | None = None
@@ -345,6 +345,8 @@ class SnapshotRequest:
     ended_at: datetime | None = None
     failure_reason: str | None = None
     failure_message: str = ""
+    failed_by: str | None = None
+    """Key of the request that was one too many for the queue, if this one failed for it; a repeated call finds it again."""
 
 
 class JobAction(StrEnum):

@@ -14,7 +14,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.texts import json_size, storable_text, truncated
 
 log = logging.getLogger(__name__)
@@ -172,17 +171,12 @@ class SnapshotSummary:
         for name in _SECONDS:
             object.__setattr__(self, name, _storable(getattr(self, name)))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the summary as JSON for a row."""
-        content: dict[str, Any] = encode(self)
-        return content
-
     @classmethod
     def of(cls, content: Mapping[str, Any] | None) -> SnapshotSummary | None:
         """
         Parse a summary in a row; return ``None`` if there is none or it cannot be read.
 
-        Views and transitions parse many rows, so it relies on the bounds of what :meth:`to_json` has written.
+        Views and transitions parse many rows, so it relies on the bounds of what the constructor has accepted.
         """
         if content is None:
             return None

@@ -68,15 +68,6 @@ class CheckpointStatsSnapshot:
     """Number of ended checkpoints whose files are not deleted yet."""
 
 
-def snapshots_of(view: JobView, *, history_size: int = HISTORY_SIZE) -> tuple[CheckpointStatsSnapshot, ...]:
-    """
-    Return the statistics of each operator of a job.
-
-    :param history_size: Maximum length of the history, at most ``HISTORY_SIZE``.
-    """
-    return tuple(snapshot_of(view, operator, history_size=history_size) for operator in view.operators)
-
-
 def snapshot_of(
     view: JobView, operator: OperatorRecord, *, history_size: int = HISTORY_SIZE
 ) -> CheckpointStatsSnapshot:

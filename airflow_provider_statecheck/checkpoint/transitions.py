@@ -41,7 +41,7 @@ _RETRIED_REASONS = frozenset(
 
 def begin(
     tx: JobTransaction,
-    attempt: AttemptRecord,
+    of: AttemptRecord | OperatorRecord,
     *,
     checkpoint_id: int,
     location: str,
@@ -54,23 +54,24 @@ def begin(
     """
     Add the row of a pending checkpoint.
 
+    :param of: Attempt that takes it; an operator that is not running for a savepoint that copies a checkpoint.
     :param location: Directory of its files.
     :param timeout: Time after which it expires.
     :param request_key: Idempotency key of the trigger.
     :param finalizer: Coordinator that triggers an aligned checkpoint.
     """
     checkpoint = CheckpointRecord(
-        job_id=attempt.job_id,
+        job_id=of.job_id,
         checkpoint_id=checkpoint_id,
-        operator_id=attempt.operator_id,
-        epoch=attempt.epoch,
-        generation=attempt.generation,
+        operator_id=of.operator_id,
+        epoch=of.epoch,
+        generation=of.generation,
         status=CheckpointStatus.PENDING,
         request_key=request_key,
         location=location,
         triggered_at=tx.now,
         expires_at=tx.now + timeout,
-        run_key=attempt.owner.run_key,
+        run_key=of.owner.run_key if isinstance(of, AttemptRecord) else "",
         properties=properties,
         is_periodic=is_periodic,
         finalizer=finalizer,

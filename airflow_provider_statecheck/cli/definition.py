@@ -165,7 +165,7 @@ ARG_FORMAT = Arg(
     ("--format",),
     choices=("canonical", "native"),
     default="canonical",
-    help="Format recorded in the metadata; currently both write the same files (default: canonical)",
+    help="Parquet files for any state backend and other tools, or the files of the state backend (default: canonical)",
 )
 ARG_STOP = Arg(
     ("--stop",),

@@ -14,6 +14,8 @@ VERSION_PATH = "/v1"
 JOB_PAGES = "/jobs"
 MAX_BODY_BYTES = 1 << 20
 """Maximum size of a message."""
+MAX_ALIGNED_BODY_BYTES = 16 << 20
+"""Maximum size of a message about aligned checkpoints, which may name thousands of tasks."""
 
 
 CHALLENGE_KEY = "statecheck.challenge"

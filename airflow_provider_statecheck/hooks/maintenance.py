@@ -19,14 +19,14 @@ from airflow_provider_statecheck.gateway.verbs import Verb
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, coordinator_address
 from airflow_provider_statecheck.hooks.transport import is_orm_open
-from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE, SAVEPOINTS
+from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
     from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
     from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-    from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
+    from airflow_provider_statecheck.maintenance.job_restore import RestoreGateway
     from airflow_provider_statecheck.maintenance.recover import JobRecovery
     from airflow_provider_statecheck.maintenance.rewind import JobRewinding
     from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
@@ -80,6 +80,21 @@ def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorRows:
     return _over_http(ALIGNED, conn_id)
 
 
+def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> RestoreGateway:
+    """
+    Return a gateway for restores in place: in process if Airflow's database is accessible, otherwise over HTTP.
+
+    :param conn_id: Connection to the server, used over HTTP only.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    """
+    if is_orm_open():
+        from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+        return airflow_services().restoring
+
+    return _over_http(RESTORES, conn_id)
+
+
 def job_coordinator() -> AttemptCoordinator:
     """
     Return the coordinator that lists jobs.
@@ -105,15 +120,6 @@ def job_rewinding() -> JobRewinding:
     :raises EnvironmentNotReadyError: Airflow's database is not accessible.
     """
     return _local_services("rewind").rewinding
-
-
-def job_restoring() -> JobRestoring:
-    """
-    Return the service that restores jobs in place from a savepoint.
-
-    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
-    """
-    return _local_services("restore").restoring
 
 
 def _local_services(command: str) -> Services:

@@ -1,4 +1,4 @@
-"""Airflow hook that reads jobs, checkpoints and queryable state."""
+"""Airflow hook for jobs, checkpoints, savepoints and queryable state."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+    from airflow_provider_statecheck.maintenance.job_restore import RestoredJob
     from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents
     from airflow_provider_statecheck.queryable.queries import QueryableName, StateReply
     from airflow_provider_statecheck.queryable.reads import CheckpointChoice, ReadOptions, StateReads
@@ -199,6 +200,35 @@ class StatecheckHook(BaseHook):
         view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
         service.request(view, None if target is None else normalise_pointer(target), request_key=key)
         return service.pointer_of(view.job.job_id, key, timeout)
+
+    def restore(
+        self, job: str, pointer: str, *, dry_run: bool = False, storage_conn_id: str | None = None
+    ) -> RestoredJob:
+        """
+        Restore all stages of a job in place, from a savepoint of the whole job, and return what changes.
+
+        The next attempt of each stage starts from its part. The call clears no tasks; ``tasks_to_run`` of the result says which
+        have to run again.
+
+        :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs.
+        :param pointer: URI of the savepoint.
+        :param dry_run: Whether to only return the result.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :raises CheckpointNotFoundError: There is no such job or savepoint.
+        :raises ConcurrentAttemptError: A task of the job is running.
+        :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
+        :raises CorruptStateError: The savepoint cannot be restored.
+        """
+        from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, restore_gateway
+        from airflow_provider_statecheck.hooks.storage import storage_opener
+        from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
+
+        record = maintenance_gateway(self.statecheck_conn_id).describe(given_job_id(_job_here(job))).job
+        savepoint = read_savepoint(storage_opener(storage_conn_id), pointer, record)
+        request = RestoreJob(
+            job_id=record.job_id, savepoint=savepoint, requested_by="StatecheckHook.restore", dry_run=dry_run
+        )
+        return restore_gateway(self.statecheck_conn_id).restore(request)
 
     def contents(
         self,

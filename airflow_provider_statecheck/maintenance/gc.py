@@ -203,7 +203,6 @@ class _Collection:
             self.view,
             self.documents,
             of=self.closed.operators,
-            read_again=lambda: self.gateway.describe(job_id),
             row_of=lambda checkpoint_id: self.gateway.checkpoint(job_id, checkpoint_id),
             quarantine=None if stay is None else notes,
         )

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
-from airflow_provider_statecheck.checkpoint.properties import RestoreSource
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,
@@ -27,14 +32,19 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.run_order import is_earlier, logical_date_of
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
-from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+)
 from airflow_provider_statecheck.maintenance.rewind import changing, dead_attempts, require_no_running_task
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import ResolvedPointer, pointer_uri, resolve_checkpoint
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +83,8 @@ class RestoreJob:
     job_id: JobId
     savepoint: JobSavepoint
     requested_by: str
+    request_key: str = field(default_factory=new_key)
+    """Idempotency key of the request."""
     dry_run: bool = False
     """Whether to only return the result."""
 
@@ -105,6 +117,19 @@ class RestoredJob:
     operators: tuple[RestoredOperator, ...]
     missing: tuple[SavepointPart, ...]
     """Parts of stages that the job does not have, for instance of map keys that were removed."""
+
+    @property
+    def tasks_to_run(self) -> tuple[str, ...]:
+        """Return how the tasks of the operators run again: commands of Airflow, or a text where none can name the runs."""
+        return tuple(tasks_to_run(self.operators))
+
+
+class RestoreGateway(Protocol):
+    """Coordinator interface for restores in place."""
+
+    def restore(self, request: RestoreJob) -> RestoredJob:
+        """Restore all stages of a job without running tasks in place; a known key is the same request."""
+        ...
 
 
 def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: str, job: JobRecord) -> JobSavepoint:
@@ -170,7 +195,7 @@ def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument, job_id:
 
 class JobRestoring:
     """
-    Restores jobs without running tasks in place.
+    A ``RestoreGateway`` with direct access to the rows.
 
     :param store: Store of the rows.
     :param liveness: Source of the state of tasks.
@@ -182,16 +207,41 @@ class JobRestoring:
 
     def restore(self, request: RestoreJob) -> RestoredJob:
         """
-        Restore all stages of a job in place, atomically. The call is idempotent until an attempt completes a checkpoint.
+        Restore all stages of a job in place, atomically.
+
+        A known key is the same request, whatever has happened since. An equal request is the same one until an attempt
+        completes a checkpoint.
 
         :raises CheckpointNotFoundError: There is no such job.
         :raises ConcurrentAttemptError: A task of the job is running.
+        :raises InvalidConfigurationError: A part is not one of the savepoint.
         """
+        _require_of_pointer(request.savepoint)
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         view = self._store.describe(request.job_id)
         dead = dead_attempts(view, _stages(view), self._liveness)
         with changing(self._store, request.job_id, dry_run=request.dry_run) as tx:
             return _restore(tx, request, dead)
+
+
+def _require_of_pointer(savepoint: JobSavepoint) -> None:
+    # The rows say which files the next attempts read, and the caller may be a task.
+    uri = f"{savepoint.pointer}/{METADATA_FILE}"
+    for part in savepoint.parts:
+        expected = replace(
+            part.source,
+            pointer=savepoint.pointer,
+            metadata_uri=uri,
+            mode=RestoreMode.NO_CLAIM,
+            part=part.uid,
+            problem=None,
+        )
+        if part.source != expected or normalise_pointer(savepoint.pointer) != savepoint.pointer:
+            raise InvalidConfigurationError(
+                f"Expected the part of stage {part.uid!r} to be one of the savepoint {redact(savepoint.pointer)}, found another "
+                f"source; nothing was changed. Read the parts from the metadata of the savepoint.",
+                uid=part.uid,
+            )
 
 
 def _stages(view: JobView) -> list[OperatorRecord]:
@@ -202,13 +252,28 @@ def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptReco
     parts = {part.uid: part for part in request.savepoint.parts}
     view = tx.view()
     stages = _stages(view)
+    uids = {each.uid for each in stages}
+    missing = tuple(p for p in parts.values() if p.uid not in uids)
+    known = [each for each in stages if tx.action(_action_key(request, each)) is not None]
+    if known:
+        # The reply was lost. Operators may have gone on since, and others may have been added.
+        return RestoredJob(
+            operators=tuple(_known(tx, each, parts.get(each.uid), request) for each in known), missing=missing
+        )
     restored = (_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
     warnings = [_warning(view, each, parts.get(each.uid)) for each in stages]
-    uids = {each.uid for each in stages}
     return RestoredJob(
         operators=tuple(replace(each, warning=text) for each, text in zip(restored, warnings, strict=True)),
-        missing=tuple(p for p in parts.values() if p.uid not in uids),
+        missing=missing,
     )
+
+
+def _known(
+    tx: JobTransaction, operator: OperatorRecord, part: SavepointPart | None, request: RestoreJob
+) -> RestoredOperator:
+    action = tx.action(_action_key(request, operator))
+    restore = None if action is None else action.restore
+    return _result(tx, operator if restore is None else in_place_restore.before(operator, restore), part, None)
 
 
 def _warning(view: JobView, operator: OperatorRecord, part: SavepointPart | None) -> str:
@@ -304,10 +369,37 @@ def _action(
     )
     return ActionRecord(
         job_id=request.job_id,
-        request_key=new_key(),
+        request_key=_action_key(request, operator),
         action=JobAction.RESTORE,
         operator_id=operator.operator_id,
         restore=restore,
         requested_by=request.requested_by,
         requested_at=tx.now,
     )
+
+
+def _action_key(request: RestoreJob, operator: OperatorRecord) -> str:
+    return hashlib.sha256(f"{request.request_key}/{operator.operator_id}".encode()).hexdigest()[:32]
+
+
+def tasks_to_run(operators: Iterable[RestoredOperator]) -> Iterator[str]:
+    """Return how the tasks of restored operators run again: commands of Airflow, or a text where none can name the runs."""
+    ranges: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for operator in operators:
+        owner = None if operator.newest is None else operator.newest.owner
+        task = {} if owner is None else dict(owner.airflow)
+        first = operator.first_run or ("" if owner is None else owner.run_key)
+        if owner is None or not {"dag_id", "task_id"} <= task.keys():
+            yield f"{operator.uid}: start {'it' if owner is None else owner.label} again."
+        elif logical_date_of(first) is None or logical_date_of(owner.run_key) is None:
+            yield f"{operator.uid}: clear task {task['task_id']} of Dag {task['dag_id']} in run {first} and all later runs."
+        else:
+            ranges[task["dag_id"], first, owner.run_key if is_earlier(first, owner.run_key) else first].add(
+                task["task_id"]
+            )
+    yield from (_clear_command(*each, sorted(tasks)) for each, tasks in sorted(ranges.items()))
+
+
+def _clear_command(dag_id: str, first: str, last: str, task_ids: Iterable[str]) -> str:
+    pattern = f"^({'|'.join(map(re.escape, task_ids))})$"
+    return shlex.join(["airflow", "tasks", "clear", dag_id, "-t", pattern, "-s", first, "-e", last])

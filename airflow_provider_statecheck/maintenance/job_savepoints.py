@@ -45,6 +45,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StaleAttemptError,
     StateCheckError,
+    UnsupportedStateError,
 )
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
 from airflow_provider_statecheck.maintenance.savepoints import delete_files, serve_idle
@@ -63,7 +64,13 @@ _OWNER = AttemptOwner(
 )
 """Owner of the leadership of a process that takes savepoints of a job."""
 _PAUSE_SECONDS = 2.0
-_NO_PART = (CheckpointDeclinedError, CheckpointNotFoundError, CorruptStateError, IncompatibleCheckpointError)
+_NO_PART = (
+    CheckpointDeclinedError,
+    CheckpointNotFoundError,
+    CorruptStateError,
+    IncompatibleCheckpointError,
+    UnsupportedStateError,
+)
 """Errors of a stage that cannot give a part, in contrast to an unavailable storage."""
 
 
@@ -319,12 +326,12 @@ class WholeJobSavepoints:
 def _copied(
     storage: CheckpointStorage, member: Member, part: CheckpointRecord, savepoint: CheckpointRecord
 ) -> CheckpointDocument:
+    from airflow_provider_statecheck.state.writing.canonical import copies_of
     from airflow_provider_statecheck.storage.metadata_file import load_document
-    from airflow_provider_statecheck.storage.savepoints import StateCopies
 
     source = load_document(storage, part)
     _require_own(source, member)
-    copy = StateCopies(storage, savepoint.location, source.epoch).of_document(source)
+    copy = copies_of(storage, source, savepoint.location, savepoint.properties).of_document(source)
     return replace(copy, properties=savepoint.properties, run=part.run_key)
 
 

@@ -146,21 +146,15 @@ class JobSavepoints:
             begun = transitions.begin_request(tx, request.request_key, checkpoint_id)
             operator = _require_operator(tx, begun.operator_id)
             _require_idle(tx, operator)
-            savepoint = CheckpointRecord(
-                job_id=request.job_id,
+            return transitions.begin(
+                tx,
+                operator,
                 checkpoint_id=checkpoint_id,
-                operator_id=begun.operator_id,
-                epoch=operator.epoch,
-                generation=operator.generation,
-                status=CheckpointStatus.PENDING,
-                request_key=request.trigger_key,
                 location=new_savepoint_uri(begun.target or request.savepoint_dir, request.job_id),
-                triggered_at=tx.now,
-                expires_at=tx.now + transitions.SAVEPOINT_TIMEOUT,
+                timeout=transitions.SAVEPOINT_TIMEOUT,
+                request_key=request.trigger_key,
                 properties=begun.properties,
             )
-            tx.add_checkpoint(savepoint)
-        return savepoint
 
     def end(self, request: EndSavepoint) -> CheckpointRecord:
         """
@@ -427,8 +421,8 @@ def _newest(view: JobView, operator: OperatorRecord, generation: int) -> Checkpo
 
 
 def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: CheckpointRecord) -> WrittenSavepoint:
+    from airflow_provider_statecheck.state.writing.canonical import write_savepoint
     from airflow_provider_statecheck.storage.metadata_file import load_document
-    from airflow_provider_statecheck.storage.savepoints import write_savepoint
 
     return write_savepoint(
         storage,

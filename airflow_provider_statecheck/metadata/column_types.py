@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import JSON, DateTime, String
@@ -14,8 +13,9 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, InPlaceRestore
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.metadata.token_records import Caller, UserCaller
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect
@@ -70,42 +70,34 @@ class JsonOf(TypeDecorator[Any]):
     """
     A value that is stored as JSON.
 
-    :param read: Function that converts the JSON to the value.
+    :param kind: Type of the value.
     """
 
     impl = JSON(none_as_null=True)
     cache_ok = True
 
-    def __init__(self, read: Callable[[Any], Any]) -> None:
+    def __init__(self, kind: Any) -> None:
         super().__init__()
-        self.read = read
+        self.kind = kind
+        self._read = _READERS.get(kind) or partial(decode, kind)
 
     @override
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Return the JSON of a value."""
-        if isinstance(value, SnapshotSummary):
-            return value.to_json()
-        if isinstance(value, InPlaceRestore):
-            return encode(value)
-        if isinstance(value, AttemptOwner | CheckpointProperties):
-            # Their enums are texts, and their tuples are lists in JSON.
-            return {field.name: getattr(value, field.name) for field in fields(value)}
-        return value
+        return encode(value)
 
     @override
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         """Return the value of the JSON."""
-        return None if value is None else self.read(value)
+        return None if value is None else self._read(value)
 
 
-def owner_of(values: dict[str, Any]) -> AttemptOwner:
-    """Return the owner of an attempt in the JSON of its row."""
+def _owner_of(values: dict[str, Any]) -> AttemptOwner:
     pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
     return AttemptOwner(**values | {"airflow": pairs})
 
 
-def properties_of(values: dict[str, Any]) -> CheckpointProperties:
-    """Return the properties of a snapshot in the JSON of its row."""
+def _properties_of(values: dict[str, Any]) -> CheckpointProperties:
     written = values["savepoint_format"]
     typed = {
         "snapshot_type": CheckpointType(values["snapshot_type"]),
@@ -114,6 +106,14 @@ def properties_of(values: dict[str, Any]) -> CheckpointProperties:
     return CheckpointProperties(**values | typed)
 
 
-def restore_of(values: dict[str, Any]) -> InPlaceRestore:
-    """Return the restore in place in the JSON of its row."""
-    return decode(InPlaceRestore, values)
+def _caller_of(values: dict[str, Any]) -> Caller | UserCaller:
+    return UserCaller(**values) if "user" in values else Caller(**values)
+
+
+_READERS: dict[Any, Any] = {
+    AttemptOwner: _owner_of,
+    CheckpointProperties: _properties_of,
+    SnapshotSummary: SnapshotSummary.of,
+    Caller | UserCaller: _caller_of,
+}
+"""Functions that read what many rows have, in a fraction of the time of ``decode``, and what it cannot tell apart."""

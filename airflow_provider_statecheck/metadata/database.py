@@ -9,6 +9,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import (
     DBAPIError,
+    IntegrityError,
     OperationalError,
     ProgrammingError,
     SQLAlchemyError,
@@ -20,8 +21,10 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CoordinatorUnavailableError,
     EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    StateCheckError,
 )
-from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.tables import METADATA
 
 _SQLITE_WAIT_SECONDS = 30.0
 
@@ -36,7 +39,7 @@ def open_engine(url: str) -> Engine:
     """
     wait = {"timeout": _SQLITE_WAIT_SECONDS} if url.startswith("sqlite") else {}
     engine = create_engine(url, connect_args=wait)
-    Base.metadata.create_all(engine)
+    METADATA.create_all(engine)
     return engine
 
 
@@ -47,7 +50,8 @@ def executing() -> Iterator[None]:
 
     :raises EnvironmentNotReadyError: if tables are missing.
     :raises CoordinatorUnavailableError: if the database did not respond or no connection was free; the caller may retry.
-    :raises CoordinatorError: if the database rejected a statement.
+    :raises InvalidConfigurationError: if another job has used a key.
+    :raises CoordinatorError: if the database rejected another statement.
     """
     try:
         yield
@@ -86,7 +90,7 @@ def commit(connection: Connection) -> None:
         raise
 
 
-def _mapped(error: DBAPIError) -> CoordinatorError | EnvironmentNotReadyError:
+def _mapped(error: DBAPIError) -> StateCheckError:
     if _is_missing_table(error):
         return EnvironmentNotReadyError(
             "Expected the tables statecheck_* in the metadata database, found that one is missing; run 'airflow db migrate'."
@@ -95,6 +99,12 @@ def _mapped(error: DBAPIError) -> CoordinatorError | EnvironmentNotReadyError:
         return CoordinatorUnavailableError(
             f"Expected the metadata database to execute a statement, found that it did not ({error.orig}); nothing was "
             f"changed, try again."
+        )
+    if isinstance(error, IntegrityError):
+        # Writers of one job take turns, so only the key of another job can be in the way.
+        return InvalidConfigurationError(
+            f"Expected a new key of an attempt or a request, found one that another job has used ({error.orig}); nothing was "
+            f"changed, generate a new key."
         )
     return CoordinatorError(
         f"Expected the metadata database to accept a statement, found an error ({error.orig}); nothing was changed."

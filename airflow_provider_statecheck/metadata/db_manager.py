@@ -8,7 +8,7 @@ from typing import Any
 from airflow.utils.db_manager import BaseDBManager
 from typing_extensions import override
 
-from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.tables import METADATA
 
 _HERE = Path(__file__).parent
 
@@ -19,7 +19,7 @@ REVISION_HEADS = {"0.1.0": "0001_0_1_0"}
 class StatecheckDBManager(BaseDBManager):
     """Manager of the tables ``statecheck_*``, which have their own version table."""
 
-    metadata = Base.metadata
+    metadata = METADATA
     version_table_name = VERSION_TABLE
     migration_dir = (_HERE / "migrations").as_posix()
     alembic_file = (_HERE / "alembic.ini").as_posix()

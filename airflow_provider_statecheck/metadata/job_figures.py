@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.record_table import ATTEMPTS, CHECKPOINTS, JOB_FIGURES
+from airflow_provider_statecheck.metadata.tables import ATTEMPTS, CHECKPOINTS, JOB_FIGURES
 from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork
 
 

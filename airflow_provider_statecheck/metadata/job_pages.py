@@ -23,12 +23,10 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     ascii_lower,
     rank_of,
 )
-from airflow_provider_statecheck.metadata.models import Attempt, Checkpoint, Job, JobDag, Operator
-from airflow_provider_statecheck.metadata.record_table import table_of
 from airflow_provider_statecheck.metadata.statements import is_own
+from airflow_provider_statecheck.metadata.tables import ATTEMPTS, CHECKPOINTS, JOB_DAGS, JOB_FIGURES, JOBS, OPERATORS
 
-_job, _dag, _operator, _attempt = (table_of(model).c for model in (Job, JobDag, Operator, Attempt))
-_checkpoint = table_of(Checkpoint)
+_job, _dag, _operator, _attempt = JOBS.c, JOB_DAGS.c, OPERATORS.c, ATTEMPTS.c
 
 _VALUES: dict[JobSort, ColumnElement[Any]] = {
     JobSort.NAME: _job.name,
@@ -37,17 +35,7 @@ _VALUES: dict[JobSort, ColumnElement[Any]] = {
     JobSort.STATUS: case({status.value: rank_of(status) for status in ListedStatus}, value=_job.status),
     JobSort.FAILED_AT: _job.failed_at,
 }
-_FIGURES = (
-    _job.job_id,
-    _job.name,
-    _job.status,
-    _job.seen_at,
-    _job.checkpoint_id,
-    _job.completed_at,
-    _job.full_size_bytes,
-    _job.failed_at,
-    _job.failure,
-)
+_SHOWN = (_job.job_id, _job.name, _job.seen_at, *JOB_FIGURES.columns)
 
 
 def job_list(connection: Connection, page: JobsPage) -> JobList:
@@ -70,7 +58,7 @@ def _page_query(page: JobsPage) -> Select[Any]:
     value = _VALUES[page.sort]
     order = (value.is_(None), value.desc() if page.descending else value, _job.name)
     # One more row shows whether there is another page.
-    jobs = select(*_FIGURES, value.label("sort_value")).where(*conditions, *_after(page)).order_by(*order)
+    jobs = select(*_SHOWN, value.label("sort_value")).where(*conditions, *_after(page)).order_by(*order)
     return _with_details(jobs.limit(page.limit + 1), page)
 
 
@@ -87,7 +75,7 @@ def _with_details(jobs: Select[Any], page: JobsPage) -> Select[Any]:
 
 
 def _earlier_size(job: Any) -> ColumnElement[Any]:
-    newest, earlier = _checkpoint.alias("newest"), _checkpoint.alias("earlier")
+    newest, earlier = CHECKPOINTS.table.alias("newest"), CHECKPOINTS.table.alias("earlier")
     is_earlier = or_(
         earlier.c.completed_at < newest.c.completed_at,
         and_(earlier.c.completed_at == newest.c.completed_at, earlier.c.checkpoint_id < newest.c.checkpoint_id),
@@ -122,7 +110,7 @@ def _conditions(page: JobsPage) -> list[ColumnElement[bool]]:
 
 def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
     """Return the condition of ``job_list.is_of_unknown_dag`` in SQL."""
-    other = table_of(JobDag).alias("of_operator").c
+    other = JOB_DAGS.alias("of_operator").c
     is_owned = exists().where(other.job_id == _operator.job_id, other.operator_id == _operator.operator_id)
     is_stage = _operator.operator_id != ALIGNED_OPERATOR_ID
     has_unowned_operator = exists().where(_operator.job_id == job.job_id, is_stage, _has_attempts(), not_(is_owned))

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_read
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.column_types import UtcDateTime
-from airflow_provider_statecheck.metadata.record_table import (
+from airflow_provider_statecheck.metadata.tables import (
     ACTIONS,
     ATTEMPTS,
     CHECKPOINTS,

@@ -15,10 +15,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, insert
+from sqlalchemy import ColumnElement, Select, Table, insert
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import InstrumentedAttribute
 
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
@@ -47,22 +46,24 @@ from airflow_provider_statecheck.checkpoint.store import (
     no_such_job,
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.metadata import models, statements
+from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.database import commit, committing, executing
 from airflow_provider_statecheck.metadata.job_figures import DagsOfTransition, FiguresOfTransition
 from airflow_provider_statecheck.metadata.job_pages import job_list
 from airflow_provider_statecheck.metadata.job_views import JobVersions, latest_of, version_of, view_of
-from airflow_provider_statecheck.metadata.record_table import (
+from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
     ATTEMPTS,
     CHECKPOINTS,
     CLAIMS,
+    JOB_DAGS,
     JOB_FIGURES,
     JOBS,
     OPERATORS,
     REQUESTS,
     STATISTICS,
+    TOKENS,
     Record,
     RecordTable,
     keys,
@@ -436,7 +437,7 @@ class SqlJobTransaction:
 
     def remove_requests(self, request_keys: tuple[str, ...]) -> None:
         """Remove the rows of requests."""
-        self._remove_each(models.Request, models.Request.request_key, request_keys)
+        self._remove_each(REQUESTS.table, "request_key", request_keys)
 
     def action(self, request_key: str) -> ActionRecord | None:
         """Return an action by the key that the page generated."""
@@ -452,7 +453,7 @@ class SqlJobTransaction:
 
     def remove_actions(self, before: datetime) -> None:
         """Remove the actions that ended before a time."""
-        self._rows.remove(models.Action, models.Action.ended_at < before)
+        self._rows.remove(ACTIONS.table, ACTIONS.c.ended_at < before)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim on a snapshot by any job, or ``None``."""
@@ -482,8 +483,8 @@ class SqlJobTransaction:
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
         """Remove the rows of checkpoints."""
-        for model in (models.Acknowledgement, models.Checkpoint):
-            self._remove_each(model, model.checkpoint_id, checkpoint_ids)
+        for each in (ACKNOWLEDGEMENTS, CHECKPOINTS):
+            self._remove_each(each.table, "checkpoint_id", checkpoint_ids)
         if checkpoint_ids:
             self._figures.checkpoints_removed()
 
@@ -492,24 +493,16 @@ class SqlJobTransaction:
         for operator_id in {attempt.operator_id for attempt in attempts}:
             epochs = [attempt.epoch for attempt in attempts if attempt.operator_id == operator_id]
             # Without the row of its attempt, a token would no longer be recognised as revoked.
-            for model in (models.Token, models.Attempt):
-                self._remove_each(model, model.epoch, epochs, model.operator_id == operator_id)
+            for each in (TOKENS, ATTEMPTS):
+                self._remove_each(each.table, "epoch", epochs, each.c.operator_id == operator_id)
             self._dags.attempts_removed(operator_id)
             self._figures.attempts_removed()
 
     def remove_job(self) -> None:
         """Remove all rows of the job except the counters (the rows of the job and its operators) and its claims."""
-        for model in (
-            models.Token,
-            models.Acknowledgement,
-            models.Request,
-            models.Action,
-            models.Statistics,
-            models.Checkpoint,
-            models.Attempt,
-            models.JobDag,
-        ):
-            self._rows.remove(model)
+        for each in (TOKENS, ACKNOWLEDGEMENTS, REQUESTS, ACTIONS, STATISTICS, CHECKPOINTS, ATTEMPTS):
+            self._rows.remove(each.table)
+        self._rows.remove(JOB_DAGS)
         self._figures.job_removed()
 
     def _read_operator(self, operator_id: OperatorId) -> None:
@@ -531,15 +524,10 @@ class SqlJobTransaction:
     def _select(self, query: Select[Any]) -> tuple[Any, ...]:
         return tuple(self._rows.execute(query).scalars())
 
-    def _remove_each(
-        self,
-        model: type[models.Base],
-        column: InstrumentedAttribute[Any],
-        values: Sequence[object],
-        *conditions: ColumnElement[bool],
-    ) -> None:
+    def _remove_each(self, table: Table, name: str, values: Sequence[object], *conditions: ColumnElement[bool]) -> None:
         for start in range(0, len(values), _VALUES_PER_STATEMENT):
-            self._rows.remove(model, column.in_(values[start : start + _VALUES_PER_STATEMENT]), *conditions)
+            some = values[start : start + _VALUES_PER_STATEMENT]
+            self._rows.remove(table, table.c[name].in_(some), *conditions)
 
 
 def _digest(pointer: str) -> str:

@@ -1,7 +1,7 @@
 """
 SQL statements of transitions and views.
 
-Parameters have the names of ``record_table.keys``. Columns are in the order of the record table that reads them.
+Parameters have the names of ``tables.keys``. Columns are in the order of the record table that reads them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, Oper
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedAttempts, EndedCheckpoints
-from airflow_provider_statecheck.metadata.models import JobDag
-from airflow_provider_statecheck.metadata.record_table import (
+from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
     ATTEMPTS,
     CHECKPOINTS,
+    JOB_DAGS,
     JOB_FIGURES,
     JOBS,
     OPERATORS,
@@ -47,13 +47,10 @@ from airflow_provider_statecheck.metadata.record_table import (
     RecordTable,
     given,
     parameter,
-    table_of,
 )
 
-_job, _operator, _attempt = JOBS.table.c, OPERATORS.table.c, ATTEMPTS.table.c
-_checkpoint, _request, _part = CHECKPOINTS.table.c, REQUESTS.table.c, ACKNOWLEDGEMENTS.table.c
-_action, _statistics = ACTIONS.table.c, STATISTICS.table.c
-_dags = table_of(JobDag)
+_job, _operator, _attempt, _checkpoint = JOBS.c, OPERATORS.c, ATTEMPTS.c, CHECKPOINTS.c
+_request, _part, _action, _statistics = REQUESTS.c, ACKNOWLEDGEMENTS.c, ACTIONS.c, STATISTICS.c
 
 _now = parameter("now", _job.seen_at.type)
 _has_attempt = exists().where(_attempt.job_id == _job.job_id)
@@ -76,9 +73,11 @@ DATED_LATER: dict[RecordTable[Any], Select[Any]] = {
 """Rows of a job with times in the future, from a clock that was ahead."""
 
 VISIBLE_JOBS = select(*JOBS.columns).where(_has_attempt).order_by(_job.seen_at.desc())
-DAG_IDS = select(_dags.c.dag_id).distinct()
-_of_dag = _dags.alias("of_dag").c
-DAG_IDS_BESIDE = DAG_IDS.where(_dags.c.job_id.in_(select(_of_dag.job_id).where(_of_dag.dag_id == parameter("dag_id"))))
+DAG_IDS = select(JOB_DAGS.c.dag_id).distinct()
+_of_dag = JOB_DAGS.alias("of_dag").c
+DAG_IDS_BESIDE = DAG_IDS.where(
+    JOB_DAGS.c.job_id.in_(select(_of_dag.job_id).where(_of_dag.dag_id == parameter("dag_id")))
+)
 _is_of_run = and_(
     _attempt.job_id == _job.job_id,
     # The coordinates are pairs of a name and a value: the Dag, the run, the task and the map index.
@@ -86,7 +85,7 @@ _is_of_run = and_(
     _attempt.owner[("airflow", 1, 1)].as_string() == parameter("run_id"),
 )
 # Few jobs have attempts of the Dag; only their attempts are read.
-_is_of_dag = exists().where(_dags.c.job_id == _job.job_id, _dags.c.dag_id == parameter("dag_id"))
+_is_of_dag = exists().where(JOB_DAGS.c.job_id == _job.job_id, JOB_DAGS.c.dag_id == parameter("dag_id"))
 JOBS_OF_RUN = select(_job.job_id).where(_is_of_dag, exists().where(_is_of_run)).order_by(_job.seen_at.desc())
 VISIBLE_JOB = select(*JOBS.columns).where(given(_job.job_id), _has_attempt)
 
@@ -213,9 +212,11 @@ LAST_FAILED_CHECKPOINTS = select(*CHECKPOINTS.columns).where(
 )
 """The failures of a job at the time of its last one."""
 HAS_ATTEMPTS = select(exists().where(given(_attempt.job_id)))
-ADD_DAG = insert(_dags).from_select(
-    [column.name for column in _dags.c],
-    select(*(parameter(column.name, column.type) for column in _dags.c)).where(~exists().where(*map(given, _dags.c))),
+ADD_DAG = insert(JOB_DAGS).from_select(
+    [column.name for column in JOB_DAGS.c],
+    select(*(parameter(column.name, column.type) for column in JOB_DAGS.c)).where(
+        ~exists().where(*map(given, JOB_DAGS.c))
+    ),
 )
 """Adds a Dag of an operator unless it is known; the lock on the job's row keeps others from adding it at once."""
 OWNERS_OF_OPERATOR = select(_attempt.owner).where(given(_attempt.job_id), given(_attempt.operator_id))
@@ -223,7 +224,7 @@ OWNERS_OF_OPERATOR = select(_attempt.owner).where(given(_attempt.job_id), given(
 
 def remove_other_dags(operator_id: OperatorId, kept: Iterable[str]) -> Delete:
     """Return the statement that removes the Dags of an operator except the given ones."""
-    return remove(_dags, _dags.c.operator_id == operator_id, _dags.c.dag_id.not_in(kept))
+    return remove(JOB_DAGS, JOB_DAGS.c.operator_id == operator_id, JOB_DAGS.c.dag_id.not_in(kept))
 
 
 JOB_VERSION = select(_job.version, _job.seen_at).where(given(_job.job_id))

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Executable, Insert, Select, Update, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Executable, Insert, Select, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.engine import Connection, CursorResult
 
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.record_table import Key, Record, RecordTable, keys, parameter, table_of
 from airflow_provider_statecheck.metadata.statements import remove
+from airflow_provider_statecheck.metadata.tables import Key, Record, RecordTable, keys, parameter
 
 _TOGETHER = 50
 """Maximum number of rows in a statement that writes several."""
@@ -135,9 +134,9 @@ class UnitOfWork:
         """Insert a row."""
         self._change(table, record, None)
 
-    def remove(self, model: type[Base], *conditions: ColumnElement[bool]) -> None:
+    def remove(self, table: Table, *conditions: ColumnElement[bool]) -> None:
         """Delete the rows of the job that meet all conditions, in one statement, and hold no rows any more."""
-        self.execute(remove(table_of(model), *conditions))
+        self.execute(remove(table, *conditions))
         self._held.clear()
         self._complete.clear()
 
@@ -184,7 +183,7 @@ class UnitOfWork:
 def _statement(shapes: tuple[Shape, ...]) -> Executable:
     if len(shapes) == 1:
         return _single(shapes[0], 0)
-    job_id = [shape.table.table.c.job_id for shape in shapes]
+    job_id = [shape.table.c.job_id for shape in shapes]
     parts = [_single(shape, n).returning(job_id[n]).cte(f"write_{n}") for n, shape in enumerate(shapes)]
     return select(*(select(func.count()).select_from(part).scalar_subquery() for part in parts))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.listeners import hookimpl
 
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +18,13 @@ _MANUALLY_SET = "manually set"
 @hookimpl
 def on_dag_run_success(dag_run: Any, msg: str) -> None:
     """End the checkpoints that are not retained after a success."""
-    _settle(dag_run, JobStatus.FINISHED)
+    _settle(dag_run, job_status_of("success"))
 
 
 @hookimpl
 def on_dag_run_failed(dag_run: Any, msg: str) -> None:
     """End the checkpoints that are not retained after a failure, or after a user marked the run as failed."""
-    _settle(dag_run, JobStatus.CANCELED if _MANUALLY_SET in (msg or "") else JobStatus.FAILED)
+    _settle(dag_run, job_status_of("failed", is_by_a_person=_MANUALLY_SET in (msg or "")))
 
 
 def _settle(dag_run: Any, status: JobStatus) -> None:

@@ -62,11 +62,6 @@ class KvStateLocation:
     addresses: tuple[KvStateAddress | None, ...]
     """Address of each key group; ``None`` where no state is registered."""
 
-    @property
-    def num_registered_key_groups(self) -> int:
-        """Return the number of key groups with an address."""
-        return sum(address is not None for address in self.addresses)
-
     def address_of(self, key_group: int) -> KvStateAddress:
         """
         Return the address of a key group.

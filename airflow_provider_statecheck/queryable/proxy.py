@@ -187,9 +187,9 @@ class StateProxy:
         return tuple(values[place] for place in range(len(keys)))
 
     def _oracle(self, job_id: JobId) -> KvStateLocationOracle:
-        given = self._given.get(job_id)
-        if given is not None:
-            return given
+        known = self.get_kv_state_location_oracle(job_id)
+        if known is not None:
+            return known
         create = self._create_oracle
         if create is None:
             raise UnknownLocationError(

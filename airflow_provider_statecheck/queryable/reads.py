@@ -66,7 +66,7 @@ class CheckpointChoice(TypedDict, total=False):
     """Time with a time zone; the checkpoint that was the latest completed one at that time is read."""
 
 
-class ReadOptions(CheckpointChoice, total=False):
+class ReadOptions(CheckpointChoice, TypedDict, total=False):
     """Options of a read: the checkpoint, and the namespace of the state."""
 
     namespace: str

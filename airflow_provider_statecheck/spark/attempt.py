@@ -8,13 +8,10 @@ The module uses storage and the coordinator, not Spark. Crash safety depends on 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Set as AbstractSet
+from dataclasses import replace
 from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
@@ -25,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, job_uri
+from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -43,7 +40,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnOverlap
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
@@ -54,62 +50,24 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.gateway.retrying import registering
+from airflow_provider_statecheck.spark.checkpoint_files import INLINE_STATE_BYTES, CheckpointContent, CheckpointFiles
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.savepoints import StageSavepoints
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
-    CheckpointDocument,
     DocumentCache,
-    InlineStateHandle,
     SnapshotHandle,
-    encode_metadata,
     named_snapshots,
     state_uris,
 )
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
-from airflow_provider_statecheck.storage.views.state_streams import (
-    FsCheckpointStateOutputStream,
-    StateWriting,
-    spill_above_budget,
-)
 
 log = logging.getLogger(__name__)
 
 UNLIMITED: Final = -1
 _CHECKPOINT: Final = CheckpointProperties()
-INLINE_STATE_BYTES = 20 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointContent:
-    """Content of a checkpoint whose files are already on storage."""
-
-    snapshots: tuple[SnapshotHandle, ...] = ()
-    """All live snapshots."""
-    state: dict[str, Any] = field(default_factory=dict)
-    """State of the driver as JSON."""
-    operator_states: tuple[OperatorState, ...] = ()
-    """State of the functions of a stateful stage."""
-    has_commit: bool = False
-    """Whether a sink has committables to commit once the checkpoint is completed."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers for logs and pages, such as those of snapshots and finished items."""
-    summary: SnapshotSummary | None = None
-    """Figures for pages, without the time to write the metadata; ``None`` if they are unknown."""
-    new_bytes: int = 0
-    """Bytes that were written since the last checkpoint."""
-    increment_seconds: float = 0.0
-    """Duration of the increment, if the checkpoint was triggered before it."""
-    pinned: AbstractSet[str] = frozenset()
-    """URIs of snapshots that must not be deleted even if no checkpoint references them."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of all files that the checkpoint references."""
-        snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
-        return snapshot_bytes + sum(state.state_size for state in self.operator_states)
 
 
 class StageAttempt:
@@ -140,7 +98,6 @@ class StageAttempt:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gateway = gateway
-        self._data_inline_threshold = data_inline_threshold
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
         newest_id = newest_checkpoint_id(storage, job_id_of(registration.job_name))
         self.grant: AttemptGrant = registering(gateway.register, on_overlap)(
@@ -149,6 +106,9 @@ class StageAttempt:
         self.storage = storage = storage.allowing(*_referenced_locations(registration, self.grant))
         self._documents = DocumentCache(lambda _: storage)
         self._cleaner = EffectDiscards(storage, self._documents)
+        self._files = CheckpointFiles(
+            storage, self._documents, self.grant, registration.job_name, data_inline_threshold, monotonic
+        )
         # The operator may have been created under another uid; its files keep that one.
         source = self.grant.restore_from or registration.restore_from
         self.registration = replace(registration, uid=self.grant.uid, restore_from=source)
@@ -160,7 +120,6 @@ class StageAttempt:
         self.restored_summary: SnapshotSummary | None = None
         """What the attempt has restored so far, for display; sent with its end."""
         self._newer_epoch: int | None = None
-        self._monotonic = monotonic
 
     def restore(self) -> RestoredStage | None:
         """
@@ -296,7 +255,7 @@ class StageAttempt:
         except (StorageError, CoordinatorError, CheckpointDeclinedError) as error:
             self._failures.failed(error, pending.checkpoint_id)
             return None
-        self._failures.succeeded()
+        self._failures.succeeded(completed.checkpoint_id)
         self._savepoints.serve(effects.savepoints, completed)
         return completed
 
@@ -411,73 +370,11 @@ class StageAttempt:
 
     def _complete(self, pending: PendingCheckpoint, content: CheckpointContent) -> tuple[CheckpointRecord, OpenEffects]:
         try:
-            message = self._write(pending, content)
+            message = self._files.write(pending, content)
         except StateCheckError as error:
             self._decline(pending, error, content.increment_seconds)
             raise
         return self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
-
-    def _write(self, pending: PendingCheckpoint, content: CheckpointContent) -> AcknowledgeCheckpoint:
-        begin = self._monotonic()
-        state_handle, state_bytes = self._write_state(pending, content.state)
-        document = self._document(pending, content, state_handle)
-        uri = f"{pending.location}/{METADATA_FILE}"
-        data = encode_metadata(document, uri=uri)
-        # Written last: a directory with this file is complete.
-        self.storage.write_bytes(uri, data)
-        self._documents.remember(pending.checkpoint_id, document)
-        return AcknowledgeCheckpoint(
-            attempt=self.grant.attempt,
-            checkpoint_id=pending.checkpoint_id,
-            metadata_uri=uri,
-            metadata_size=len(data),
-            metadata_sha256=hashlib.sha256(data).hexdigest(),
-            state_size_bytes=content.new_bytes + state_bytes,
-            full_size_bytes=state_bytes + content.size_bytes,
-            counts=dict(content.counts),
-            has_commit=content.has_commit,
-            increment_seconds=content.increment_seconds,
-            summary=content.summary and replace(content.summary, write_seconds=self._monotonic() - begin),
-        )
-
-    def _write_state(
-        self, pending: PendingCheckpoint, state: dict[str, Any]
-    ) -> tuple[InlineStateHandle | FileStateHandle, int]:
-        data = json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
-        writing = StateWriting(epoch=self.grant.attempt.epoch, inline_threshold=self._data_inline_threshold)
-        stream = FsCheckpointStateOutputStream.open(self.storage, pending.location, writing)
-        stream.write(data)
-        handle = stream.close_and_get_handle()
-        if isinstance(handle, FileStateHandle):
-            return handle, len(data)
-        return InlineStateHandle(value=state), len(data)
-
-    def _document(
-        self,
-        pending: PendingCheckpoint,
-        content: CheckpointContent,
-        state: InlineStateHandle | FileStateHandle,
-    ) -> CheckpointDocument:
-        return CheckpointDocument(
-            job_id=self.grant.attempt.job_id,
-            job_name=self.registration.job_name,
-            operator_id=self.grant.attempt.operator_id,
-            uid=self.registration.uid,
-            checkpoint_id=pending.checkpoint_id,
-            epoch=self.grant.attempt.epoch,
-            generation=self.grant.generation,
-            snapshots=content.snapshots,
-            state=state,
-            has_commit=content.has_commit,
-            request_key=pending.request_key,
-            operator_states=spill_above_budget(
-                content.operator_states,
-                self.storage,
-                directory=pending.location,
-                epoch=self.grant.attempt.epoch,
-            ),
-            created_at=datetime.now(UTC).isoformat(),
-        )
 
     def _acknowledge(
         self, message: AcknowledgeCheckpoint, pinned: AbstractSet[str]
@@ -564,12 +461,12 @@ class FailedCheckpoints:
     """
 
     def __init__(self, tolerable: int = UNLIMITED) -> None:
-        self._tolerable = UNLIMITED_TOLERABLE_FAILURES if tolerable == UNLIMITED else tolerable
-        self._manager = self._new_manager()
+        tolerable = UNLIMITED_TOLERABLE_FAILURES if tolerable == UNLIMITED else tolerable
+        self._manager = CheckpointFailureManager(tolerable, _FailStage())
 
-    def succeeded(self) -> None:
-        """Reset the count."""
-        self._manager = self._new_manager()
+    def succeeded(self, checkpoint_id: int) -> None:
+        """Reset the count after a completed checkpoint."""
+        self._manager.handle_checkpoint_success(checkpoint_id)
 
     def failed(self, error: StateCheckError, checkpoint_id: int = UNKNOWN_CHECKPOINT_ID) -> None:
         """
@@ -585,9 +482,6 @@ class FailedCheckpoints:
         )
         checkpoint = "A checkpoint" if checkpoint_id == UNKNOWN_CHECKPOINT_ID else f"Checkpoint {checkpoint_id}"
         log.warning("%s failed; the stage continues without it: %s", checkpoint, error)
-
-    def _new_manager(self) -> CheckpointFailureManager:
-        return CheckpointFailureManager(self._tolerable, _FailStage())
 
 
 class _FailStage:

@@ -169,6 +169,7 @@ class StateVerifier:
         self._storage = storage
         self._is_deep = is_deep
         self._problems: dict[StreamStateHandle, str] = {}
+        self._sizes: dict[str, int] = {}
 
     def problems(self, document: CheckpointDocument) -> list[str]:
         """
@@ -189,20 +190,25 @@ class StateVerifier:
 
     def _problem_of(self, stream: StreamStateHandle) -> str:
         try:
-            _require_intact(self._storage, stream, is_deep=self._is_deep)
+            self._require_intact(stream)
         except UNREADABLE as error:
             return str(error)
         return ""
 
+    def _require_intact(self, stream: StreamStateHandle) -> None:
+        if isinstance(stream, FileStateHandle):
+            _require_size(self._size(stream.uri) == stream.size, f"{stream.size} bytes", stream.uri)
+            _require_digest(self._storage, stream.uri, 0, stream.size, stream.sha256 if self._is_deep else "")
+        elif isinstance(stream, SegmentFileStateHandle):
+            end = stream.start + stream.length
+            _require_size(0 <= stream.start <= end <= self._size(stream.uri), f"at least {end} bytes", stream.uri)
+            _require_digest(self._storage, stream.uri, stream.start, end, stream.sha256 if self._is_deep else "")
 
-def _require_intact(storage: CheckpointStorage, stream: StreamStateHandle, *, is_deep: bool) -> None:
-    if isinstance(stream, FileStateHandle):
-        _require_size(storage.size(stream.uri) == stream.size, f"{stream.size} bytes", stream.uri)
-        _require_digest(storage, stream.uri, 0, stream.size, stream.sha256 if is_deep else "")
-    elif isinstance(stream, SegmentFileStateHandle):
-        end = stream.start + stream.length
-        _require_size(0 <= stream.start <= end <= storage.size(stream.uri), f"at least {end} bytes", stream.uri)
-        _require_digest(storage, stream.uri, stream.start, end, stream.sha256 if is_deep else "")
+    def _size(self, uri: str) -> int:
+        # A merged file has several segments.
+        if uri not in self._sizes:
+            self._sizes[uri] = self._storage.size(uri)
+        return self._sizes[uri]
 
 
 def _require_size(is_as_expected: bool, expected: str, uri: str) -> None:

@@ -22,9 +22,9 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
+from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-from airflow_provider_statecheck.storage.savepoints import write_savepoint
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, Attemp
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
-from airflow_provider_statecheck.spark.attempt import INLINE_STATE_BYTES, StageAttempt
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import INLINE_STATE_BYTES
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
 from airflow_provider_statecheck.storage.allowed_locations import parse_locations

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
@@ -24,8 +24,10 @@ from airflow_provider_statecheck.state.reading.columns import key_column_names
 from airflow_provider_statecheck.state.reading.snapshot_reader import find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, milliseconds, registered
 from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.serializers.portable_types import portable_type
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles
 from airflow_provider_statecheck.state.writing.new_rows import NewRows
-from airflow_provider_statecheck.state.writing.savepoint_edit import NewHandles, SavepointEdit, StateTarget
+from airflow_provider_statecheck.state.writing.savepoint_edit import SavepointEdit, StateTarget, write_subtask
 from airflow_provider_statecheck.state.writing.write_savepoint import (
     GivenState,
     audit_of,
@@ -180,7 +182,6 @@ def write_savepoint(
     max_parallelism: int | None = None,
     parallelism: int | None = None,
     base: str | None = None,
-    state_backend: str = "arrow",
     by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allowed_locations: Sequence[str] = (),
@@ -210,7 +211,6 @@ def write_savepoint(
         key=key,
         max_parallelism=max_parallelism,
         parallelism=parallelism or tasks_at_once(data.sparkSession),
-        state_backend=state_backend,
     )
     source = None if base is None else load_base(base, stage, storage_options, allowed_locations)
     place = target_of(given, arrow_schema(data.schema), source)
@@ -228,7 +228,7 @@ class SubtaskWriting:
     storage: TaskStorage
     directory: str
     epoch: int
-    is_full: bool
+    uid: str
     schema: StateSchema
     keys: KeySerializer
     max_parallelism: int
@@ -252,13 +252,10 @@ class SubtaskWriting:
     def _write(self, subtask: int, data: Any) -> dict[str, Any]:
         new = NewRows(registered(self.schema), self.keys, self.max_parallelism)
         rows = new.of(data)
-        handles = NewHandles(self.storage.open(), self.directory, self.epoch, self.is_full)
-        handle = handles.write(new, rows, self._owned(subtask))
+        files = CanonicalFiles(self.storage.open(), self.directory, self.epoch)
+        handle = write_subtask(files, self.uid, new, rows, subtask=subtask, parallelism=self.parallelism)
         encoded = None if handle is None else json.dumps(encode_keyed(handle, _unchanged))
         return {"rows": rows.num_rows, "handle": encoded}
-
-    def _owned(self, subtask: int) -> KeyGroupRange:
-        return key_group_range_of(subtask, self.parallelism, self.max_parallelism)
 
 
 def _report_schema() -> Any:
@@ -273,10 +270,10 @@ def _write_handles(
 ) -> tuple[Sequence[KeyedStateHandle | None], int]:
     rows = place.rows
     task = SubtaskWriting(
-        storage=TaskStorage.of(edit.handles.storage),
+        storage=TaskStorage.of(edit.files.storage),
         directory=edit.directory,
-        epoch=edit.handles.epoch,
-        is_full=place.is_full,
+        epoch=edit.files.epoch,
+        uid=place.uid,
         schema=rows.state.schema(),
         keys=rows.keys,
         max_parallelism=rows.max_parallelism,
@@ -322,7 +319,7 @@ def spark_arrow_schema(schema: Any) -> Any:
     """
     import pyarrow as pa
 
-    return pa.schema([(field.name, _spark_arrow_type(field.type, field.name)) for field in schema])
+    return pa.schema([(field.name, portable_type(field.type, _refusing(field.name))) for field in schema])
 
 
 def to_spark_types(table: Any) -> Any:
@@ -335,54 +332,11 @@ def to_spark_types(table: Any) -> Any:
     return table if wanted == table.schema else table.cast(wanted)
 
 
-def _spark_arrow_type(kind: Any, column: str) -> Any:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _spark_arrow_type(field.type, column)) for field in kind])
-    if types.is_map(kind):
-        return pa.map_(_spark_arrow_type(kind.key_type, column), _spark_arrow_type(kind.item_type, column))
-    if types.is_list(kind):
-        return pa.list_(_spark_arrow_type(kind.value_type, column))
-    if types.is_timestamp(kind):
-        # Timestamps with a time zone are in UTC in Spark.
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    found = _wider_types().get(kind) or _plain_type(kind)
-    if found is None:
+def _refusing(column: str) -> Callable[[Any], NoReturn]:
+    def refuse(kind: Any) -> NoReturn:
         raise UnsupportedStateError(
             f"Expected types of state that Spark supports, found {kind} in the column {column!r}; read it with "
             f"airflow_provider_statecheck.state.reading.state_reader, which returns Arrow tables."
         )
-    return found
 
-
-def _wider_types() -> dict[Any, Any]:
-    import pyarrow as pa
-
-    return {
-        pa.uint8(): pa.int16(),
-        pa.uint16(): pa.int32(),
-        pa.uint32(): pa.int64(),
-        pa.uint64(): pa.decimal128(20, 0),
-        pa.float16(): pa.float32(),
-        pa.large_string(): pa.string(),
-        pa.large_binary(): pa.binary(),
-    }
-
-
-def _plain_type(kind: Any) -> Any:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if types.is_duration(kind):
-        return pa.duration("us")
-    if types.is_time(kind):
-        # Spark's type for times of day is disabled in most sessions.
-        return pa.string()
-    if types.is_decimal(kind) and kind.precision <= 38:
-        return pa.decimal128(kind.precision, kind.scale)
-    is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    return kind if is_number or types.is_string(kind) or types.is_binary(kind) or types.is_date32(kind) else None
+    return refuse

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.layout import (
 )
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, StreamStateHandle, streams_of
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, StreamStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -81,7 +81,8 @@ class StorageDiscarder:
         """
         Delete the file of a handle.
 
-        Inline state has no file, and the file of a segment is deleted by its file merging manager.
+        Inline state has no file. Other checkpoints may reference other segments of a merged file; ``EffectDiscards`` deletes it
+        when none does.
 
         :raises InvalidConfigurationError: if the file does not belong to the job.
         :raises StorageError: if the delete fails.
@@ -165,7 +166,7 @@ class EffectDiscards:
         document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self._storage, checkpoint)
         if document is not None and _is_written_by_another(checkpoint, document):
             return self._delete_unreferenced(checkpoint, document, discarder)
-        if keep is None and _may_be_referenced(checkpoint, document):
+        if keep is None and self._may_be_referenced(checkpoint, document):
             return self._wait(checkpoint)
         # Deleting the metadata first prevents a restore from a partially deleted checkpoint.
         discarder.discard_metadata(f"{checkpoint.location}/{METADATA_FILE}")
@@ -190,6 +191,15 @@ class EffectDiscards:
             if epoch_of(name) == checkpoint.epoch and name not in referenced:
                 discarder.discard_file(f"{checkpoint.location}/{name}")
         return True
+
+    def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
+        if document is not None:
+            return _contains_state(checkpoint, document)
+        # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint, and a
+        # later checkpoint may reference the state that its tasks have written.
+        is_aborted = checkpoint.status is CheckpointStatus.ABORTED
+        storage = self._storage.allowing(checkpoint.location)
+        return not is_aborted or bool(storage.list_files(checkpoint.location))
 
     def _wait(self, checkpoint: CheckpointRecord) -> bool:
         log.info(
@@ -234,9 +244,9 @@ def _delete_referenced(
         # Snapshots of a claimed savepoint are deleted with the savepoint; those of other jobs are retained.
         if handle.uri not in keep and discarder.owns(handle.uri):
             discarder.discard_location(handle.uri)
-    for stream in _own_files(checkpoint, document, keep):
-        if stream.uri not in keep and discarder.owns(stream.uri):
-            discarder.discard_state(stream)
+    for uri in _own_files(checkpoint, document, keep):
+        if uri not in keep and discarder.owns(uri):
+            discarder.discard_file(uri)
 
 
 def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:
@@ -255,9 +265,7 @@ def _is_of_another_owner(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.properties.unclaimed and not is_in_job(f"{checkpoint.location}/", checkpoint.job_id)
 
 
-def _own_files(
-    checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]
-) -> Iterator[FileStateHandle]:
+def _own_files(checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]) -> Iterator[str]:
     if checkpoint.status is CheckpointStatus.ABORTED:
         # The attempt continues after an aborted checkpoint and references the files in the next one.
         return
@@ -265,24 +273,16 @@ def _own_files(
     # Files elsewhere belong to another job, or are deleted with the directory of the claimed savepoint.
     shared = _shared_directory(job, checkpoint) if checkpoint_id_of(name) is not None else None
     is_retained = _contains_any(checkpoint, keep)
-    streams = (stream for state in document.operator_states for stream in streams_of(state))
-    for stream in dict.fromkeys(s for s in streams if isinstance(s, FileStateHandle)):
-        is_shared = shared is not None and _is_below(stream.uri, shared)
-        if is_shared or (is_retained and _is_below(stream.uri, checkpoint.location)):
-            yield stream
+    for uri in dict.fromkeys(state_uris(document.operator_states)):
+        is_shared = shared is not None and _is_below(uri, shared)
+        if is_shared or (is_retained and _is_below(uri, checkpoint.location)):
+            yield uri
 
 
 def _shared_directory(job: str, checkpoint: CheckpointRecord) -> str:
     # An aligned checkpoint contains the state of several operators, each with a directory of its own.
     is_aligned = checkpoint.operator_id == ALIGNED_OPERATOR_ID
     return f"{job}/shared" if is_aligned else f"{job}/shared/{checkpoint.operator_id}"
-
-
-def _may_be_referenced(checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
-    if document is None:
-        # The metadata of a checkpoint that waits is deleted before. No other checkpoint references an aborted one.
-        return checkpoint.status is not CheckpointStatus.ABORTED
-    return _contains_state(checkpoint, document)
 
 
 def _contains_state(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:

@@ -224,10 +224,19 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if the file is missing or is a directory.
         :raises StorageError: if the storage fails.
         """
-        info = self._info(uri)
-        if info is None or info["type"] == "directory":
+        size = self.size_or_none(uri)
+        if size is None:
             raise _not_found_error(uri)
-        return int(info["size"])
+        return size
+
+    def size_or_none(self, uri: str) -> int | None:
+        """
+        Return the size of a file in bytes, or ``None`` if it is missing or is a directory.
+
+        :raises StorageError: if the storage fails.
+        """
+        info = self._info(uri)
+        return None if info is None or info["type"] == "directory" else int(info["size"])
 
     def list_files(self, directory: str) -> dict[str, int]:
         """

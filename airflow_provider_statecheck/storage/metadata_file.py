@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -54,6 +55,7 @@ from airflow_provider_statecheck.storage.state_json import (
     encode_properties,
 )
 from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointMetadataOutputStream
 
 log = logging.getLogger(__name__)
 
@@ -280,6 +282,18 @@ def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> 
     return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
 
 
+def write_metadata(storage: CheckpointStorage, directory: str, document: CheckpointDocument) -> FileStateHandle:
+    """
+    Write the metadata file of a checkpoint, whose other files are on storage: a directory with this file is complete.
+
+    :param directory: URI of the checkpoint's directory.
+    :raises StorageError: if the storage fails, or the file exists with other contents.
+    """
+    stream = FsCheckpointMetadataOutputStream(storage, directory)
+    stream.write(encode_metadata(document, uri=f"{directory}/{METADATA_FILE}"))
+    return stream.close_and_finalize_checkpoint().metadata_handle
+
+
 def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     """
     Return the checkpoint that a metadata file describes.
@@ -427,11 +441,10 @@ def _relative_uris(document: CheckpointDocument, uri: str | None) -> RelativeUri
     if uri is None:
         is_savepoint = document.properties.is_savepoint
         return RelativeUris(OF_JOB, None if is_savepoint else _job_directory_of_attempt(document))
-    relative = _relative_to(document, uri)
-    if document.properties.is_savepoint and not relative.cover(document_uris(document)):
+    if document.properties.is_savepoint and not is_relocatable(document, uri=uri):
         # Mixed URIs would leave the savepoint half restorable after a move.
         return RelativeUris(OF_DIRECTORY, None)
-    return relative
+    return _relative_to(document, uri)
 
 
 def _relative_to(document: CheckpointDocument, uri: str) -> RelativeUris:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -25,12 +24,9 @@ from airflow_provider_statecheck.checkpoint.layout import (
     checkpoint_id_of,
     checkpoint_uri,
     epoch_of,
-    is_keyed_directory,
-    is_merged_directory,
     job_uri,
     orphans_uri,
     shared_uri,
-    taskowned_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID, require
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
@@ -53,7 +49,6 @@ SHORTEST_STAY = timedelta(days=1)
 """Minimum quarantine of an orphan."""
 
 _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
-_OPERATOR_ID = re.compile(r"[0-9a-f]{32}/")
 
 
 class Quarantine:
@@ -180,7 +175,6 @@ class OrphanSearch:
     :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
     :param documents: Cache of the metadata of the job's checkpoints, in all locations.
     :param of: Operators whose files are searched; by default all.
-    :param read_again: Reads the job's rows again. Without it, task-owned files are not searched.
     """
 
     def __init__(
@@ -190,13 +184,11 @@ class OrphanSearch:
         documents: DocumentCache,
         *,
         of: tuple[OperatorRecord, ...] | None = None,
-        read_again: Callable[[], JobView] | None = None,
     ) -> None:
         self._storage = storage
         self._view = view
         self._documents = documents
         self._operators = view.operators if of is None else of
-        self._read_again = read_again
         self._base, self._job_id = storage.base_uri, view.job.job_id
 
     def find(self) -> Orphans:
@@ -213,7 +205,6 @@ class OrphanSearch:
             files=(
                 *(uri for o in known for uri in self._unnamed_state(o)),
                 *(uri for o in self._operators for uri in self._shared_state(o)),
-                *self._taskowned(),
             ),
             skipped=skipped,
         )
@@ -253,6 +244,9 @@ class OrphanSearch:
 
     def _is_needed(self, ended: CheckpointRecord) -> bool:
         operator = next(o for o in self._operators if o.operator_id == ended.operator_id)
+        if ended.status is CheckpointStatus.ABORTED and ended.epoch >= self._first_open_epoch(operator):
+            # The running attempt continues from the state in it, which no checkpoint names yet.
+            return True
         named, aligned = self._named_by(operator), self._named_by_aligned
         if retains_files(ended) or named is None or aligned is None:
             return True
@@ -286,31 +280,17 @@ class OrphanSearch:
         named = _file_names(self._named_by(operator))
         root = shared_uri(self._base, self._job_id, operator.operator_id)
         for slug in self._storage.list_directories(root):
-            if _is_file_directory(slug):
+            if slug == STATE_DIRECTORY:
                 continue
             for name in self._storage.list_directories(f"{root}/{slug}"):
                 if self._is_closed(operator, name) and name not in named:
                     yield f"{root}/{slug}/{name}"
 
     def _shared_state(self, operator: OperatorRecord) -> Iterator[str]:
-        root = shared_uri(self._base, self._job_id, operator.operator_id)
-        for directory in filter(_is_file_directory, self._storage.list_directories(root)):
-            for name in self._storage.list_files(f"{root}/{directory}"):
-                if self._is_closed(operator, name) and self._is_unreferenced(name):
-                    yield f"{root}/{directory}/{name}"
-
-    def _taskowned(self) -> tuple[str, ...]:
-        if self._read_again is None or not self._has_no_open_attempt:
-            return ()
-        root = taskowned_uri(self._base, self._job_id)
-        files = (path for path in self._storage.list_files(root) if epoch_of(_file_name(path)) is not None)
-        # Files in the directory of a task belong to the task; only the task knows which it still needs.
-        found = [path for path in files if not _OPERATOR_ID.match(path)]
-        # Without an operator, the epoch of a file cannot be compared. If no attempt has started since the rows were read,
-        # all listed files were written by ended attempts.
-        if not found or self._read_again().operators != self._view.operators:
-            return ()
-        return tuple(f"{root}/{path}" for path in found if self._is_unreferenced(_file_name(path)))
+        directory = f"{shared_uri(self._base, self._job_id, operator.operator_id)}/{STATE_DIRECTORY}"
+        for name in self._storage.list_files(directory):
+            if self._is_closed(operator, name) and self._is_unreferenced(name):
+                yield f"{directory}/{name}"
 
     def _is_closed(self, operator: OperatorRecord, name: str) -> bool:
         epoch = epoch_of(name)
@@ -403,10 +383,6 @@ def _file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _is_file_directory(directory: str) -> bool:
-    return is_merged_directory(directory) or is_keyed_directory(directory) or directory == STATE_DIRECTORY
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
     """Result of a sweep."""
@@ -425,7 +401,6 @@ def sweep(
     documents: DocumentCache,
     *,
     of: tuple[OperatorRecord, ...] | None = None,
-    read_again: Callable[[], JobView] | None = None,
     row_of: Callable[[int], CheckpointRecord | None] = lambda _: None,
     quarantine: Quarantine | None = None,
 ) -> SweepReport:
@@ -436,13 +411,12 @@ def sweep(
     :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
     :param documents: Cache of the metadata of the job's checkpoints, in all locations.
     :param of: Operators whose files are searched; by default all.
-    :param read_again: Reads the job's rows again. Without it, task-owned files are not searched.
     :param row_of: Reads the row of a checkpoint; required for jobs with more checkpoints than the view contains.
     :param quarantine: Quarantine of orphans before their deletion. Ended checkpoints are deleted at once.
     :raises StorageError: if the storage fails.
     """
     view = _with_rows_of_directories(storage, view, row_of)
-    found = OrphanSearch(storage, view, documents, of=of, read_again=read_again).find()
+    found = OrphanSearch(storage, view, documents, of=of).find()
     due = frozenset((*found.directories, *found.files))
     if quarantine is not None:
         due = quarantine.admit(due, view.read_at)

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import restorable_uids
@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, is_save
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.savepoint_restore import whole_job_not_claimable
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     IncompatibleCheckpointError,
@@ -32,6 +33,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact, scheme_of
+from airflow_provider_statecheck.storage.views.state_streams import FsCompletedCheckpointStorageLocation
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +44,19 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _MISSING_VALUES = ("none", "null")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedPointer:
-    """Location of a checkpoint, and a storage that may read it."""
+@dataclass(frozen=True, slots=True)
+class ResolvedPointer(FsCompletedCheckpointStorageLocation):
+    """Location of a completed checkpoint that a pointer names."""
 
-    metadata_uri: str
-    directory_uri: str
-    """External pointer of the checkpoint."""
-    storage: CheckpointStorage = field(compare=False, repr=False)
-    """Storage that may read the checkpoint and the files that its metadata names."""
+    @property
+    def metadata_uri(self) -> str:
+        """Return the URI of the metadata file."""
+        return self.metadata_handle.uri
+
+    @property
+    def directory_uri(self) -> str:
+        """Return the URI of the directory, which is the external pointer."""
+        return self.external_pointer
 
     def read(self) -> tuple[CheckpointDocument, bytes]:
         """
@@ -95,14 +101,15 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> Resol
     storage = storage.allowing(uri)
     if storage.is_directory(uri):
         return _in_directory(storage, uri)
-    if not storage.exists(uri):
+    size = storage.size_or_none(uri)
+    if size is None:
         raise PointerNotFoundError(
             f"Expected a checkpoint at {redact(uri)}, found nothing there on the filesystem of {scheme_of(uri)}://; "
             f"{_advice(uri)}.",
             uri=redact(uri),
         )
     directory = uri.rpartition("/")[0]
-    return ResolvedPointer(metadata_uri=uri, directory_uri=directory, storage=storage.allowing(directory))
+    return ResolvedPointer(directory, FileStateHandle(uri, size), storage.allowing(directory))
 
 
 def _require_uri(pointer: Any) -> str:
@@ -136,13 +143,14 @@ def _advice(uri: str) -> str:
 
 def _in_directory(storage: CheckpointStorage, uri: str) -> ResolvedPointer:
     metadata_uri = f"{uri}/{METADATA_FILE}"
-    if not storage.exists(metadata_uri):
+    size = storage.size_or_none(metadata_uri)
+    if size is None:
         raise PointerNotFoundError(
             f"Expected the directory {redact(uri)} to hold a file {METADATA_FILE}, found none; point at the metadata file "
             f"itself if it has another name.",
             uri=redact(uri),
         )
-    return ResolvedPointer(metadata_uri=metadata_uri, directory_uri=uri, storage=storage)
+    return ResolvedPointer(uri, FileStateHandle(metadata_uri, size), storage)
 
 
 def find_source(

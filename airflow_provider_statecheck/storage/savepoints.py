@@ -7,18 +7,21 @@ A savepoint holds copies of all files that its metadata names, in one directory.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, slug
+from airflow_provider_statecheck.checkpoint.layout import slug
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
     FileStateHandle,
+    OperatorState,
     SegmentFileStateHandle,
     StreamStateHandle,
     with_streams,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, write_metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,36 +34,32 @@ class WrittenSavepoint:
     state_size_bytes: int
 
 
-def write_savepoint(
-    storage: CheckpointStorage,
+def write_copies(
+    copies: StateCopies,
     source: CheckpointDocument,
     *,
-    directory: str,
     checkpoint_id: int,
     properties: CheckpointProperties,
     request_key: str = "",
 ) -> WrittenSavepoint:
     """
-    Copy a checkpoint into a savepoint directory, and write its metadata last.
+    Copy a checkpoint into the directory of a savepoint, and write its metadata last.
 
+    :param copies: Copies in the format of the savepoint.
     :param source: Metadata of the checkpoint.
-    :param directory: URI of the savepoint directory; it must have no other writer.
     :param checkpoint_id: Id of the savepoint.
     :param properties: Properties of the savepoint.
     :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises StorageError: if the storage fails.
     """
-    copies = StateCopies(storage, directory, source.epoch)
     copy = replace(copies.of_document(source), checkpoint_id=checkpoint_id, request_key=request_key)
     document = replace(copy, properties=properties)
-    uri = f"{directory}/{METADATA_FILE}"
-    data = encode_metadata(document, uri=uri)
-    storage.write_bytes(uri, data)
+    file = write_metadata(copies.storage, copies.directory, document)
     return WrittenSavepoint(
-        metadata_uri=uri,
-        metadata_size=len(data),
-        metadata_sha256=hashlib.sha256(data).hexdigest(),
+        metadata_uri=file.uri,
+        metadata_size=file.size,
+        metadata_sha256=file.sha256,
         state_size_bytes=copies.size_bytes,
     )
 
@@ -72,12 +71,24 @@ class StateCopies:
     :param storage: Storage of the checkpoint and of the copies.
     :param directory: URI of the directory of the copies.
     :param epoch: Fencing epoch of the attempt that writes them.
+    :param is_own: Returns whether a file need not be copied; by default all are copied.
+    :param resumes: Whether to retain complete copies of an earlier call.
     """
 
-    def __init__(self, storage: CheckpointStorage, directory: str, epoch: int) -> None:
-        self._storage = storage
-        self._directory = directory
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        directory: str,
+        epoch: int,
+        *,
+        is_own: Callable[[str], bool] = lambda _: False,
+        resumes: bool = False,
+    ) -> None:
+        self.storage = storage
+        self.directory = directory
         self._epoch = epoch
+        self._is_own = is_own
+        self._resumes = resumes
         self._files: dict[str, FileStateHandle] = {}
         self.size_bytes = 0
 
@@ -88,41 +99,55 @@ class StateCopies:
             has_commit=False,
             snapshots=tuple(self.of_snapshot(handle) for handle in source.snapshots),
             state=self.of_file(source.state) if isinstance(source.state, FileStateHandle) else source.state,
-            operator_states=tuple(with_streams(state, self.of_stream) for state in source.operator_states),
+            operator_states=tuple(self.of_operator(state) for state in source.operator_states),
         )
+
+    def of_operator(self, operator: OperatorState) -> OperatorState:
+        """Copy the files of an operator, and return its state with the copies."""
+        return with_streams(operator, self.of_stream)
 
     def of_snapshot(self, handle: SnapshotHandle) -> SnapshotHandle:
         """Copy the directory of a snapshot."""
-        uri = f"{self._directory}/shared/{slug(handle.name, handle.scope)}/{handle.epoch}-{_digest(handle.uri)}"
-        self._storage.copy_directory(handle.uri, uri, size_bytes=handle.size_bytes)
+        uri = f"{self.directory}/shared/{slug(handle.name, handle.scope)}/{handle.epoch}-{_digest(handle.uri)}"
+        self.storage.copy_directory(handle.uri, uri, size_bytes=handle.size_bytes)
         self.size_bytes += handle.size_bytes
         return replace(handle, uri=uri)
 
     def of_file(self, handle: FileStateHandle) -> FileStateHandle:
         """Copy a file, unless it was copied before."""
         if handle.uri not in self._files:
-            self._files[handle.uri] = replace(handle, uri=self._uri_of_copy(handle.uri))
-            self._storage.copy_file(handle.uri, self._files[handle.uri].uri)
-            self.size_bytes += handle.size
+            copy = replace(handle, uri=self._uri_of_copy(handle.uri))
+            if not self._is_done(copy):
+                self.storage.copy_file(handle.uri, copy.uri)
+            self._add(handle.uri, copy)
         return self._files[handle.uri]
 
     def of_stream(self, stream: StreamStateHandle) -> StreamStateHandle:
         """Copy the file or segment of a handle; return a handle of inline state unchanged."""
-        if isinstance(stream, FileStateHandle):
-            return self.of_file(stream)
-        return self._of_segment(stream) if isinstance(stream, SegmentFileStateHandle) else stream
+        if isinstance(stream, ByteStreamStateHandle) or self._is_own(stream.uri):
+            return stream
+        return self.of_file(stream) if isinstance(stream, FileStateHandle) else self._of_segment(stream)
 
     def _of_segment(self, segment: SegmentFileStateHandle) -> FileStateHandle:
         # The other segments of the file can belong to other checkpoints.
-        uri = self._uri_of_copy(f"{segment.uri}#{segment.start}+{segment.length}")
-        copy = FileStateHandle(uri=uri, size=segment.length, sha256=segment.sha256)
-        data = self._storage.read_range(segment.uri, segment.start, segment.start + segment.length)
-        self._storage.write_bytes(copy.uri, data)
-        self.size_bytes += segment.length
-        return copy
+        source = f"{segment.uri}#{segment.start}+{segment.length}"
+        if source not in self._files:
+            copy = FileStateHandle(uri=self._uri_of_copy(source), size=segment.length, sha256=segment.sha256)
+            if not self._is_done(copy):
+                data = self.storage.read_range(segment.uri, segment.start, segment.start + segment.length)
+                self.storage.write_bytes(copy.uri, data)
+            self._add(source, copy)
+        return self._files[source]
+
+    def _is_done(self, copy: FileStateHandle) -> bool:
+        return self._resumes and self.storage.size_or_none(copy.uri) == copy.size
+
+    def _add(self, source: str, copy: FileStateHandle) -> None:
+        self._files[source] = copy
+        self.size_bytes += copy.size
 
     def _uri_of_copy(self, source: str) -> str:
-        return f"{self._directory}/{self._epoch}-{_digest(source)}"
+        return f"{self.directory}/{self._epoch}-{_digest(source)}"
 
 
 def _digest(source: str) -> str:

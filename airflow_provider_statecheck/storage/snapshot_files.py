@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import cast
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StatePointer
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, JobId
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, with_streams
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, with_streams
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -27,6 +27,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     InlineStateHandle,
     decode_metadata,
     encode_metadata,
+    write_metadata,
 )
 from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
 from airflow_provider_statecheck.storage.savepoints import StateCopies
@@ -105,7 +106,7 @@ class SnapshotFiles:
         """
         self._storage.allowing(location).exists(f"{location}/{METADATA_FILE}")
 
-    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
+    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
         """
         Write the manifest of an operator; its name contains the epoch and a digest.
 
@@ -113,25 +114,26 @@ class SnapshotFiles:
         """
         # Manifests and metadata are in the same directory, where a relative URI has one meaning.
         data = encode_metadata(self._document(checkpoint, content), uri=f"{checkpoint.location}/{METADATA_FILE}")
-        name = f"{checkpoint.epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]}"
-        file = self._write(f"{checkpoint.location}/{name}", data)
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"{checkpoint.epoch}-{digest[:_DIGEST_LENGTH]}"
+        file = FileStateHandle(f"{checkpoint.location}/{name}", len(data), digest)
+        self._storage.write_bytes(file.uri, data)
         self._recent.put(file, content)
         return file
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
         """
         Write the metadata of a checkpoint, and store state above the inline budget in files next to it.
 
         :raises StorageError: if the storage fails, or the file exists with other contents.
         """
-        uri = f"{checkpoint.location}/{METADATA_FILE}"
         document = self._document(checkpoint, self._spilled(checkpoint, content))
-        file = self._write(uri, encode_metadata(document, uri=uri))
+        file = write_metadata(self._storage, checkpoint.location, document)
         if self._documents is not None:
             self._documents.remember(checkpoint.checkpoint_id, document)
         return file
 
-    def read(self, file: StatePointer) -> SnapshotContent:
+    def read(self, file: FileStateHandle) -> SnapshotContent:
         """
         Return the contents of a manifest or metadata file.
 
@@ -189,10 +191,6 @@ class SnapshotFiles:
         document, data = resolved.read()
         return _completed(document, resolved, data)
 
-    def _write(self, uri: str, data: bytes) -> StatePointer:
-        self._storage.write_bytes(uri, data)
-        return StatePointer(uri=uri, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-
     def _spilled(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> SnapshotContent:
         states = spill_above_budget(
             content.operator_states,
@@ -234,14 +232,14 @@ class _RecentContents:
         self._budget = budget
         self._lock = threading.Lock()
         self._size = 0
-        self._contents: dict[StatePointer, SnapshotContent] = {}
+        self._contents: dict[FileStateHandle, SnapshotContent] = {}
 
-    def get(self, file: StatePointer) -> SnapshotContent | None:
+    def get(self, file: FileStateHandle) -> SnapshotContent | None:
         """Return the content of a file, or ``None`` if it must be read."""
         with self._lock:
             return self._contents.get(file)
 
-    def put(self, file: StatePointer, content: SnapshotContent) -> None:
+    def put(self, file: FileStateHandle, content: SnapshotContent) -> None:
         """Keep the content of a file."""
         with self._lock:
             if file not in self._contents:

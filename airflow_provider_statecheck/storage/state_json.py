@@ -120,6 +120,7 @@ def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
         "scope": handle.scope.value,
         "logical_id": handle.logical_id,
         "sha256": handle.sha256,
+        "file_size": handle.file_size,
     }
 
 
@@ -143,6 +144,7 @@ def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
             scope=CheckpointedStateScope(values["scope"]),
             logical_id=text(values["logical_id"]),
             sha256=text(values.get("sha256", "")),
+            file_size=number(values.get("file_size", 0)),
         )
     raise _unknown_kind(kind)
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from typing_extensions import override
+
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError, StorageError
+from airflow_provider_statecheck.gateway.verbs import verbs_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 STORAGE_CALLS = (
@@ -28,6 +32,7 @@ STORAGE_CALLS = (
     "delete_file",
     "delete_directory",
 )
+WRITING_CALLS = ("write_bytes", "copy_file", "copy_directory", "delete_file", "delete_directory")
 GATEWAY_CALLS = (
     "register",
     "confirm_restore",
@@ -39,7 +44,6 @@ GATEWAY_CALLS = (
     "finish",
     "describe",
 )
-
 
 READING_CALLS = frozenset(
     {"read_bytes", "read_range", "read_sized", "read_verified", "list_files", "list_directories", "describe"}
@@ -58,6 +62,11 @@ class FaultMode(StrEnum):
     """The call has its effect and then raises."""
     KILL_AFTER = "kill_after"
     """The process is killed right after the call."""
+
+    @property
+    def is_kill(self) -> bool:
+        """Return whether the process ends."""
+        return self in (FaultMode.KILL, FaultMode.KILL_AFTER)
 
 
 @dataclass(slots=True)
@@ -99,13 +108,35 @@ class FaultPlan:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Killed(BaseException):
+    """The end of a process, within the process of the test."""
+
+
+@dataclass(slots=True)
+class InProcessPlan(FaultPlan):
+    """Plan that raises :class:`Killed` instead of killing the process; no later call has an effect."""
+
+    is_dead: bool = False
+
+    @override
+    def carry_out(self, name: str, call: Callable[[], Any], error: type[Exception]) -> Any:
+        if self.is_dead:
+            raise Killed(name)
+        return FaultPlan.carry_out(self, name, call, error)
+
+    @override
+    def kill(self) -> None:
+        self.is_dead = True
+        raise Killed
+
+
 class _Counted:
     """Proxy that runs the named methods of another object through a plan."""
 
-    def __init__(self, target: Any, plan: FaultPlan, names: tuple[str, ...], error: type[StateCheckError]) -> None:
+    def __init__(self, target: Any, plan: FaultPlan, names: Iterable[str], error: type[StateCheckError]) -> None:
         self._target = target
         self._plan = plan
-        self._names = names
+        self._names = frozenset(names)
         self._error = error
 
     def __getattr__(self, name: str) -> Any:
@@ -126,11 +157,17 @@ class _CountedStorage(_Counted):
         return self if wider is self._target else _CountedStorage(wider, self._plan, self._names, self._error)
 
 
-def faulty_storage(storage: CheckpointStorage, plan: FaultPlan) -> Any:
+def faulty_storage(storage: CheckpointStorage, plan: FaultPlan, calls: Iterable[str] = STORAGE_CALLS) -> Any:
     """Return a storage whose calls run through the plan; injected errors are ``StorageError``."""
-    return _CountedStorage(storage, plan, STORAGE_CALLS, StorageError)
+    return _CountedStorage(storage, plan, calls, StorageError)
 
 
 def faulty_gateway(gateway: CheckpointCoordinatorGateway, plan: FaultPlan) -> Any:
     """Return a gateway whose calls run through the plan; injected errors are ``CommitStateUnknownError``."""
     return _Counted(gateway, plan, GATEWAY_CALLS, CommitStateUnknownError)
+
+
+def faulty_rows(rows: Any, plan: FaultPlan, interface: type = CoordinatorRows) -> Any:
+    """Return rows whose changes run through the plan; injected errors are ``CommitStateUnknownError``."""
+    changes = verbs_of(interface, "").keys() - {"outcome", "owns", "describe", "checkpoint"}
+    return _Counted(rows, plan, changes, CommitStateUnknownError)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
@@ -97,7 +99,8 @@ class FunctionHarness:
         :raises CheckpointException: if ``snapshot_state`` raises an error.
         """
         streams = MemoryCheckpointStreamFactory(max_state_size=_MOST_STATE)
-        raw = self._lifecycle.snapshot(checkpoint_id, timestamp, streams)
+        triggered_at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=timestamp)
+        raw = self._lifecycle.snapshot(CheckpointMetaData(checkpoint_id, triggered_at), streams)
         operator = self._operator.snapshot(checkpoint_id, timestamp, streams).run().handle
         keyed = None if self._keyed is None else self._keyed.snapshot(checkpoint_id, timestamp, streams).run().handle
         return OperatorSubtaskState(

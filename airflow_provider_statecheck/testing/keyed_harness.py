@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
@@ -22,7 +23,7 @@ from airflow_provider_statecheck.state.descriptors import (
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory, JobDirectories
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 KEY_GROUPS = 16
@@ -84,13 +85,9 @@ class KeyedHarness:
     def streams(self) -> FsCheckpointStreamFactory:
         """Return the stream factory of the next snapshot, which writes all state to files."""
         self._checkpoint_id += 1
-        directories = JobDirectories(self.storage.base_uri, ATTEMPT)
-        return FsCheckpointStreamFactory(
-            storage=self.storage,
-            exclusive=directories.checkpoint(self._checkpoint_id),
-            shared=directories.shared_state,
-            writing=StateWriting(epoch=ATTEMPT.epoch, inline_threshold=0),
-        )
+        writing = StateWriting(epoch=ATTEMPT.epoch, inline_threshold=0)
+        view = FsCheckpointStorageAccess(self.storage, ATTEMPT, writing=writing)
+        return view.resolve_checkpoint_storage_location(self._checkpoint_id, DEFAULT_LOCATION)
 
     def snapshot(self, backend: AbstractKeyedStateBackend) -> Any:
         """Return a snapshot that is not yet written."""

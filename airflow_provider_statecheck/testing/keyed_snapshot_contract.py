@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
-from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope
+from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, StreamStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
@@ -39,6 +39,10 @@ class _Streams:
     def __init__(self, target: FsCheckpointStreamFactory) -> None:
         self.was_used = False
         self._target = target
+
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        """Return what the real streams say."""
+        return self._target.could_reuse_state_handle(handle)
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
         self.was_used = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from operator import attrgetter
 
+from airflow_provider_statecheck.checkpoint.ids import is_test_job
 from airflow_provider_statecheck.checkpoint.job_list import (
     JobList,
     JobOverview,
@@ -93,7 +94,7 @@ def _completion_order(checkpoint: CheckpointRecord) -> tuple[datetime, int]:
 def _matches(overview: JobOverview, page: JobsPage) -> bool:
     readable = page.readable_dag_ids
     return (
-        (page.with_test_jobs or not overview.is_test)
+        (page.with_test_jobs or not is_test_job(overview.name))
         and (page.name is None or ascii_lower(page.name) in ascii_lower(overview.name))
         and (page.dag_id is None or page.dag_id in overview.dag_ids)
         and (readable is None or (not overview.is_of_unknown_dag and readable.issuperset(overview.dag_ids)))

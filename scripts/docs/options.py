@@ -9,10 +9,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.config import STORAGE_OPTIONS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.configuration import FLINK_COUNTERPARTS, SECTION
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.state.arrow.settings import PREFIX, ArrowStateSettings
+from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 from scripts.docs.tables import code, table
 
 _FLINK_KEYS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in FLINK_COUNTERPARTS.items()}
@@ -35,6 +37,20 @@ def flink_keys_table() -> str:
 def arrow_settings_table() -> str:
     """Return the table of the keys of the ``arrow`` state backend."""
     return table(("Key", "Default", "Meaning"), _arrow_rows())
+
+
+def storage_settings_table() -> str:
+    """Return the table of the keys of the checkpoint storage of a stage."""
+    meanings = _field_docstrings(CheckpointConfig)
+    rows = ((code(each.key), code(_shown(each)), meanings[each.name].replace("``", "`")) for each in STORAGE_OPTIONS)
+    return table(("Key", "Default", "Meaning"), rows)
+
+
+def _shown(option: ConfigOption[Any]) -> str:
+    if isinstance(option.default, bool):
+        return str(option.default).lower()
+    is_size = isinstance(option.default, int)
+    return _readable("bytes" if is_size else "", option.default) if option.default is not None else DEFAULT_STORAGE
 
 
 def _default(option: dict[str, Any]) -> str:
@@ -72,9 +88,13 @@ def _field_docstrings(kind: type) -> dict[str, str]:
     """Return the docstring of each field, which is available in the source only."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
-    return {
-        field.target.id: text.value.value
+    fields = (
+        (getattr(field, "target", None) or getattr(field, "targets", [None])[0], text)
         for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    )
+    return {
+        field.id: text.value.value
+        for field, text in fields
+        if isinstance(field, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from scripts.docs.architecture import import_rules_table, layers_list, package_tree
 from scripts.docs.arguments import arguments_table
 from scripts.docs.commands import command_reference, exit_statuses_table
-from scripts.docs.options import arrow_settings_table, flink_keys_table, options_table
+from scripts.docs.options import arrow_settings_table, flink_keys_table, options_table, storage_settings_table
 
 _REGION = re.compile(r"<!-- generated: (?P<part>\S+)(?: (?P<name>[^>]+))? -->\n.*?<!-- end -->", re.DOTALL)
 _PARTS: dict[str, Callable[..., str]] = {
     "options": options_table,
     "flink-keys": flink_keys_table,
     "arrow-settings": arrow_settings_table,
+    "storage-settings": storage_settings_table,
     "arguments": arguments_table,
     "command": command_reference,
     "exit-statuses": exit_statuses_table,

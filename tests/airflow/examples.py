@@ -44,14 +44,26 @@ class Examples:
         :param failing: Number of the increment, or of the part of a step, that fails in the first try; none does by default.
         :param params: What a user enters on the trigger form.
         """
+        self.start(dag_id, date, failing=failing, **params)
+        return self.end()
+
+    def start(self, dag_id: str, date: str = "2026-01-01", *, failing: int = 0, **params: Any) -> None:
+        """Start a run, as :meth:`run`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{dag_id} {date}T00:00:00+00:00 {failing} {json.dumps(params)}\n")
         self._process.stdin.flush()
-        answered, _, _ = select.select([self._answers], [], [], LIMIT_SECONDS)
-        if not answered:
-            self._process.kill()
-            raise AssertionError(f"{dag_id} did not end:\n{self.log}")
+
+    def end(self) -> str:
+        """Wait for the run that was started, and return its state."""
+        self.wait_for(self._answers)
         return self._answers.readline().strip()
+
+    def wait_for(self, readable: Any) -> None:
+        """Wait until a file or a pipe has something to read."""
+        ready, _, _ = select.select([readable], [], [], LIMIT_SECONDS)
+        if not ready:
+            self._process.kill()
+            raise AssertionError(f"The run did not go on:\n{self.log}")
 
     def rows(self, output: str) -> list[dict[str, Any]]:
         """Return what a reader of a directory sees."""
@@ -108,9 +120,13 @@ class Examples:
     def _log(self) -> Path:
         return self.work / "examples.log"
 
+    def prepare(self) -> None:
+        """Write what the Dags read."""
+        make_data(self.data)
+
     @cached_property
     def _process(self) -> subprocess.Popen[str]:
-        make_data(self.data)
+        self.prepare()
         reading, writing = os.pipe()
         with self._log.open("w") as log:
             process = subprocess.Popen(

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.metadata.database import open_engine
-from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.tables import METADATA
 
 
 class OnSqlite:
@@ -35,7 +35,7 @@ def own_schema(postgres_url: str) -> Iterator[str]:
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA {schema}"))
-    Base.metadata.create_all(engine)
+    METADATA.create_all(engine)
     yield url
     with engine.begin() as connection:
         connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
@@ -55,7 +55,7 @@ class OnPostgres:
     @pytest.fixture
     def engine(self, schema_url: str) -> Iterator[Engine]:
         engine = create_engine(schema_url)
-        names = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        names = ", ".join(table.name for table in METADATA.sorted_tables)
         with engine.begin() as connection:
             connection.execute(text(f"TRUNCATE {names}"))
         yield engine

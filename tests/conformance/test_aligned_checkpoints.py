@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,37 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, CoordinatorRows
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AcknowledgedCheckpoint,
+    BeginCheckpoint,
+    ChooseRequest,
+    CoordinatorRows,
+    EndHandles,
+    EnqueueRequest,
+)
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.faults import (
+    WRITING_CALLS,
+    FaultMode,
+    InProcessPlan,
+    Killed,
+    faulty_rows,
+    faulty_storage,
+)
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
-from tests.contracts.aligned_faults import Crash, FaultyFiles, FaultyRows, StepFault, StepPlan
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 ENDED = {"completed", "aborted", "subsumed"}
@@ -125,14 +141,14 @@ class AlignedContract:
         assert job.status(1) == "completed"
 
     def test_silent_finalizer_is_replaced_when_its_lease_ends(self, job: AlignedJob) -> None:
-        plan = StepPlan()
+        plan = InProcessPlan(mode=FaultMode.KILL)
         first = faulty(job, plan)
         first.trigger_checkpoint(CHECKPOINT, request_key="k")
         first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         message = job.acknowledgement(job.tasks[1], 1)
         # The verdict, the manifest and the last acknowledgement come before.
-        plan.point = plan.steps + 4
-        with pytest.raises(Crash):
+        plan.point = len(plan.calls) + 4
+        with pytest.raises(Killed):
             first.receive_acknowledge_message(message)
         second = job.coordinator()
         assert job.status(1) == "finalizing"
@@ -161,36 +177,89 @@ class AlignedContract:
         assert job.directories() == {"chk-2"}
 
     def test_a_clock_that_was_far_ahead_holds_up_no_finalization(self, job: AlignedJob) -> None:
-        plan = StepPlan()
+        plan = InProcessPlan(mode=FaultMode.KILL)
         first = faulty(job, plan)
         job.clock.advance(24 * 3600)
         first.trigger_checkpoint(CHECKPOINT, request_key="k")
         first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
-        plan.point = plan.steps + 4
-        with pytest.raises(Crash):
+        plan.point = len(plan.calls) + 4
+        with pytest.raises(Killed):
             first.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
         job.clock.advance(-24 * 3600)
         second = job.coordinator()
         second.tick()
         assert second.future_of("k").result(0).checkpoint_id == 1
 
+    def test_a_repeated_choice_names_the_request_that_is_too_early_again(self, job: AlignedJob) -> None:
+        taken(job)
+        enqueue(job, "a" * 32, is_periodic=True)
+        paused = ChooseRequest(leader=job.lead(), decider=replace(DECIDER, min_pause_seconds=3600.0))
+        first, again = job.rows.choose(paused), job.rows.choose(paused)
+        assert [r.request_key for r in first.dropped] == ["a" * 32]
+        assert again.dropped == first.dropped
 
-def faulty(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
+    def test_a_repeated_request_names_those_that_the_full_queue_refused_again(self, job: AlignedJob) -> None:
+        enqueue(job, "a" * 32, is_periodic=True)
+        assert [enqueue(job, "b" * 32) for _ in range(2)] == [["a" * 32]] * 2
+        assert [enqueue(job, "c" * 32) for _ in range(2)] == [["c" * 32]] * 2
+
+    def test_a_repeated_end_names_what_is_left_to_the_user_again(self, job: AlignedJob) -> None:
+        checkpoint = taken(job)
+        end = EndHandles(leader=job.lead(), status=None)
+        kept = [job.rows.end_handles(end) for _ in range(2)]
+        assert [[c.checkpoint_id for c in each] for each in kept] == [[checkpoint.checkpoint_id]] * 2
+        assert job.rows.end_handles(EndHandles(leader=job.lead(), status=None)) == ()
+
+    def test_a_savepoint_needs_a_new_directory(self, job: AlignedJob) -> None:
+        savepoint = taken(job, CheckpointProperties.for_savepoint())
+        enqueue(job, "a" * 32, properties=CheckpointProperties.for_savepoint())
+        message = BeginCheckpoint(
+            choice=ChooseRequest(leader=job.lead(), decider=DECIDER),
+            request_key="a" * 32,
+            coordinator="c" * 32,
+            awaited=(),
+            timeout_seconds=60.0,
+            location=savepoint.location,
+        )
+        with pytest.raises(InvalidConfigurationError, match="new directory"):
+            job.rows.begin(message)
+
+
+DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0.0, max_queued=1)
+
+
+def taken(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT) -> CheckpointRecord:
+    """Complete a checkpoint and return its row."""
+    coordinator = job.coordinator()
+    future = coordinator.trigger_checkpoint(properties)
+    assert future.checkpoint_id is not None
+    job.acknowledge_all(coordinator, future.checkpoint_id)
+    return next(c for c in rows(job) if c.checkpoint_id == future.checkpoint_id)  # type: ignore[no-any-return]
+
+
+def enqueue(job: AlignedJob, key: str, **changes: Any) -> list[str]:
+    """Request a checkpoint and return the keys of the requests that the full queue refuses."""
+    values: dict[str, Any] = {"properties": CHECKPOINT} | changes
+    message = EnqueueRequest(leader=job.leader or job.lead(), decider=DECIDER, request_key=key, **values)
+    return [r.request_key for r in job.rows.enqueue(message)]
+
+
+def faulty(job: AlignedJob, plan: InProcessPlan) -> CheckpointCoordinator:
     """Return a coordinator whose durable steps a plan counts, over the same rows and bytes."""
     leader = job.leader or job.lead()
     sick: Any = AlignedJob(
         job.jobs,
-        FaultyFiles(job.storage, plan),  # type: ignore[arg-type]
+        faulty_storage(job.storage, plan, WRITING_CALLS),
         job.clock,
         tasks=job.tasks,
         savepoint_dir=job.savepoint_dir,
-        rows=FaultyRows(job.rows, plan),
+        rows=faulty_rows(job.rows, plan),
     )
     sick.leader = leader
     return sick.coordinator()  # type: ignore[no-any-return]
 
 
-def retried(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
+def retried(job: AlignedJob, plan: InProcessPlan) -> CheckpointCoordinator:
     """Return a coordinator whose transitions a plan counts, and which repeats them as a client of the API does."""
     leader = job.leader or job.lead()
     sick = AlignedJob(
@@ -199,7 +268,7 @@ def retried(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
         job.clock,
         tasks=job.tasks,
         savepoint_dir=job.savepoint_dir,
-        rows=retrying(FaultyRows(job.rows, plan), sleep=lambda _: None),
+        rows=retrying(faulty_rows(job.rows, plan), sleep=lambda _: None),
     )
     sick.leader, sick.failed = leader, job.failed
     return sick.coordinator(tolerable=0)
@@ -234,20 +303,23 @@ def is_loadable(job: AlignedJob) -> set[int]:
 
 
 def steps_of_the_scenario(folder: Path) -> int:
-    plan = StepPlan()
+    plan = InProcessPlan(mode=FaultMode.KILL)
     job = in_memory(folder)
     coordinator = faulty(job, plan)
-    plan.steps = 0
+    plan.calls.clear()
     scenario(job, coordinator)
-    return plan.steps
+    return len(plan.calls)
 
 
 # What happens after a step is the harder half; what happens before it is left to the long tests.
-FAULTS = [f if f.value.endswith("after") else pytest.param(f, marks=pytest.mark.soak) for f in StepFault]
+FAULTS = [
+    f if f in (FaultMode.KILL_AFTER, FaultMode.REPLY_LOST) else pytest.param(f, marks=pytest.mark.soak)
+    for f in FaultMode
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: StepFault) -> None:
+def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: FaultMode) -> None:
     points = steps_of_the_scenario(tmp_path / "count")
     assert points > 20
     for point in range(1, points + 1):
@@ -255,15 +327,15 @@ def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: StepFa
 
 
 def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(tmp_path: Path) -> None:
-    plan = StepPlan()
+    plan = InProcessPlan(mode=FaultMode.KILL)
     expected = consequences(in_memory(tmp_path / "none"), plan)
-    assert plan.steps > 20
-    for point in range(1, plan.steps + 1):
-        lost = StepPlan(point=point, fault=StepFault.ERROR_AFTER)
+    assert len(plan.calls) > 20
+    for point in range(1, len(plan.calls) + 1):
+        lost = InProcessPlan(point=point, mode=FaultMode.REPLY_LOST)
         assert consequences(in_memory(tmp_path / str(point)), lost) == expected, point
 
 
-def consequences(job: AlignedJob, plan: StepPlan) -> tuple[Any, ...]:
+def consequences(job: AlignedJob, plan: InProcessPlan) -> tuple[Any, ...]:
     """Let one checkpoint be declined, one expire and one be taken over; return the changes and the notifications."""
     coordinator = retried(job, plan)
     scenario(job, coordinator)
@@ -279,35 +351,36 @@ def consequences(job: AlignedJob, plan: StepPlan) -> tuple[Any, ...]:
 
 def leave_finalizing(job: AlignedJob) -> None:
     """Take a checkpoint with a process that ends before it has finalized it."""
-    plan = StepPlan()
+    plan = InProcessPlan(mode=FaultMode.KILL)
     ending = faulty(job, plan)
     number = ending.trigger_checkpoint(CHECKPOINT).checkpoint_id
     assert number is not None
     ending.receive_acknowledge_message(job.acknowledgement(job.tasks[0], number))
-    plan.point = plan.steps + 4
-    with pytest.raises(Crash):
+    plan.point = len(plan.calls) + 4
+    with pytest.raises(Killed):
         ending.receive_acknowledge_message(job.acknowledgement(job.tasks[1], number))
     assert job.status(number) == "finalizing"
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("fault", list(StepFault))
-def test_fault_at_some_durable_steps_loses_nothing_on_sqlite(tmp_path: Path, fault: StepFault) -> None:
+@pytest.mark.parametrize("fault", list(FaultMode))
+def test_fault_at_some_durable_steps_loses_nothing_on_sqlite(tmp_path: Path, fault: FaultMode) -> None:
     points = steps_of_the_scenario(tmp_path / "count")
     assert points > 20
-    for point in range(1 + list(StepFault).index(fault), points + 1, 7):
+    for point in range(1 + list(FaultMode).index(fault), points + 1, 7):
         with on_sqlite(tmp_path / f"{fault}-{point}") as job:
             require_no_loss(job, fault, point)
 
 
-def require_no_loss(job: AlignedJob, fault: StepFault, point: int) -> None:
-    plan = StepPlan(fault=fault)
+def require_no_loss(job: AlignedJob, fault: FaultMode, point: int) -> None:
+    plan = InProcessPlan(mode=fault)
     coordinator = faulty(job, plan)
-    plan.steps, plan.point = 0, point
+    plan.calls.clear()
+    plan.point = point
     try:
         scenario(job, coordinator)
-    except Crash:
-        assert fault.is_crash
+    except Killed:
+        assert fault.is_kill
     completed = {c.checkpoint_id for c in rows(job) if c.status is CheckpointStatus.COMPLETED}
     job.lead()
     survivor = job.coordinator()
@@ -362,5 +435,6 @@ class TestSqliteOverHttp(OnSqlite, HttpContract):
     pass
 
 
+@pytest.mark.soak  # HTTP with SQLite and PostgreSQL without HTTP run in make test
 class TestPostgresOverHttp(OnPostgres, HttpContract):
     pass

@@ -23,9 +23,9 @@ from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_jo
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
+from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan, Killed
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, in_memory, on_database
-from tests.contracts.aligned_faults import Crash, StepFault, StepPlan
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 
 DAY = 24 * 3600.0
@@ -125,13 +125,13 @@ class MaintenanceOfAligned:
 
     def test_a_checkpoint_that_is_finalized_keeps_what_it_may_name(self, job: AlignedJob) -> None:
         idle = with_idle_operator(job)
-        plan = StepPlan()
+        plan = InProcessPlan(mode=FaultMode.KILL)
         sick = faulty(job, plan)
         sick.trigger_checkpoint(CHECKPOINT)
         sick.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 3))
         message = job.acknowledgement(job.tasks[1], 3)
-        plan.point, plan.fault = plan.steps + 4, StepFault.CRASH_BEFORE
-        with pytest.raises(Crash):
+        plan.point = len(plan.calls) + 4
+        with pytest.raises(Killed):
             sick.receive_acknowledge_message(message)
         assert job.status(3) == "finalizing"
         job.pass_time(5 * DAY)

@@ -18,8 +18,8 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
+from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan
 from tests.conformance.test_aligned_checkpoints import faulty, in_memory, is_loadable, on_sqlite
-from tests.contracts.aligned_faults import StepFault, StepPlan
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 TERMINAL = {CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED}
@@ -32,7 +32,7 @@ class AlignedMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(mkdtemp())
         self.job = self.new_job()
-        self.plan = StepPlan(fault=StepFault.ERROR_AFTER)
+        self.plan = InProcessPlan(mode=FaultMode.REPLY_LOST)
         self.coordinators: list[CheckpointCoordinator] = [self.job.coordinator(), faulty(self.job, self.plan)]
         self.ended: dict[int, CheckpointStatus] = {}
         self.calls: dict[str, int] = {}
@@ -77,9 +77,9 @@ class AlignedMachine(RuleBasedStateMachine):
             message = self.job.decline(self.job.tasks[task], number)
             self._try(lambda: self.coordinators[who].receive_decline_message(message))
 
-    @rule(ahead=st.integers(1, 12), fault=st.sampled_from([StepFault.ERROR_BEFORE, StepFault.ERROR_AFTER]))
-    def plan_a_fault(self, ahead: int, fault: StepFault) -> None:
-        self.plan.point, self.plan.fault = self.plan.steps + ahead, fault
+    @rule(ahead=st.integers(1, 12), fault=st.sampled_from([FaultMode.ERROR, FaultMode.REPLY_LOST]))
+    def plan_a_fault(self, ahead: int, fault: FaultMode) -> None:
+        self.plan.point, self.plan.mode = len(self.plan.calls) + ahead, fault
 
     @rule(seconds=st.sampled_from([1, 70, 700]), who=st.integers(0, 1))
     def pass_time(self, seconds: int, who: int) -> None:
@@ -120,7 +120,7 @@ class AlignedMachine(RuleBasedStateMachine):
         reader = self.coordinators[0]
         for row in self._rows():
             if row.properties.is_savepoint and row.status is CheckpointStatus.COMPLETED:
-                for stream in private_states(reader._load(row).operator_states.values()):
+                for stream in private_states(reader.future_of(row.request_key).result(0).operator_states.values()):
                     assert isinstance(stream, FileStateHandle)
                     assert self.job.storage.exists(stream.uri)
 

@@ -37,5 +37,6 @@ class TestSqliteOverHttp(OverHttp, OnSqlite, SqlContract):
     pass
 
 
+@pytest.mark.soak  # HTTP with SQLite and PostgreSQL without HTTP run in make test
 class TestPostgresOverHttp(OverHttp, OnPostgres, SqlContract):
     pass

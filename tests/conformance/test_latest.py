@@ -8,8 +8,8 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import JoinedSqlJobStore, SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
@@ -58,7 +58,7 @@ class SqlContract(ChangedJobContract):
 
 class TestSqlite(OnSqlite, SqlContract):
     def test_missing_tables_are_named(self, store: JobStore, engine: Engine) -> None:
-        Base.metadata.drop_all(engine)
+        METADATA.drop_all(engine)
         with pytest.raises(EnvironmentNotReadyError, match="airflow db migrate"):
             store.latest_checkpoints(JOB, OTHER)
 

@@ -37,9 +37,8 @@ from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedCheckpoints
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.record_table import CHECKPOINTS, REQUESTS, RecordTable, keys
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS, RecordTable, keys
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -280,8 +279,8 @@ class Stage:
 
 def aligned_statements(engine: Engine, *, operators: int = 1, subtasks: int = 2) -> int:
     """Return the statements of the second aligned checkpoint of a new job."""
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
+    METADATA.drop_all(engine)
+    METADATA.create_all(engine)
     clock = ManualClock()
     tasks = tuple(AlignedTask(f"o{n}", parallelism=subtasks, max_parallelism=512) for n in range(operators))
     job = AlignedJob(

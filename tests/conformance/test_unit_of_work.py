@@ -17,8 +17,8 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.record_table import CHECKPOINTS, OPERATORS, REQUESTS
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, OPERATORS, REQUESTS
 from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite

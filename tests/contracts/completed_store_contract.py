@@ -44,15 +44,12 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed, faulty_rows
 from airflow_provider_statecheck.testing.messages import make_leadership
 from tests.contracts.written_checkpoints import (
     JOB,
     SAVEPOINT,
     UNCLAIMED,
-    Crash,
-    CrashPlan,
-    FaultyCalls,
     WrittenCheckpoints,
 )
 
@@ -113,7 +110,7 @@ class CompletedCheckpointStoreContract:
 
     def handles(self, plan: FaultPlan | None = None) -> StateHandleStore:
         """Return another store of handles, whose calls a plan may count."""
-        rows: Any = FaultyCalls(self.calls, plan or FaultPlan())
+        rows: Any = faulty_rows(self.calls, plan or FaultPlan())
         return StateHandleStore(rows, self.attempt, SnapshotFiles(self.bytes, JOB, "sales"))
 
     def opened(self, plan: FaultPlan | None = None, num_retained: int = 1, *, skip_corrupt: bool = False) -> Store:
@@ -443,13 +440,13 @@ class CompletedCheckpointStoreContract:
 
     # --- crashes
 
-    @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+    @pytest.mark.parametrize("mode", [FaultMode.KILL, FaultMode.KILL_AFTER])
     @pytest.mark.parametrize("point", range(1, 3))
     def test_a_crash_while_adding_leaves_no_handle_without_its_bytes(self, point: int, mode: FaultMode) -> None:
         self.filled(1)
         second = self.written(2)
-        store = self.opened(CrashPlan(point=point, mode=mode))
-        with pytest.raises(Crash):
+        store = self.opened(InProcessPlan(point=point, mode=mode))
+        with pytest.raises(Killed):
             self.add(store, second)
         found = self.opened()
         assert found.get_number_of_retained() >= 1
@@ -457,12 +454,12 @@ class CompletedCheckpointStoreContract:
         self.add(found, second)
         assert (self.ids(found), self.names(), self.is_whole(second)) == ([2], [handle_name(2)], True)
 
-    @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+    @pytest.mark.parametrize("mode", [FaultMode.KILL, FaultMode.KILL_AFTER])
     @pytest.mark.parametrize("point", [1])
     def test_a_crash_in_the_shutdown_leaves_no_handle_without_its_bytes(self, point: int, mode: FaultMode) -> None:
         self.filled(1, 2)
-        store = self.opened(CrashPlan(point=point, mode=mode), num_retained=2)
-        with pytest.raises(Crash):
+        store = self.opened(InProcessPlan(point=point, mode=mode), num_retained=2)
+        with pytest.raises(Killed):
             store.shutdown(JobStatus.FINISHED, self.cleaner)
         found = self.opened(num_retained=2)
         assert all(self.is_whole(checkpoint) for checkpoint in found.get_all_checkpoints())

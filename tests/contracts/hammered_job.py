@@ -19,7 +19,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClea
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery, StateReply
-from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

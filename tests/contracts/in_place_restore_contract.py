@@ -36,6 +36,7 @@ from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     ConcurrentAttemptError,
     CoordinatorUnavailableError,
+    InvalidConfigurationError,
     NoRestorableCheckpointError,
     RunSupersededError,
     StaleAttemptError,
@@ -112,7 +113,8 @@ class InPlaceRestoreContract(RunsWithTasks):
         self, restoring: JobRestoring, *parts: SavepointPart, pointer: str = POINTER, dry_run: bool = False
     ) -> RestoredJob:
         """Restore the job in place; by default from a savepoint of the stage at checkpoint 3, in the second run."""
-        moved = [replace(p, source=replace(p.source, pointer=pointer)) for p in parts or (self.part(2, 3),)]
+        place: Any = {"pointer": pointer, "metadata_uri": f"{pointer}/_metadata"}
+        moved = [replace(p, source=replace(p.source, **place)) for p in parts or (self.part(2, 3),)]
         savepoint = JobSavepoint(pointer=pointer, parts=tuple(moved))
         return restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
 
@@ -446,6 +448,47 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert len(self.requests(gateway)) == (fault is CommitStateUnknownError)
         self.restore(JobRestoring(store, liveness))
         assert [status for status, _ in self.requests(gateway)] == [RequestStatus.QUEUED]
+
+    @pytest.mark.usefixtures("three_days")
+    @pytest.mark.parametrize("is_running", [True, False])
+    def test_a_known_request_changes_nothing_whatever_has_happened_since(
+        self, gateway: AttemptCoordinator, restoring: JobRestoring, liveness: RunningTasks, is_running: bool
+    ) -> None:
+        savepoint = JobSavepoint(pointer=POINTER, parts=(self.part(2, 3), self.part(2, 3, uid="gone")))
+        request = RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna")
+        first = restoring.restore(request)
+        self.restored_run(gateway, 2)
+        self.begin(gateway, day(3, clear_marker=AGAIN), uid="late")
+        if is_running:
+            self.begin(gateway, day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
+            liveness.let_run(day(3).run_id)
+        before = gateway.describe(JOB)
+        again = restoring.restore(request)
+        assert ([o.uid for o in again.operators], again.missing) == (["aggregate"], first.missing)
+        after = gateway.describe(JOB)
+        assert (rows_of(after), after.actions) == (rows_of(before), before.actions)
+
+    @pytest.mark.usefixtures("three_days")
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"pointer": OTHER},
+            {"metadata_uri": f"{OTHER}/_metadata"},
+            {"mode": RestoreMode.CLAIM},
+            {"part": "other"},
+            {"problem": "none"},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_a_part_that_is_not_of_the_savepoint_is_refused_and_changes_nothing(
+        self, gateway: AttemptCoordinator, restoring: JobRestoring, change: dict[str, Any]
+    ) -> None:
+        part = self.part(2, 3)
+        wrong = replace(part, source=replace(part.source, **change))
+        savepoint = JobSavepoint(pointer=POINTER, parts=(self.part(2, 3, uid="first"), wrong))
+        with pytest.raises(InvalidConfigurationError, match="part of stage 'aggregate' to be one of the savepoint"):
+            restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna"))
+        assert gateway.describe(JOB).actions == ()
 
     # Files
 

@@ -294,8 +294,8 @@ class JobListContract:
         for name in ("test/sales", "testing", "Test/sales"):
             self.begin(coordinator, name)
         assert names(store.job_overviews(JobsPage())) == ["Test/sales", "testing"]
-        listed = {o.name: o.is_test for o in store.job_overviews(JobsPage(with_test_jobs=True)).jobs}
-        assert listed == {"Test/sales": False, "test/sales": True, "testing": False}
+        listed = names(store.job_overviews(JobsPage(with_test_jobs=True)))
+        assert sorted(listed) == ["Test/sales", "test/sales", "testing"]
 
     def test_a_job_is_hidden_unless_all_its_dags_are_readable(
         self, coordinator: AttemptCoordinator, store: JobStore

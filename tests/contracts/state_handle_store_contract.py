@@ -40,9 +40,9 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_rows
 from airflow_provider_statecheck.testing.messages import make_leadership
-from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, FaultyCalls, WrittenCheckpoints
+from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, WrittenCheckpoints
 
 ONE, TWO = handle_name(1), handle_name(2)
 CLAIMED = CheckpointProperties.for_checkpoint()
@@ -72,7 +72,7 @@ class StateHandleStoreContract:
 
     def open(self, plan: FaultPlan | None = None) -> StateHandleStore:
         """Return another store of the present attempt, whose calls a plan may count."""
-        rows: Any = FaultyCalls(self.calls, plan or FaultPlan())
+        rows: Any = faulty_rows(self.calls, plan or FaultPlan())
         return StateHandleStore(rows, self.attempt, SnapshotFiles(self.storage, JOB, "sales"))
 
     def failing(self, mode: FaultMode, times: int = 1) -> StateHandleStore:
@@ -255,6 +255,8 @@ class StateHandleStoreContract:
         self.store.release_and_try_remove(ONE)
         with pytest.raises(HandleNotFoundError):
             self.store.replace(ONE, self.epoch, checkpoint)
+        with pytest.raises(HandleNotFoundError, match="found that of none"):
+            self.store.replace(ONE, self.store.exists(ONE), checkpoint)
 
     def test_replace_of_another_version_or_by_other_metadata_changes_nothing(self) -> None:
         checkpoint = self.added()

@@ -1,13 +1,10 @@
-"""Completed checkpoints with files in a folder, and rows whose calls fail as planned."""
+"""Completed checkpoints with files in a folder."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, shared_uri
@@ -20,40 +17,14 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.exceptions import CommitStateUnknownError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
-from airflow_provider_statecheck.testing.faults import FaultPlan
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
 NEVER = CheckpointProperties.for_checkpoint(CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION)
 SAVEPOINT = CheckpointProperties.for_savepoint()
 UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
-
-
-class FaultyCalls:
-    """Rows whose calls a plan counts; where one fails, its outcome is unknown."""
-
-    def __init__(self, rows: CoordinatorRows, plan: FaultPlan) -> None:
-        self._rows = rows
-        self._plan = plan
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._rows, name)
-        return lambda message: self._plan.carry_out(name, lambda: call(message), CommitStateUnknownError)
-
-
-class Crash(BaseException):
-    """The end of the process, as far as the code that runs can tell."""
-
-
-class CrashPlan(FaultPlan):
-    """Ends the process at a point, before or after its effect."""
-
-    def carry_out(self, name: str, call: Callable[[], Any], error: type[BaseException]) -> Any:
-        """Make a call, or end."""
-        return super().carry_out(name, call, Crash)  # type: ignore[arg-type]
 
 
 class WrittenCheckpoints:

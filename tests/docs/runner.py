@@ -106,7 +106,7 @@ class Runner:
 
     def _give(self, namespace: dict[str, Any], block: Block) -> None:
         from airflow_provider_statecheck import StageContext
-        from airflow_provider_statecheck.spark.driver.session import start_session
+        from tests.sessions import start_session
 
         spark = start_session(CONF)
         metadata, folder = f"sqlite:///{self.work}/given.db", str(self.work / "given")

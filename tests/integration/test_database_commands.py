@@ -27,9 +27,10 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
+from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 
 pytestmark = pytest.mark.airflow
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.airflow
 ROOT = Path(__file__).parents[2]
 MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
 HEAD = "0001_0_1_0"
-TABLES = set(Base.metadata.tables)
+TABLES = set(METADATA.tables)
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 EVERYTHING = dict.fromkeys(TABLES, 1)
 

@@ -31,8 +31,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.testing.messages import (
     complete_checkpoint,
     make_acknowledgement,
@@ -63,7 +63,7 @@ def connect(postgres_url: str) -> Iterator[Open]:
         owner = stack.enter_context(_engine(postgres_url, schema))
         with owner.begin() as connection:
             connection.execute(text(f"CREATE SCHEMA {schema}"))
-        Base.metadata.create_all(owner)
+        METADATA.create_all(owner)
         yield lambda: AttemptCoordinator(SqlJobStore(stack.enter_context(_engine(postgres_url, schema))))
         with owner.begin() as connection:
             connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))

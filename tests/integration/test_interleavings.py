@@ -26,8 +26,8 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
-from airflow_provider_statecheck.metadata.models import Job
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.tables import JOBS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -181,7 +181,7 @@ class World:
 
     def views(self) -> Iterator[JobView]:
         with self.engine.connect() as connection:
-            job_ids = list(connection.scalars(select(Job.job_id).order_by(Job.job_id)))
+            job_ids = list(connection.scalars(select(JOBS.c.job_id).order_by(JOBS.c.job_id)))
         for job_id in job_ids:
             try:
                 yield self.store.describe(JobId(job_id))

@@ -18,10 +18,10 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck import __version__
-from airflow_provider_statecheck.metadata import models
+from airflow_provider_statecheck.metadata import tables
 
-MIGRATIONS = Path(models.__file__).parent / "migrations"
-TABLES = set(models.Base.metadata.tables)
+MIGRATIONS = Path(tables.__file__).parent / "migrations"
+TABLES = set(tables.METADATA.tables)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.db)])
@@ -60,7 +60,7 @@ def test_upgrade_from_nothing_gives_the_models_tables(engine: Engine) -> None:
     _run(engine, "upgrade")
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        assert compare_metadata(context, models.Base.metadata) == []
+        assert compare_metadata(context, tables.METADATA) == []
 
 
 def test_downgrade_leaves_no_table_behind(engine: Engine) -> None:
@@ -71,7 +71,7 @@ def test_downgrade_leaves_no_table_behind(engine: Engine) -> None:
 
 def test_every_table_is_ours_by_name_and_refers_to_no_other() -> None:
     assert all(name.startswith("statecheck_") for name in TABLES)
-    assert not [key for table in models.Base.metadata.tables.values() for key in table.foreign_keys]
+    assert not [key for table in tables.METADATA.tables.values() for key in table.foreign_keys]
 
 
 def test_the_newest_revision_belongs_to_this_version() -> None:

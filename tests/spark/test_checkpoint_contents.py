@@ -16,8 +16,8 @@ from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as 
 from airflow_provider_statecheck.state.reading.checkpoint_contents import FinishedItems, ReachedIteration
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
+from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.savepoints import write_savepoint
 from tests.spark.tries import JOB, PlannedError, Tries, ids
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.driver.session import start_session
+from tests.sessions import start_session
 
 disk, rows = Path(os.environ["DISK"]), int(sys.argv[1])
 spark = start_session(json.loads(os.environ["SPARK_CONF"]))

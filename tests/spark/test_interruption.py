@@ -18,7 +18,8 @@ import logging
 logging.basicConfig(level=logging.WARNING)
 from pyspark.sql import functions as F
 from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
-from airflow_provider_statecheck.spark.driver.session import jvm_pid, start_session
+from airflow_provider_statecheck.spark.driver.session import jvm_pid
+from tests.sessions import start_session
 
 spark = start_session(json.loads(os.environ["SPARK_CONF"]))
 spark.sparkContext.setLogLevel("OFF")

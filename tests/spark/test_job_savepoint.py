@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections import Counter as Bag
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import RequestStatus
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
-from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, RestoreJob, read_savepoint
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 from tests.spark.stages.stage_tries import JOB, StageTries
@@ -41,6 +46,9 @@ class Pipeline:
 
     tries: StageTries
     on_commit: dict[str, Any] = field(default_factory=dict)
+    job: str = JOB
+    pointer: str = ""
+    """Savepoint from which the stages of another job start."""
 
     def __post_init__(self) -> None:
         self.tries.coordinator = CommitWatch(self.tries.coordinator, self.on_commit)
@@ -73,12 +81,41 @@ class Pipeline:
     def _run(self, uid: str, stage: Any, run: str) -> None:
         self.clear += 1
         owner = make_owner(logical_task=uid, run_key=run, run_id=run, clear_marker=str(self.clear))
-        self.tries.run(stage, uid=uid, owner=owner)
+        self.tries.run(stage, job_name=self.job, uid=uid, owner=owner, restore_from=self._part(uid))
 
     clear: int = 0
 
+    def _part(self, uid: str) -> Any:
+        how: Any = {"mode": RestoreMode.NO_CLAIM, "renamed_uids": {}, "allow_non_restored_state": False}
+        storage = self.tries.storage.allowing(self.pointer) if self.pointer else self.tries.storage
+        return find_source(storage, self.pointer, uid=uid, **how) if self.pointer else None
+
     def output(self, name: str) -> Any:
-        return self.tries.folder / name
+        return self.tries.folder / self.job / name
+
+    def take_savepoint_while_reporting(self) -> JobSavepoint:
+        """Run the first day, take a savepoint in the middle of ``report``, run the second day, and return the savepoint."""
+        key, commits = new_key(), 0
+
+        def go_on() -> None:
+            nonlocal commits
+            commits += 1
+            if commits == 1:
+                self.service.request(self.tries.view(), request_key=key)
+            # Another process takes what is there, while the stage runs.
+            self.tries.clock.advance(1)
+            self.service.take(job_id_of(JOB))
+
+        self.on_commit["report"] = go_on
+        first_day(self)
+        self.on_commit.clear()
+        self.tries.write_input(payments(3))
+        second_day(self)
+        view = self.tries.view()
+        [request] = [r for r in view.requests if r.request_key == key]
+        assert request.status is RequestStatus.COMPLETED, request.failure_message
+        [savepoint] = [c for c in view.checkpoints if c.checkpoint_id == request.checkpoint_id]
+        return read_savepoint(CheckpointStorage.open, savepoint.location, view.job)
 
     def outputs(self) -> dict[str, Bag[str]]:
         """Return the rows of each output without an order; of ``copy``, the last row of each account."""
@@ -86,6 +123,12 @@ class Pipeline:
         # A stage without a part reads the later input in its first run, so its increments differ.
         last = {row["account"]: row for row in sorted(self._rows("copy"), key=lambda row: row["n"])}
         return found | {"copy": Bag(map(repr, last.values()))}
+
+    def committed(self, name: str, up_to: float = inf) -> Bag[str]:
+        """Return the rows that the checkpoints up to one have committed."""
+        files = (file for file in committed_files(str(self.output(name))) if file.checkpoint_id <= up_to)
+        tables = (pq.ParquetFile(file.uri.removeprefix("file://")).read() for file in files)
+        return Bag(repr(row) for table in tables for row in table.to_pylist())
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = ds.dataset(self.output(name), format="parquet").to_table().to_pylist()
@@ -142,28 +185,7 @@ def test_a_pipeline_that_was_put_back_gives_the_output_of_an_undisturbed_one(
     spark: Any, tmp_path: Any, undisturbed: dict[str, Bag[str]]
 ) -> None:
     running = pipeline(spark, tmp_path / "disturbed")
-    key = new_key()
-    commits = 0
-
-    def go_on() -> None:
-        nonlocal commits
-        commits += 1
-        if commits == 1:
-            running.service.request(running.tries.view(), request_key=key)
-        # Another process takes what is there, while the stage runs.
-        running.tries.clock.advance(1)
-        running.service.take(job_id_of(JOB))
-
-    running.on_commit["report"] = go_on
-    first_day(running)
-    running.on_commit.clear()
-    running.tries.write_input(payments(3))
-    second_day(running)
-
-    [request] = [r for r in running.tries.view().requests if r.request_key == key]
-    assert request.status is RequestStatus.COMPLETED, request.failure_message
-    [savepoint] = [c for c in running.tries.view().checkpoints if c.checkpoint_id == request.checkpoint_id]
-    restored = read_savepoint(CheckpointStorage.open, savepoint.location, running.tries.view().job)
+    restored = running.take_savepoint_while_reporting()
     # The mapped stage had not begun: it is not in the savepoint, and starts without state.
     assert {part.uid: part.run for part in restored.parts} == {"extract": FIRST, "report": FIRST}
     JobRestoring(running.tries.store, UnknownLiveness()).restore(
@@ -182,3 +204,19 @@ def test_a_pipeline_that_was_put_back_gives_the_output_of_an_undisturbed_one(
     running.service.request(running.tries.view(), request_key=again)
     request, _ = running.service.wait_for(job_id_of(JOB), again, 0)
     assert request.status is RequestStatus.COMPLETED, "a pipeline with readers has savepoints after a restore, too"
+
+
+def test_a_pipeline_that_is_restored_into_another_job_in_the_middle_of_a_run_completes_the_output(
+    spark: Any, tmp_path: Any, undisturbed: dict[str, Bag[str]]
+) -> None:
+    first = pipeline(spark, tmp_path / "first")
+    savepoint = first.take_savepoint_while_reporting()
+    first.tries.storage = first.tries.storage.allowing(locations=[first.tries.folder.as_uri()])
+    fork = Pipeline(first.tries, job="fork", pointer=savepoint.pointer)
+    fork.extract(SECOND)
+    # What the first job had listed and not read is in its own directory.
+    fork.report(SECOND)
+
+    cut = {part.uid: part.checkpoint_id for part in savepoint.parts}
+    for name in ("extract", "report"):
+        assert first.committed(name, cut[name]) + fork.committed(name) == undisturbed[name]

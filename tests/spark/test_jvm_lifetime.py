@@ -15,7 +15,8 @@ START = """
 import json, os, signal, sys
 from airflow_provider_statecheck.spark.driver.session import *
 from airflow_provider_statecheck.spark.driver import session as s
-spark = s.start_session(json.loads(os.environ["SPARK_CONF"]) | json.loads(os.environ.get("MORE_CONF", "{}")))
+from tests.sessions import start_session
+spark = start_session(json.loads(os.environ["SPARK_CONF"]) | json.loads(os.environ.get("MORE_CONF", "{}")))
 spark.sparkContext.setLogLevel("OFF")
 """
 
@@ -50,7 +51,7 @@ for call in (held.count, lambda: spark.sql("select 1")):
         call()
     except Exception:
         seen.append(s.has_jvm_died())
-again = s.start_session(json.loads(os.environ["SPARK_CONF"]))
+again = start_session(json.loads(os.environ["SPARK_CONF"]))
 print(json.dumps({"seen": seen, "count": again.range(5).count(), "is_new": s.jvm_pid() not in (None, first)}))
 """
 )

@@ -12,7 +12,7 @@ STEPS = """
 import json, os, sys
 from pyspark.sql import functions as F
 from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
-from airflow_provider_statecheck.spark.driver.session import start_session
+from tests.sessions import start_session
 
 spark = start_session(json.loads(os.environ["SPARK_CONF"]) | {"spark.master": os.environ["MASTER_URL"]})
 spark.sparkContext.setLogLevel("OFF")

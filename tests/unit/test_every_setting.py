@@ -169,11 +169,8 @@ FLINK_VALUES = {
     "cleaner_parallel_mode": False,
     "create_subdir": False,
     "file_merging_enabled": False,
-    "file_merging_across_checkpoint_boundary": True,
-    "file_merging_pool_blocking": True,
     "file_merging_max_file_size": "1 MiB",
     "file_merging_max_space_amplification": 3.0,
-    "file_merging_max_subtasks_per_file": 2,
     "recovery_path": "s3://lake/savepoints/s",
     "recovery_ignore_unclaimed_state": True,
     "recovery_claim_mode": "CLAIM",
@@ -188,6 +185,11 @@ ACTING = {
     "externalized_checkpoint_retention",
     "num_retained",
     "data_inline_threshold",
+    "checkpoint_storage",
+    "write_buffer_size",
+    "file_merging_enabled",
+    "file_merging_max_file_size",
+    "file_merging_max_space_amplification",
 }
 KEYS = [(option, key) for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)]
 

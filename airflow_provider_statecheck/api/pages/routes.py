@@ -19,11 +19,11 @@ from pydantic import BeforeValidator
 
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.action_routes import WantedDep, preview_of, require_permitted
+from airflow_provider_statecheck.api.airflow_access import JobsDep, UserJobs
 from airflow_provider_statecheck.api.airflow_services import task_state
 from airflow_provider_statecheck.api.forks import forking_task, may_fork
-from airflow_provider_statecheck.api.pages.job_views import ShownJob, rows_of
+from airflow_provider_statecheck.api.pages.job_views import ShownJob, rows_of, shown_job
 from airflow_provider_statecheck.api.pages.operator_rows import RETRY_DELAY, OperatorsQuery
-from airflow_provider_statecheck.api.pages.readable_jobs import ReadableJobs
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
 from airflow_provider_statecheck.api.requests import public_text
 from airflow_provider_statecheck.api.services import Services
@@ -36,7 +36,7 @@ from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.gateway.protocol import JOB_PAGES
 from airflow_provider_statecheck.maintenance.fork_points import fork_point
-from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.metadata.token_records import Caller
 
 CHECKPOINTS_ON_PAGE = 50
 LARGEST_SECTIONS = 20
@@ -50,12 +50,13 @@ router = APIRouter(tags=["pages"], route_class=PageRoute)
 description_router = APIRouter(tags=["pages"])
 
 
-def readable_jobs(services: ServicesDep, user: GetUserDep) -> ReadableJobs:
-    """Return the jobs that the user may read."""
-    return ReadableJobs(services.coordinator, user)
+def shown_in_path(job_id: JobPath, jobs: JobsDep) -> ShownJob:
+    """Return the job in the path, if the user may read it."""
+    view = jobs.view(job_id)
+    return shown_job(view, is_editable=jobs.is_editable(view))
 
 
-JobsDep = Annotated[ReadableJobs, Depends(readable_jobs)]
+ShownDep = Annotated[ShownJob, Depends(shown_in_path)]
 
 
 @description_router.get("/openapi.json", include_in_schema=False)
@@ -122,9 +123,8 @@ def _awaits_retry(job: JobOverview, now: datetime) -> bool:
 
 
 @router.get(f"{JOB_PAGES}/{{job_id}}")
-def job_page(request: Request, job_id: JobPath, jobs: JobsDep, query: OperatorsQueryDep) -> Response:
+def job_page(request: Request, job: ShownDep, query: OperatorsQueryDep) -> Response:
     """Return the page of a job, with a section for each operator, or with a table of many operators."""
-    job = jobs.job(job_id)
     shown: dict[str, Any] = {"job": job, "refreshes": job.is_changing}
     if len(job.rows) > LARGEST_SECTIONS:
         return render(request, "operators.html", table=query.table(job.rows), **shown)
@@ -132,9 +132,9 @@ def job_page(request: Request, job_id: JobPath, jobs: JobsDep, query: OperatorsQ
 
 
 @router.get(f"{JOB_PAGES}/{{job_id}}/operators/{{operator_id}}")
-def operator_page(request: Request, job_id: JobPath, operator_id: OperatorPath, jobs: JobsDep) -> Response:
+def operator_page(request: Request, shown: ShownDep, operator_id: OperatorPath) -> Response:
     """Return the page of an operator."""
-    job = jobs.job(job_id).of_operator(operator_id)
+    job = shown.of_operator(operator_id)
     (section,) = job.sections()
     return render(request, "operator_page.html", job=job, section=section, refreshes=job.is_changing)
 
@@ -142,15 +142,13 @@ def operator_page(request: Request, job_id: JobPath, operator_id: OperatorPath, 
 @router.get(f"{JOB_PAGES}/{{job_id}}/checkpoints")
 def checkpoints_page(
     request: Request,
-    job_id: JobPath,
-    jobs: JobsDep,
+    job: ShownDep,
     services: ServicesDep,
     operator_id: Annotated[str, Query(description="Only checkpoints of this operator")] = "",
     status: Annotated[CheckpointStatus | None, _OR_NONE, Query(description="Only checkpoints with this status")] = None,
     before: Annotated[int | None, Query(description="Only checkpoints with a lower id")] = None,
 ) -> Response:
     """Return a page of the history of a job, newest checkpoints first."""
-    job = jobs.job(job_id)
     page = CheckpointPage(
         before=before, limit=CHECKPOINTS_ON_PAGE, operator_id=OperatorId(operator_id) or None, status=status
     )
@@ -163,15 +161,14 @@ def checkpoints_page(
 @router.get(f"{JOB_PAGES}/{{job_id}}/checkpoints/{{checkpoint_id}}")
 def checkpoint_page(
     request: Request,
-    job_id: JobPath,
+    job: ShownDep,
     checkpoint_id: CheckpointPath,
-    jobs: JobsDep,
     services: ServicesDep,
     user: GetUserDep,
 ) -> Response:
     """Return the page of a checkpoint."""
-    job = jobs.job(job_id)
-    record = services.coordinator.checkpoint(job.view.job.job_id, checkpoint_id)
+    job_id = job.view.job.job_id
+    record = services.coordinator.checkpoint(job_id, checkpoint_id)
     if record is None:
         raise CheckpointNotFoundError(f"Expected checkpoint {checkpoint_id} in job {job_id}, found none.")
     (row,) = rows_of(job.view, (record,))
@@ -192,12 +189,10 @@ def _fork(job: ShownJob, checkpoint: CheckpointRecord, user: BaseUser) -> dict[s
 
 
 @router.get(f"{JOB_PAGES}/{{job_id}}/actions/{{action}}")
-def action_page(
-    request: Request, wanted: WantedDep, jobs: JobsDep, services: ServicesDep, user: GetUserDep
-) -> Response:
+def action_page(request: Request, wanted: WantedDep, jobs: JobsDep, job: ShownDep, services: ServicesDep) -> Response:
     """Return the preview of an action on a job, with its confirmation."""
-    job, preview, refusal = jobs.editable(wanted.job_id), None, ""
-    require_permitted(job.view, wanted, user)
+    preview, refusal = None, ""
+    require_permitted(jobs, job.view, wanted)
     try:
         preview = preview_of(services, wanted)
     except StateCheckError as error:
@@ -231,7 +226,7 @@ def task_page(
     # The UI leaves its placeholder in the address of a task that is not mapped.
     index = int(map_index) if map_index.isdecimal() else -1
     task = Caller(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index)
-    shown, state = jobs.of_run(dag_id, run_id, *task.coordinates), task_state(task)
+    shown, state = _of_run(jobs, dag_id, run_id, *task.coordinates), task_state(task)
     refreshes = state in _LIVE_STATES or any(job.is_changing for job in shown)
     name = f"{dag_id}.{task_id}" + (f" [{index}]" if index >= 0 else "")
     return render(request, "task.html", task=task, name=name, state=state, jobs=shown, refreshes=refreshes)
@@ -243,7 +238,12 @@ def run_page(
 ) -> Response:
     """Return the page of a Dag run."""
     jobs.require_dag(dag_id)
-    shown = jobs.of_run(dag_id, run_id, ("dag_id", dag_id), ("run_id", run_id))
+    shown = _of_run(jobs, dag_id, run_id, ("dag_id", dag_id), ("run_id", run_id))
     refreshes = any(job.is_changing for job in shown)
     table, now = query.table(row for job in shown for row in job.rows), services.clock.now()
     return render(request, "run.html", dag_id=dag_id, run_id=run_id, table=table, now=now, refreshes=refreshes)
+
+
+def _of_run(jobs: UserJobs, dag_id: str, run_id: str, *task: tuple[str, str]) -> list[ShownJob]:
+    found = (shown_job(view, task, is_editable=jobs.is_editable(view)) for view in jobs.of_run(dag_id, run_id))
+    return [each for each in found if each.rows]

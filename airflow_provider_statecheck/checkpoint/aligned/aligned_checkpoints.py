@@ -38,7 +38,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     TakeLeadership,
     TakenOver,
     TakeOver,
-    Verdict,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
@@ -47,6 +46,7 @@ from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_sav
 from airflow_provider_statecheck.checkpoint.messages import (
     HIGHEST_ID,
     LONGEST_CHECKPOINT,
+    AcknowledgeResult,
     AttemptRef,
     OpenEffects,
     require,
@@ -117,23 +117,19 @@ class AlignedCheckpoints:
         require("unclaimed", request.properties.unclaimed, lambda value: not value, "false for a new checkpoint")
         with self._transition(request.leader) as (tx, _):
             if tx.request(request.request_key) is not None:
-                return ()
+                return tuple(r for r in tx.view().requests if r.failed_by == request.request_key)
             new = _new_request(tx, request)
             admission = request.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
             refused = admission.dropped if admission.accepted else (*admission.dropped, new)
             if admission.accepted:
                 tx.save_request(new)
-            for each in refused:
-                transitions.fail_request(tx, each, CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
-        return refused
+            reason, key = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS, request.request_key
+            return tuple(transitions.fail_request(tx, each, reason, failed_by=key) for each in refused)
 
     def choose(self, request: ChooseRequest) -> Choice:
-        """Choose the request to trigger now, and fail those that are too early."""
+        """Choose the request to trigger now, without any effect."""
         with self._transition(request.leader) as (tx, _):
-            choice = transitions.choose(tx, request)
-            for each in choice.dropped:
-                transitions.fail_request(tx, each, CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
-        return choice
+            return transitions.choose(tx, request)
 
     def begin(self, request: BeginCheckpoint) -> CheckpointRecord | None:
         """
@@ -156,7 +152,7 @@ class AlignedCheckpoints:
         with self._transition(request.leader) as (tx, _):
             pending = transitions.of_status(tx, CheckpointStatus.PENDING)
             if not request.is_written and any(c.expires_at <= tx.now for c in pending):
-                return Assessment(verdict=Verdict.UNKNOWN, has_expired=True)
+                return Assessment(verdict=AcknowledgeResult.UNKNOWN, has_expired=True)
             return transitions.acknowledge(tx, request)
 
     def abort(self, request: AbortCheckpoints) -> tuple[CheckpointRecord, ...]:
@@ -261,14 +257,17 @@ class AlignedCheckpoints:
     def end_handles(self, request: EndHandles) -> tuple[CheckpointRecord, ...]:
         """Remove all handles and return the checkpoints that are left to the user."""
         with self._transition(request.leader) as (tx, leader):
+            known = tx.open_checkpoints(leader.operator_id)
+            if before := tuple(c for c in known if c.finalizer == request.end_key):
+                return before
             ended, status = _live(tx, request.leader), request.status
             kept = tuple(c for c in ended if status is None or not c.properties.discard_on(status))
             rows.roll_back(tx, [c for c in ended if c not in kept])
-            for record in kept:
-                owned = replace(record, properties=replace(record.properties, discard_on_subsumed=False))
-                tx.update_checkpoint(owned, expected=CheckpointStatus.COMPLETED)
+            owned = tuple(_left_to_user(c, request.end_key) for c in kept)
+            for record in owned:
+                tx.update_checkpoint(record, expected=CheckpointStatus.COMPLETED)
             _end_leader(tx, leader, is_new_generation=bool(kept))
-        return kept
+        return owned
 
     def outcome(self, request: OutcomeOf) -> RequestOutcome:
         """Return the outcome of a request."""
@@ -446,6 +445,10 @@ def _exists(found: CheckpointRecord) -> HandleExistsError:
         f"Expected no other state handle of checkpoint {found.checkpoint_id}, found one that is {found.status.value} with "
         f"the metadata {found.metadata_uri}; ids are never used twice, so draw another one."
     )
+
+
+def _left_to_user(record: CheckpointRecord, end_key: str) -> CheckpointRecord:
+    return replace(record, properties=replace(record.properties, discard_on_subsumed=False), finalizer=end_key)
 
 
 def _end_leader(tx: JobTransaction, leader: AttemptRecord, *, is_new_generation: bool) -> None:

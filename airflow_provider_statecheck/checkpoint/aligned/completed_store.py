@@ -73,7 +73,10 @@ class CompletedCheckpointStore:
         if self._is_shut_down:
             raise _not_in_use("it was shut down; create a new one")
         with self._changes:
-            loaded = [self._read(handle) for handle, _ in self._handles.get_all_and_lock()]
+            handles = [handle for handle, _ in self._handles.get_all_and_lock()]
+            size = sum(handle.get_state_size() for handle in handles)
+            log.debug("Loading %s completed checkpoints with %s bytes of metadata", len(handles), size)
+            loaded = [self._read(handle) for handle in handles]
             with self._lock:
                 self._retained = {each.checkpoint_id: each for each in loaded if each is not None}
                 self._is_recovered = True
@@ -181,9 +184,10 @@ class CompletedCheckpointStore:
         log.error("Completed checkpoint %s cannot be read and is skipped: %s", name, error)
 
     def _subsume(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> CompletedCheckpoint | None:
-        remaining = self._handles.subsume(self._num_retained)
+        remaining = self._handles.subsume(self.get_max_number_of_retained())
         with self._lock:
             dropped = [self._retained.pop(i) for i in sorted(self._retained.keys() - set(remaining))]
+        log.debug("Retained %s checkpoints, dropped %s", self.get_number_of_retained(), len(dropped))
         self._clean(cleaner, post_cleanup)
         return dropped[-1] if dropped else None
 

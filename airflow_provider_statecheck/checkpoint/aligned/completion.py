@@ -23,11 +23,9 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     FinalizationOf,
     TakenOver,
     TakeOver,
-    Verdict,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
-    StatePointer,
     completed_of,
     contents,
     merged,
@@ -37,8 +35,9 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
@@ -80,9 +79,9 @@ class AcknowledgementHandler:
         :raises CheckpointException: if the checkpoint cannot be completed.
         """
         assessment = self._assess(message)
-        if assessment.verdict is Verdict.SUCCESS and assessment.checkpoint is not None:
+        if assessment.verdict is AcknowledgeResult.SUCCESS and assessment.checkpoint is not None:
             assessment = self._store(message, assessment.checkpoint)
-        if assessment.verdict is not Verdict.SUCCESS:
+        if assessment.verdict is not AcknowledgeResult.SUCCESS:
             log.info(
                 "Acknowledgement of checkpoint %s by %s (%s) is %s",
                 message.checkpoint_id,
@@ -91,7 +90,7 @@ class AcknowledgementHandler:
                 assessment.verdict.value,
             )
             self._discard(message.state, assessment)
-        return assessment.verdict is not Verdict.FORGOTTEN
+        return assessment.verdict is not AcknowledgeResult.FORGOTTEN
 
     def _assess(self, message: AcknowledgeMessage) -> Assessment:
         asked = self._acknowledgement(message)
@@ -118,7 +117,7 @@ class AcknowledgementHandler:
         if content != SnapshotContent():
             manifest = self._components.storage.write_manifest(checkpoint, content)
         assessment = self._components.rows.acknowledge(written(self._acknowledgement(message), manifest))
-        if assessment.verdict is not Verdict.SUCCESS and manifest is not None:
+        if assessment.verdict is not AcknowledgeResult.SUCCESS and manifest is not None:
             self._delete_surplus(manifest, assessment.acknowledgements)
         if assessment.finalizing is not None:
             self._finalizer.finalize(assessment.finalizing)
@@ -133,7 +132,7 @@ class AcknowledgementHandler:
             self._aborter.abort_one(message.checkpoint_id, error, attempt_id=message.attempt_id)
             raise
 
-    def _delete_surplus(self, manifest: StatePointer, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
+    def _delete_surplus(self, manifest: FileStateHandle, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
         if manifest.uri in {a.manifest_uri for a in acknowledgements}:
             return
         try:
@@ -305,7 +304,7 @@ class CheckpointFinalizer:
             log.exception("An operator coordinator failed on the completion of checkpoint %s", checkpoint_id)
 
 
-def written(message: AcknowledgeAligned, manifest: StatePointer | None) -> AcknowledgeAligned:
+def written(message: AcknowledgeAligned, manifest: FileStateHandle | None) -> AcknowledgeAligned:
     """Return the message that stores an acknowledgement whose state is on storage."""
     if manifest is None:
         return replace(message, is_written=True)

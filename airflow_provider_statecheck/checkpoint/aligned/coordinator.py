@@ -33,6 +33,7 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlanCa
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.requests import (
     CheckpointFuture,
+    CheckpointFutures,
     FutureWaiter,
     StopWithSavepoint,
     TriggerKind,
@@ -42,10 +43,7 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
 from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, CoordinatorRows, EnqueueRequest
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
-    SnapshotContent,
     SnapshotStorage,
-    completed_of,
-    metadata_of,
 )
 from airflow_provider_statecheck.checkpoint.aligned.triggering import CheckpointTrigger, PeriodicTrigger, failure_of
 from airflow_provider_statecheck.checkpoint.clock import Clock
@@ -59,13 +57,11 @@ from airflow_provider_statecheck.checkpoint.properties import (
     RestoreMode,
     SavepointFormat,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import SnapshotRequest
 from airflow_provider_statecheck.exceptions import (
-    CheckpointNotFoundError,
     CoordinatorError,
     InvalidConfigurationError,
     StaleAttemptError,
-    StateCheckError,
 )
 
 log = logging.getLogger(__name__)
@@ -147,20 +143,10 @@ class CheckpointCoordinator:
         require("leader", leader, lambda _: is_ours, f"a leader of the aligned checkpoints of job {job_id}")
         self._job_id = job_id
         self._clock = clock
-        self._waiter = waiter
         self._lock = Lock()
-        self._futures: list[CheckpointFuture] = []
+        self._futures = CheckpointFutures(rows, leader, checkpoint_storage, waiter)
         self._has_base_locations = False
         self._is_shut_down = False
-        cleaner = CheckpointsCleaner(
-            rows,
-            leader,
-            checkpoint_storage,
-            deleter,
-            discarder,
-            executor,
-            is_parallel=config.cleaner_parallel_mode,
-        )
         self._components = CoordinatorComponents(
             rows=rows,
             leader=leader,
@@ -171,24 +157,26 @@ class CheckpointCoordinator:
             plan_calculator=CheckpointPlanCalculator(
                 tasks_to_trigger, tasks_to_wait_for, tasks_to_commit_to, config.checkpoints_after_tasks_finish
             ),
-            decider=CheckpointRequestDecider(
-                max_concurrent=config.effective_max_concurrent_checkpoints,
-                min_pause_seconds=config.effective_min_pause.total_seconds(),
-            ),
+            decider=_decider(config),
             id_counter=id_counter,
             completed_store=completed_store,
             storage=checkpoint_storage,
-            cleaner=cleaner,
+            cleaner=CheckpointsCleaner(
+                rows,
+                leader,
+                checkpoint_storage,
+                deleter,
+                discarder,
+                executor,
+                is_parallel=config.cleaner_parallel_mode,
+            ),
             notifier=CheckpointNotifier(executor, fail_task),
             hooks=MasterHooks(),
             operator_coordinators=OperatorCoordinators(operator_coordinators),
             failure_manager=failure_manager,
             executor=executor,
         )
-        interval = config.effective_interval
-        self._periodic = (
-            None if interval is None else PeriodicTrigger(interval, config.effective_min_pause, random, clock)
-        )
+        self._periodic = _periodic_trigger(config, random, clock)
         self._aborter = CheckpointAborter(self._components, self._trigger_next)
         self._finalizer = CheckpointFinalizer(self._components, self._aborter, self._trigger_next)
         self._acknowledgements = AcknowledgementHandler(self._components, self._aborter, self._finalizer)
@@ -250,14 +238,13 @@ class CheckpointCoordinator:
                 "execution.checkpointing.savepoint-dir", None, lambda _: has_default, "set, or a target to be given"
             )
         key = request_key or new_key()
-        future = self._future(key)
+        future = self._futures.of(key)
         try:
             self._enqueue(key, properties, external_savepoint_location, is_periodic)
         except Exception as error:
             future.fail(_refusal(error))
             return future
-        with self._lock:
-            self._futures.append(future)
+        self._futures.watch(future)
         self._trigger_next()
         return future
 
@@ -337,7 +324,7 @@ class CheckpointCoordinator:
 
     def future_of(self, request_key: str) -> CheckpointFuture:
         """Return the future of a request, which any process may have made."""
-        return self._future(request_key)
+        return self._futures.of(request_key)
 
     def receive_acknowledge_message(self, message: AcknowledgeMessage | None, sender: str = "") -> bool:
         """
@@ -359,7 +346,7 @@ class CheckpointCoordinator:
                 log.warning("Ignored an acknowledgement after a change of the leader: %s", error)
                 return False
             finally:
-                self._forget_ended_futures()
+                self._futures.settle()
 
     def receive_decline_message(self, message: DeclineMessage | None, sender: str = "") -> None:
         """
@@ -537,7 +524,7 @@ class CheckpointCoordinator:
                 self._aborter.abort(AbortScope.EVERYTHING, CheckpointException(reason))
         except StaleAttemptError as stale:
             log.warning("Pending checkpoints were not aborted after a change of the leader: %s", stale)
-        self._forget_ended_futures()
+        self._futures.settle()
 
     def _enqueue(self, key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool) -> None:
         if self._is_shut_down:
@@ -584,31 +571,19 @@ class CheckpointCoordinator:
                 self._trigger.run()
             except Exception:
                 log.exception("Queued checkpoints could not be triggered; the next call retries")
-        self._forget_ended_futures()
+        self._futures.settle()
 
-    def _forget_ended_futures(self) -> None:
-        with self._lock:
-            futures = tuple(self._futures)
-        try:
-            ended = [future for future in futures if future.done()]
-        except StateCheckError as error:
-            log.warning("The outcome of checkpoints could not be read; the next call retries: %s", error)
-            return
-        with self._lock:
-            self._futures = [future for future in self._futures if future not in ended]
 
-    def _future(self, request_key: str) -> CheckpointFuture:
-        components = self._components
-        return CheckpointFuture(components.rows, components.leader, request_key, self._load, self._waiter)
+def _decider(config: CheckpointConfig) -> CheckpointRequestDecider:
+    return CheckpointRequestDecider(
+        max_concurrent=config.effective_max_concurrent_checkpoints,
+        min_pause_seconds=config.effective_min_pause.total_seconds(),
+    )
 
-    def _load(self, record: CheckpointRecord) -> CompletedCheckpoint:
-        metadata = metadata_of(record)
-        try:
-            content = self._components.storage.read(metadata)
-        except CheckpointNotFoundError:
-            # The checkpoint was completed, then subsumed and deleted.
-            content = SnapshotContent()
-        return completed_of(record, content, metadata)
+
+def _periodic_trigger(config: CheckpointConfig, random: Random, clock: Clock) -> PeriodicTrigger | None:
+    interval = config.effective_interval
+    return None if interval is None else PeriodicTrigger(interval, config.effective_min_pause, random, clock)
 
 
 def _refusal(error: Exception) -> CheckpointException:

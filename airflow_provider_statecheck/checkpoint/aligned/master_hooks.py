@@ -81,11 +81,6 @@ class MasterHooks:
         self._lock = Lock()
         self._hooks: dict[str, MasterTriggerRestoreHook[Any]] = {}
 
-    @property
-    def identifiers(self) -> tuple[str, ...]:
-        """Return the names of the hooks in the order of registration."""
-        return tuple(self._snapshot())
-
     def add_master_hook(self, hook: MasterTriggerRestoreHook[Any]) -> bool:
         """
         Add a hook.

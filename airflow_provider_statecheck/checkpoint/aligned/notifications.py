@@ -2,7 +2,7 @@
 Messages between the coordinator and tasks: notifications, acknowledgements and declines.
 
 Notifications are sent at most once and may be lost. Receivers treat a completion as the completion of all earlier
-checkpoints; :class:`CompletionTracker` implements this.
+checkpoints.
 """
 
 from __future__ import annotations
@@ -125,41 +125,6 @@ def _tolerate(kind: NotificationKind, task: ExecutionTask, checkpoint_id: int, c
             kind.value,
             exc_info=True,
         )
-
-
-class CompletionTracker:
-    """
-    Tracks the open snapshots of a receiver and reports the end of each once.
-
-    A completion includes all earlier checkpoints, because their notifications may have been lost. A receiver whose later
-    snapshots include the staged output of an aborted one must not report aborts; the next completion covers it.
-
-    :param latest_completed_id: The id of the checkpoint that the receiver was restored from, 0 for none.
-    """
-
-    def __init__(self, latest_completed_id: int = 0) -> None:
-        self.latest_completed_id = latest_completed_id
-        """The id of the latest completed checkpoint."""
-        self._open: set[int] = set()
-
-    def took(self, checkpoint_id: int) -> None:
-        """Record a snapshot of the receiver, unless a later checkpoint is already complete."""
-        if checkpoint_id > self.latest_completed_id:
-            self._open.add(checkpoint_id)
-
-    def complete(self, checkpoint_id: int) -> tuple[int, ...]:
-        """Record a completed checkpoint and return the snapshots that it completes, oldest first."""
-        self.latest_completed_id = max(self.latest_completed_id, checkpoint_id)
-        completed = tuple(sorted(taken for taken in self._open if taken <= checkpoint_id))
-        self._open.difference_update(completed)
-        return completed
-
-    def aborted(self, checkpoint_id: int) -> bool:
-        """Record an aborted checkpoint and return whether it had an open snapshot, which must be discarded."""
-        if checkpoint_id not in self._open:
-            return False
-        self._open.remove(checkpoint_id)
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

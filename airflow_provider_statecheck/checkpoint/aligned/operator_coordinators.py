@@ -69,11 +69,6 @@ class OperatorCoordinators:
     def __init__(self, contexts: Sequence[OperatorCoordinatorContext] = ()) -> None:
         self._contexts = tuple(contexts)
 
-    @property
-    def operator_ids(self) -> tuple[OperatorId, ...]:
-        """Return the operators that have a coordinator."""
-        return tuple(context.operator_id for context in self._contexts)
-
     def checkpoint(self, checkpoint_id: int, timeout: timedelta | None = None) -> dict[OperatorId, bytes | None]:
         """
         Save the state of every coordinator and wait for the results.

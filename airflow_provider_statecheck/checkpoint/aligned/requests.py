@@ -13,6 +13,12 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OutcomeOf, RequestOutcome
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    SnapshotContent,
+    SnapshotStorage,
+    completed_of,
+    metadata_of,
+)
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
@@ -222,6 +228,57 @@ class CheckpointFuture:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             _run_callback(callback, self)
+
+
+class CheckpointFutures:
+    """
+    The futures that a coordinator has given away, whose callbacks run when it finds them done.
+
+    :param rows: The rows of the job.
+    :param leader: The leader of the checkpoints.
+    :param storage: The storage of the completed checkpoints.
+    :param waiter: The strategy to wait, polling by default.
+    """
+
+    def __init__(
+        self, rows: CoordinatorRows, leader: AttemptRef, storage: SnapshotStorage, waiter: FutureWaiter | None = None
+    ) -> None:
+        self._rows = rows
+        self._leader = leader
+        self._storage = storage
+        self._waiter = waiter
+        self._lock = Condition()
+        self._watched: list[CheckpointFuture] = []
+
+    def of(self, request_key: str) -> CheckpointFuture:
+        """Return the future of a request, which any process may have made."""
+        return CheckpointFuture(self._rows, self._leader, request_key, self._load, self._waiter)
+
+    def watch(self, future: CheckpointFuture) -> None:
+        """Run the callbacks of a future when :meth:`settle` finds it done."""
+        with self._lock:
+            self._watched.append(future)
+
+    def settle(self) -> None:
+        """Read the outcome of all watched futures, and forget those that are done."""
+        with self._lock:
+            watched = tuple(self._watched)
+        try:
+            ended = [future for future in watched if future.done()]
+        except StateCheckError as error:
+            log.warning("The outcome of checkpoints could not be read; the next call retries: %s", error)
+            return
+        with self._lock:
+            self._watched = [future for future in self._watched if future not in ended]
+
+    def _load(self, record: CheckpointRecord) -> CompletedCheckpoint:
+        metadata = metadata_of(record)
+        try:
+            content = self._storage.read(metadata)
+        except CheckpointNotFoundError:
+            # The checkpoint was completed, then subsumed and deleted.
+            content = SnapshotContent()
+        return completed_of(record, content, metadata)
 
 
 def failure_of(failed: SnapshotRequest | CheckpointRecord) -> CheckpointException:

@@ -15,7 +15,7 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, require
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
@@ -71,7 +71,7 @@ class EnqueueRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChooseRequest:
-    """Asks for the request to trigger now."""
+    """Asks for the request to trigger now, and for those that are too early."""
 
     leader: AttemptRef
     decider: CheckpointRequestDecider
@@ -109,21 +109,6 @@ class BeginCheckpoint:
         return self.choice.leader
 
 
-class Verdict(StrEnum):
-    """The verdict on an acknowledgement."""
-
-    SUCCESS = "success"
-    """The checkpoint awaits it."""
-    DUPLICATE = "duplicate"
-    """The attempt has acknowledged before."""
-    UNKNOWN = "unknown"
-    """The checkpoint does not await this attempt."""
-    DISCARDED = "discarded"
-    """The checkpoint has ended recently."""
-    FORGOTTEN = "forgotten"
-    """The checkpoint does not exist or ended long ago."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeAligned:
     """Asks whether a checkpoint awaits an acknowledgement, or stores the acknowledgement."""
@@ -156,7 +141,7 @@ class AcknowledgedCheckpoint:
 class Assessment:
     """The verdict on an acknowledgement."""
 
-    verdict: Verdict
+    verdict: AcknowledgeResult
     checkpoint: CheckpointRecord | None = None
     acknowledgements: tuple[AcknowledgementRecord, ...] = ()
     """The acknowledgements of the checkpoint, unless the verdict is ``SUCCESS``."""
@@ -341,6 +326,8 @@ class EndHandles:
     leader: AttemptRef
     status: JobStatus | None
     """Terminal status, with which the properties decide what the user keeps; ``None`` to leave all files to the user."""
+    end_key: str = field(default_factory=new_key)
+    """Idempotency key of the client; the same key returns the same checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +399,7 @@ class CoordinatorRows(Protocol):
         ...
 
     def choose(self, request: ChooseRequest) -> Choice:
-        """Choose the request to trigger now, and fail those that are too early."""
+        """Choose the request to trigger now, without any effect."""
         ...
 
     def begin(self, request: BeginCheckpoint) -> CheckpointRecord | None:

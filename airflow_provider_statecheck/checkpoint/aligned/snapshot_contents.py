@@ -25,21 +25,13 @@ from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
+    FileStateHandle,
     MasterState,
     OperatorState,
     OperatorStateHandle,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatePointer:
-    """Pointer to a file with state, with its size in bytes and its checksum."""
-
-    uri: str
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +79,7 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
+    def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
         """
         Write a manifest to the directory of the checkpoint, with a name derived from the bytes.
 
@@ -95,7 +87,7 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
         """
         Write the metadata of a checkpoint atomically.
 
@@ -103,7 +95,7 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def read(self, file: StatePointer) -> SnapshotContent:
+    def read(self, file: FileStateHandle) -> SnapshotContent:
         """
         Read a manifest or the metadata.
 
@@ -147,11 +139,11 @@ class SnapshotStorage(Protocol):
         ...
 
 
-def manifest_of(acknowledgement: AcknowledgementRecord) -> StatePointer | None:
+def manifest_of(acknowledgement: AcknowledgementRecord) -> FileStateHandle | None:
     """Return the manifest of an acknowledgement, ``None`` if it has no state."""
     if acknowledgement.manifest_uri is None:
         return None
-    return StatePointer(
+    return FileStateHandle(
         uri=acknowledgement.manifest_uri, size=acknowledgement.manifest_size, sha256=acknowledgement.manifest_sha256
     )
 
@@ -316,7 +308,9 @@ def _operator_handles(state: OperatorState) -> Iterator[OperatorStateHandle]:
     return chain.from_iterable((*s.managed_operator, *s.raw_operator) for s in state.subtask_states.values())
 
 
-def completed_of(checkpoint: CheckpointRecord, content: SnapshotContent, metadata: StatePointer) -> CompletedCheckpoint:
+def completed_of(
+    checkpoint: CheckpointRecord, content: SnapshotContent, metadata: FileStateHandle
+) -> CompletedCheckpoint:
     """Return a completed checkpoint from its row, content and metadata file."""
     return CompletedCheckpoint(
         job_id=checkpoint.job_id,
@@ -335,7 +329,7 @@ def completed_of(checkpoint: CheckpointRecord, content: SnapshotContent, metadat
     )
 
 
-def metadata_of(checkpoint: CheckpointRecord) -> StatePointer:
+def metadata_of(checkpoint: CheckpointRecord) -> FileStateHandle:
     """
     Return the metadata file of a completed checkpoint.
 
@@ -346,7 +340,9 @@ def metadata_of(checkpoint: CheckpointRecord) -> StatePointer:
             f"Expected metadata of checkpoint {checkpoint.checkpoint_id}, found none; the checkpoint is "
             f"{checkpoint.status.value}."
         )
-    return StatePointer(uri=checkpoint.metadata_uri, size=checkpoint.metadata_size, sha256=checkpoint.metadata_sha256)
+    return FileStateHandle(
+        uri=checkpoint.metadata_uri, size=checkpoint.metadata_size, sha256=checkpoint.metadata_sha256
+    )
 
 
 def unreferenced_streams(

@@ -23,13 +23,13 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotStorage,
-    StatePointer,
     completed_of,
     metadata_of,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     HandleNotFoundError,
@@ -73,7 +73,7 @@ class RetrievableStateHandle:
     storage: SnapshotStorage
 
     @property
-    def pointer(self) -> StatePointer:
+    def pointer(self) -> FileStateHandle:
         """Return the pointer to the metadata."""
         return metadata_of(self.record)
 
@@ -135,6 +135,10 @@ class StateHandleStore:
         :raises CommitStateUnknownError: if it is unknown whether the handle was replaced.
         """
         _require_name_of(name, state)
+        if not version.is_existing:
+            raise HandleNotFoundError(
+                f"Expected the version of a state handle {name!r}, found that of none; add it first."
+            )
         _repeated(self._rows.put_handle, _handle_of(self._leader, state, version))
 
     def exists(self, name: str) -> ResourceVersion:

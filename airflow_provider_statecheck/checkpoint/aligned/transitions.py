@@ -24,13 +24,12 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     FinalizationOf,
     ReportFailure,
     TakeLeadership,
-    Verdict,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, OperatorId
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_savepoint_directory, is_savepoint_of
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
@@ -154,7 +153,8 @@ def _add_pending(
     location = message.location or checkpoint_uri(leader.storage_base, leader.job_id, checkpoint_id)
     if properties.is_savepoint:
         is_own = is_savepoint_directory(location) and is_savepoint_of(location, leader.job_id)
-        require("location", location, lambda _: is_own, "a new directory for a savepoint of the job")
+        is_new = is_own and not _is_taken(tx, location)
+        require("location", location, lambda _: is_new, "a new directory for a savepoint of the job")
     else:
         require("location", message.location, lambda uri: uri is None, "None for a checkpoint")
         if message.is_full:
@@ -170,6 +170,10 @@ def _add_pending(
         is_periodic=request.is_periodic,
         finalizer=message.coordinator,
     )
+
+
+def _is_taken(tx: JobTransaction, location: str) -> bool:
+    return tx.claim(location) is not None or any(c.location == location for c in tx.view().checkpoints)
 
 
 def _awaited_acknowledgements(
@@ -196,33 +200,39 @@ def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
     """Return the verdict on an acknowledgement, and store one that the checkpoint awaits."""
     checkpoint = tx.checkpoint(message.checkpoint_id)
     if checkpoint is None or checkpoint.operator_id != ALIGNED_OPERATOR_ID:
-        return Assessment(verdict=Verdict.FORGOTTEN)
+        return Assessment(verdict=AcknowledgeResult.FORGOTTEN)
     acknowledgements = tuple(tx.acknowledgements(message.checkpoint_id))
     own = acknowledgement_of(acknowledgements, message.attempt_id)
     verdict = _verdict(tx, checkpoint, own)
-    if verdict is Verdict.SUCCESS and own is not None:
+    if verdict is AcknowledgeResult.SUCCESS and own is not None:
         if not message.is_written:
             return Assessment(verdict=verdict, checkpoint=checkpoint)
         _save(tx, checkpoint, own, message)
         return Assessment(
             verdict=verdict, checkpoint=checkpoint, finalizing=_finalize_if_complete(tx, checkpoint, message)
         )
-    if verdict is Verdict.DUPLICATE and message.is_written and checkpoint.status is CheckpointStatus.FINALIZING:
+    if (
+        verdict is AcknowledgeResult.DUPLICATE
+        and message.is_written
+        and checkpoint.status is CheckpointStatus.FINALIZING
+    ):
         return _repeated(checkpoint, acknowledgements, message)
-    if verdict is Verdict.DISCARDED:
+    if verdict is AcknowledgeResult.DISCARDED:
         _record_late(tx, checkpoint, message.state_size_bytes)
     return Assessment(verdict=verdict, checkpoint=checkpoint, acknowledgements=acknowledgements)
 
 
-def _verdict(tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord | None) -> Verdict:
+def _verdict(tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord | None) -> AcknowledgeResult:
     if checkpoint.status in _ENDED:
         # A task repeats an acknowledgement if the reply was lost; its state belongs to the completed checkpoint.
         if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
-            return Verdict.DUPLICATE
-        return Verdict.DISCARDED if _is_remembered(tx, checkpoint.checkpoint_id) else Verdict.FORGOTTEN
+            return AcknowledgeResult.DUPLICATE
+        return (
+            AcknowledgeResult.DISCARDED if _is_remembered(tx, checkpoint.checkpoint_id) else AcknowledgeResult.FORGOTTEN
+        )
     if own is None:
-        return Verdict.UNKNOWN
-    return Verdict.DUPLICATE if own.is_acknowledged else Verdict.SUCCESS
+        return AcknowledgeResult.UNKNOWN
+    return AcknowledgeResult.DUPLICATE if own.is_acknowledged else AcknowledgeResult.SUCCESS
 
 
 def acknowledgement_of(
@@ -280,10 +290,13 @@ def _repeated(
 ) -> Assessment:
     # The reply to the last acknowledgement may have been lost, and no process else finalizes the checkpoint before the lease ends.
     if checkpoint.finalizer != message.finalizer:
-        return Assessment(verdict=Verdict.DUPLICATE, checkpoint=checkpoint, acknowledgements=acknowledgements)
+        return Assessment(verdict=AcknowledgeResult.DUPLICATE, checkpoint=checkpoint, acknowledgements=acknowledgements)
     finalizing = AcknowledgedCheckpoint(checkpoint=checkpoint, acknowledgements=acknowledgements)
     return Assessment(
-        verdict=Verdict.DUPLICATE, checkpoint=checkpoint, acknowledgements=acknowledgements, finalizing=finalizing
+        verdict=AcknowledgeResult.DUPLICATE,
+        checkpoint=checkpoint,
+        acknowledgements=acknowledgements,
+        finalizing=finalizing,
     )
 
 
@@ -390,18 +403,24 @@ def _is_pinned(tx: JobTransaction, operator_id: OperatorId) -> bool:
 
 
 def fail_request(
-    tx: JobTransaction, request: SnapshotRequest, reason: CheckpointFailureReason, message: str = ""
-) -> None:
-    """Fail a request."""
-    tx.save_request(
-        replace(
-            request,
-            status=RequestStatus.FAILED,
-            ended_at=tx.now,
-            failure_reason=reason.value,
-            failure_message=message or reason.message,
-        )
+    tx: JobTransaction,
+    request: SnapshotRequest,
+    reason: CheckpointFailureReason,
+    message: str = "",
+    *,
+    failed_by: str | None = None,
+) -> SnapshotRequest:
+    """Fail a request and return it."""
+    failed = replace(
+        request,
+        status=RequestStatus.FAILED,
+        ended_at=tx.now,
+        failure_reason=reason.value,
+        failure_message=message or reason.message,
+        failed_by=failed_by,
     )
+    tx.save_request(failed)
+    return failed
 
 
 def report_failure(tx: JobTransaction, message: ReportFailure) -> None:

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from random import Random
-from threading import Event, Lock, Thread
-from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
@@ -24,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
-    StatePointer,
     coordinator_content,
 )
 from airflow_provider_statecheck.checkpoint.clock import Clock
@@ -34,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
 
 log = logging.getLogger(__name__)
@@ -79,8 +76,7 @@ class CheckpointTrigger:
         if choice.retry_in_seconds is not None:
             self._rearm(timedelta(seconds=choice.retry_in_seconds))
         for dropped in choice.dropped:
-            early = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
-            self._components.count_failure(early, properties=dropped.properties)
+            self._refuse(dropped, CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS))
         if choice.run is None:
             return bool(choice.dropped)
         self._serve(choice.run)
@@ -154,7 +150,7 @@ class CheckpointTrigger:
         if acknowledged is not None:
             self._finalizer.try_finalize(acknowledged)
 
-    def _write_coordinator_manifest(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StatePointer | None:
+    def _write_coordinator_manifest(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> FileStateHandle | None:
         components, checkpoint_id, timeout = self._components, checkpoint.checkpoint_id, self._components.config.timeout
         components.storage.initialize_location(checkpoint.location)
         coordinators = components.operator_coordinators.checkpoint(checkpoint_id, timeout)
@@ -182,7 +178,7 @@ class CheckpointTrigger:
             task.trigger_checkpoint(checkpoint.checkpoint_id, checkpoint.triggered_at, options)
 
     def _acknowledge(
-        self, checkpoint: CheckpointRecord, manifest: StatePointer | None
+        self, checkpoint: CheckpointRecord, manifest: FileStateHandle | None
     ) -> AcknowledgedCheckpoint | None:
         components = self._components
         own = AcknowledgeAligned(
@@ -281,68 +277,3 @@ class PeriodicTrigger:
         """Fire next after the delay and then in the fixed interval; no effect on a stopped trigger."""
         if self._next_fire_at is not None:
             self._next_fire_at = self._clock.now() + delay
-
-
-class Waiter(Protocol):
-    """The part of ``threading.Event`` that the timer uses."""
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for :meth:`set` and return whether it was called within the timeout, in seconds."""
-        ...
-
-    def set(self) -> None:
-        """End all current and future waits."""
-        ...
-
-
-class CoordinatorTimer:
-    """
-    Timer thread that calls a coordinator periodically, from :meth:`start` until :meth:`stop`.
-
-    :param tick: The function to call; its errors are logged and the timer continues.
-    :param period: The time between two calls.
-    :param new_waiter: The factory of the waiter of each thread.
-    :raises InvalidConfigurationError: if the period is not positive.
-    """
-
-    def __init__(
-        self, tick: Callable[[], object], period: timedelta, *, new_waiter: Callable[[], Waiter] = Event
-    ) -> None:
-        require("period", period, lambda length: length > timedelta(0), "longer than 0")
-        self._tick = tick
-        self._period = period.total_seconds()
-        self._new_waiter = new_waiter
-        self._lock = Lock()
-        self._waiter: Waiter | None = None
-        self._thread: Thread | None = None
-
-    def start(self) -> None:
-        """Start the timer; a running timer is restarted."""
-        waiter = self._new_waiter()
-        thread = Thread(target=self._run, args=(waiter,), name="checkpoint-timer", daemon=True)
-        self._replace(waiter, thread)
-        thread.start()
-
-    def stop(self) -> None:
-        """Stop the timer without waiting for a call in progress, which allows a call to stop its own timer."""
-        self._replace(None, self._thread)
-
-    def join(self, timeout: timedelta | None = None) -> None:
-        """Wait for the thread to end after a stop; do not hold a lock that a call may need."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(None if timeout is None else timeout.total_seconds())
-
-    def _replace(self, waiter: Waiter | None, thread: Thread | None) -> None:
-        with self._lock:
-            previous, self._waiter, self._thread = self._waiter, waiter, thread
-        if previous is not None:
-            previous.set()
-
-    def _run(self, waiter: Waiter) -> None:
-        while not waiter.wait(self._period):
-            try:
-                self._tick()
-            except Exception:
-                log.exception("A tick of the checkpoint timer failed; the timer continues")

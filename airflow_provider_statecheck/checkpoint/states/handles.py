@@ -58,6 +58,8 @@ class SegmentFileStateHandle:
     logical_id: str
     """Unique id of the segment."""
     sha256: str = ""
+    file_size: int = 0
+    """Size of the whole file in bytes; 0 if it is unknown."""
 
     @property
     def state_size(self) -> int:
@@ -225,8 +227,13 @@ def streams_of(state: OperatorState) -> Iterator[StreamStateHandle]:
     if state.coordinator_state is not None:
         yield state.coordinator_state
     for subtask in state.subtask_states.values():
-        for handle in (*subtask.managed_operator, *subtask.raw_operator, *subtask.managed_keyed, *subtask.raw_keyed):
-            yield from _streams_of_handle(handle)
+        yield from streams_of_subtask(subtask)
+
+
+def streams_of_subtask(state: OperatorSubtaskState) -> Iterator[StreamStateHandle]:
+    """Yield every stream that a subtask's state references, with duplicates."""
+    for handle in (*state.managed_operator, *state.raw_operator, *state.managed_keyed, *state.raw_keyed):
+        yield from _streams_of_handle(handle)
 
 
 def _streams_of_handle(handle: KeyedStateHandle | OperatorStateHandle) -> Iterator[StreamStateHandle]:

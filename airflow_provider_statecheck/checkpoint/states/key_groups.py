@@ -116,18 +116,6 @@ def require_parallelism(parallelism: int, max_parallelism: int = MAX_PARALLELISM
         )
 
 
-def operator_index_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
-    """
-    Return the index of the subtask that owns a key group.
-
-    :raises InvalidConfigurationError: for a parallelism or a key group out of bounds.
-    """
-    require_parallelism(parallelism, max_parallelism)
-    if not 0 <= key_group < max_parallelism:
-        raise InvalidConfigurationError(f"Expected a key group from 0 to {max_parallelism - 1}, found {key_group}.")
-    return key_group * parallelism // max_parallelism
-
-
 def key_group_range_of(index: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
     """
     Return the key groups that a subtask owns.

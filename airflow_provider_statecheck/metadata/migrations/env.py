@@ -8,15 +8,15 @@ from airflow import settings
 from alembic import context
 
 from airflow_provider_statecheck.metadata.db_manager import VERSION_TABLE
-from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.tables import METADATA
 
 _OPTIONS: dict[str, Any] = {
-    "target_metadata": Base.metadata,
+    "target_metadata": METADATA,
     "version_table": VERSION_TABLE,
     "render_as_batch": True,
     "compare_type": True,
     "transaction_per_migration": True,
-    "include_object": lambda thing, name, kind, reflected, other: kind != "table" or name in Base.metadata.tables,
+    "include_object": lambda thing, name, kind, reflected, other: kind != "table" or name in METADATA.tables,
 }
 
 

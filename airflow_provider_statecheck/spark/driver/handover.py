@@ -44,7 +44,7 @@ class DriverSettings:
     logical_date: datetime | None = None
     """Logical date of the Dag run, which is the time for the expiry of state."""
     state_config: dict[str, str] = field(default_factory=dict)
-    """Defaults for the state backend, by Flink's configuration keys."""
+    """Settings of the state backend and the checkpoint storage, by Flink's configuration keys."""
     parallelism: int | None = None
     """Number of subtasks; ``None`` for the parallelism of the stage."""
     renamed_uids: dict[str, str] = field(default_factory=dict)

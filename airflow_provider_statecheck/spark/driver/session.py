@@ -32,7 +32,7 @@ _LOCAL_MASTER = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
 _ASSUMED_CORES = 8
 
 # Settings for the command line of the JVM; all others are sent over the gateway's socket.
-_NEEDED_AT_START = (
+NEEDED_AT_START = (
     "spark.master",
     "spark.submit.deployMode",
     "spark.submit.pyFiles",
@@ -107,30 +107,12 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     _default_worker_python(conf, conf.get("spark.master"))
     if SparkContext._gateway is None:
-        start = SparkConf(loadDefaults=False).setAll([(k, conf[k]) for k in _NEEDED_AT_START if k in conf])
+        start = SparkConf(loadDefaults=False).setAll([(k, conf[k]) for k in NEEDED_AT_START if k in conf])
         gateway = launch_gateway(start, popen_kwargs={"start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
         log.info("Driver JVM started as process %s", jvm_pid())
         # The JVM has read the defaults file, which may set the master.
         _default_worker_python(conf, SparkConf().get("spark.master", "local"))
-
-
-def start_session(conf: Mapping[str, str], *, app_name: str | None = None, master: str | None = None) -> SparkSession:
-    """
-    Return a session, starting the driver JVM if it is not running.
-
-    :param conf: Spark settings.
-    :param app_name: Name of the application in Spark's pages.
-    :param master: Master URL; by default from ``conf`` or Spark's defaults file.
-    """
-    from pyspark.sql import SparkSession
-
-    options = dict(conf) if master is None else {**conf, "spark.master": master}
-    launch_jvm(options)
-    # The JVM has resolved its start settings, for instance packages to jars; setting them again would undo this.
-    late: dict[str, Any] = {k: v for k, v in options.items() if k not in _NEEDED_AT_START or k == "spark.master"}
-    builder = SparkSession.builder.config(map=late)
-    return (builder if app_name is None else builder.appName(app_name)).getOrCreate()
 
 
 def give_workers_this_python(spark: SparkSession) -> None:

@@ -7,7 +7,6 @@ snapshot counts as damaged.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +15,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE, epoch_name, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.spark.restore import RestoredStage
@@ -27,6 +25,7 @@ from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, NamedS
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotManifest, verify_footer
 from airflow_provider_statecheck.storage.snapshot_pages import read_pages
 from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, SnapshotLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,6 +82,7 @@ class StageSnapshots:
         self.storage = storage
         self.frames = StoredDataFrames(storage)
         self._attempt = attempt
+        self._access = FsCheckpointStorageAccess(storage, attempt)
         self._live: dict[_Place, LiveSnapshot] = {}
         self._has_borrowed = restored is not None and restored.checkpoint.properties.unclaimed
         self.handed_out: set[str] = set()
@@ -199,7 +199,7 @@ class StageSnapshots:
         """
         if not self._has_borrowed:
             return 0
-        borrowed = [place for place, live in self._live.items() if not self._is_own(live.handle.uri)]
+        borrowed = [place for place, live in self._live.items() if not self._access.owns(live.handle.uri)]
         copied = sum(self._copy(place) for place in borrowed)
         self._has_borrowed = False
         return copied
@@ -232,45 +232,40 @@ class StageSnapshots:
         parts = NamedSnapshot(tuple(live.handle for live in self.parts(place[:2]).values()))
         return not parts.is_complete
 
-    def _is_own(self, uri: str) -> bool:
-        return f"/{self._attempt.job_id}/shared/{self._attempt.operator_id}/" in uri
-
     def _copy(self, place: _Place) -> int:
-        live, uri = self._live[place], self._new_uri(place[:2])
-        self.storage.copy_directory(live.handle.uri, uri, size_bytes=live.handle.size_bytes)
-        self._live[place] = replace(live, handle=replace(live.handle, uri=uri, epoch=self._attempt.epoch))
+        live, location = self._live[place], self._new_location(place[:2])
+        location.copy_from(live.handle.uri, size_bytes=live.handle.size_bytes)
+        self._live[place] = replace(live, handle=replace(live.handle, uri=location.uri, epoch=self._attempt.epoch))
         return live.handle.size_bytes
 
     def _keep(self, wanted: Callable[[_Place], bool]) -> None:
         self._live = {place: live for place, live in self._live.items() if wanted(place)}
 
-    def _new_uri(self, step: StepKey) -> str:
+    def _new_location(self, step: StepKey) -> SnapshotLocation:
         scope, name = step
-        root = shared_uri(self.storage.base_uri, self._attempt.job_id, self._attempt.operator_id)
-        return f"{root}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}"
+        return self._access.new_snapshot_location(name, scope)
 
     def _write(self, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:
-        uri = self._new_uri(place[:2])
+        location = self._new_location(place[:2])
         try:
-            return self._write_to(uri, place, frame, fingerprint, seconds_so_far)
+            return self._write_to(location, place, frame, fingerprint, seconds_so_far)
         except Exception:
-            self._delete_quietly(uri)
+            _dispose_quietly(location)
             raise
 
     def _write_to(
-        self, uri: str, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
+        self, location: SnapshotLocation, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
     ) -> LiveSnapshot:
-        manifest = self.frames.write(frame, f"{uri}/{DATA_DIRECTORY}")
-        data = manifest.encode()
-        before = self._live.get(place)
-        self.storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
+        manifest = self.frames.write(frame, location.data_uri)
+        before, uri = self._live.get(place), location.uri
+        file = location.publish(manifest.encode())
         handle = SnapshotHandle(
             name=place[1],
             scope=place[0],
             uri=uri,
-            manifest_size=len(data),
-            manifest_sha256=hashlib.sha256(data).hexdigest(),
-            size_bytes=len(data) + manifest.size_bytes,
+            manifest_size=file.size,
+            manifest_sha256=file.sha256,
+            size_bytes=file.size + manifest.size_bytes,
             rows=manifest.rows,
             files=len(manifest.files),
             fingerprint=fingerprint,
@@ -282,14 +277,15 @@ class StageSnapshots:
         )
         return LiveSnapshot(handle, manifest)
 
-    def _delete_quietly(self, uri: str) -> None:
-        try:
-            self.storage.delete_directory(uri)
-        except StateCheckError as error:
-            # This error must not hide the one of the write.
-            log.warning(
-                "Partial snapshot %s could not be deleted; garbage collection deletes it: %s", redact(uri), error
-            )
+
+def _dispose_quietly(location: SnapshotLocation) -> None:
+    try:
+        location.dispose_on_failure()
+    except StateCheckError as error:
+        # This error must not hide the one of the write.
+        log.warning(
+            "Partial snapshot %s could not be deleted; garbage collection deletes it: %s", redact(location.uri), error
+        )
 
 
 def _is_inside(step: StepKey, loop: StepKey) -> bool:

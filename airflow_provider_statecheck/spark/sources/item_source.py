@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -22,6 +22,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 from airflow_provider_statecheck.spark.sources.planning import Limits, automatic_bytes
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange, parse_on_change, reconcile
 from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +40,8 @@ class Opening:
     storage_options: Mapping[str, Any]
     is_of_other_job: bool = False
     """Whether the state is that of another job, as at the start of a fork."""
+    allowed: AllowedLocations = field(default_factory=AllowedLocations)
+    """Locations that the state may name."""
 
     @property
     def reader_state(self) -> Mapping[str, Any]:
@@ -82,11 +85,13 @@ class ItemSource(ABC):
         new_run: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         of_other_job: bool = False,
+        allowed: AllowedLocations | None = None,
     ) -> ItemEnumerator:
         """
         List the input and plan the unfinished part of it, as :meth:`Source.open` describes.
 
         :param of_other_job: Whether ``restored`` is the state of another job, or of a stage with another uid.
+        :param allowed: Locations that ``restored`` may name; by default none.
         :raises InvalidConfigurationError: if there is no input, or it does not fit the arguments of the source.
         :raises CorruptStateError: if the state is invalid, or that of another source.
         """
@@ -97,6 +102,7 @@ class ItemSource(ABC):
             is_new_run=new_run,
             storage_options=storage_options or {},
             is_of_other_job=of_other_job,
+            allowed=allowed or AllowedLocations(),
         )
         ledger, reader = self._plan(opening)
         increments = 0 if before is None else before.increments

@@ -5,17 +5,17 @@ An item is the output of one checkpoint of the upstream stage; it is read whole,
 stage retracts by a restore from an earlier checkpoint is a change of the source.
 
 The name of an item contains the lineage of its sink, which is another one in each job. A stage that continues the state of
-another job remembers the lineages in that state: if its source reads a directory without them, because the upstream stage was
-restored there too, their finished commits count as read.
+another job remembers the lineages in that state, and their directories. If its source reads a directory without them, because
+the upstream stage was restored there too, their finished commits count as read, and the others are read in their directories.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
@@ -24,10 +24,9 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ledger_storage
 from airflow_provider_statecheck.spark.sinks.read_committed import CommittedFile, committed_files, logs_of_target
-from airflow_provider_statecheck.spark.sinks.sink import Committable, decode_schema
+from airflow_provider_statecheck.spark.sinks.sink import decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, parse_paths
@@ -37,6 +36,7 @@ from airflow_provider_statecheck.spark.sources.planning import parse_limits
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error, compare, some_of
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+_TARGET = "target"
+"""Key of the directory of the source in the state of a reader; empty for a URI with credentials."""
 _INHERITED = "inherited"
-"""Key of the lineages of other jobs in the state of a reader."""
+"""Key of the lineages of other jobs in the state of a reader, with their directories."""
 
 
 class StageOutputSource(ItemSource):
@@ -90,26 +92,22 @@ class StageOutputSource(ItemSource):
         # Resolved once: a relative path refers to the directory of this process.
         target = open_target(self._path, opening.options(self._options))
         commits = {commit.item.name: commit for commit in commits_in(target)}
-        ledger = Ledger(tuple(commit.item for commit in commits.values()))
-        inherited = _inherited_lineages(opening)
+        ledger, earlier = Ledger(tuple(commit.item for commit in commits.values())), EarlierOutput()
         if opening.before is not None:
+            targets, allowed = _inherited_targets(opening), opening.allowed.around(target.base_uri)
+            earlier = EarlierOutput.left_by(opening.before.ledger, targets, target, allowed)
             ledger = reconcile_commits(
                 opening.before.ledger,
                 ledger.items,
                 on_change=self._on_change,
                 # The commits of the new upstream stage follow those of the other job, also within a run.
                 new_run=opening.is_new_run or opening.is_of_other_job,
-                left=inherited - logs_of_target(target).keys() if inherited else inherited,
+                left=earlier.left,
             )
         reader = StageOutputReader(
-            opening.spark,
-            target,
-            commits,
-            self._columns,
-            self._on_change,
-            opening.reader_state,
-            inherited=inherited,
+            opening.spark, target, commits, self._columns, self._on_change, opening.reader_state, earlier
         )
+        reader.require_unchanged([commit.item for commit in earlier.commits.values()])
         return ledger, reader
 
 
@@ -128,15 +126,61 @@ class Commit:
         return Item.of(f"{self.lineage}/{self.checkpoint_id}", sum(file.size_bytes for file in self.files), names)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierOutput:
+    """Output that another job has listed, whose state the stage has continued."""
+
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    """Directories of the lineages in that state; empty for a URI with credentials."""
+    left: AbstractSet[str] = frozenset()
+    """Those lineages that the directory of the source does not have."""
+    targets: tuple[CheckpointStorage, ...] = ()
+    """Directories with commits of these lineages that are still to be read."""
+    commits: Mapping[str, Commit] = field(default_factory=dict)
+    """These commits, by the names of their items."""
+
+    @classmethod
+    def left_by(
+        cls, ledger: Ledger, inherited: Mapping[str, str], target: CheckpointStorage, allowed: AllowedLocations
+    ) -> Self:
+        """
+        Return the output that another job has listed, and find what is still to be read of it.
+
+        :param ledger: Ledger in the state of that job, or of a later attempt or run of the stage.
+        :param inherited: Directories of the lineages in the state of that job.
+        :param target: Directory of the source.
+        :param allowed: Locations that may be opened.
+        :raises SourceChangedError: if a commit that is still to be read is not in its directory.
+        :raises LocationNotAllowedError: if its directory is elsewhere.
+        """
+        if not inherited:
+            return cls()
+        here = logs_of_target(target).keys()
+        # A directory that was moved is that of the source until its output is read.
+        inherited = {lineage: _storable(target) if lineage in here else uri for lineage, uri in inherited.items()}
+        left = inherited.keys() - here
+        unread = [item for item in ledger.unfinished if _lineage_in(item) in left]
+        uris = sorted({inherited[_lineage_in(item)] for item in unread} - {""})
+        for uri in uris:
+            allowed.require(uri)
+        targets = tuple(open_target(uri, target.options) for uri in uris)
+        found = {commit.item.name: commit for each in targets for commit in _committed(each)}
+        lost = [item.name for item in unread if item.name not in found or found[item.name].item != item]
+        if lost:
+            raise _lost_error(lost, inherited)
+        commits = {item.name: found[item.name] for item in unread}
+        return cls(inherited=inherited, left=left, targets=targets, commits=commits)
+
+
 class StageOutputReader(FileReader):
     """
     Reads the files of commits; its schema has the columns of all files that their sinks have committed.
 
     :param target: Directory of the sinks.
-    :param commits: Commits by the names of their items.
+    :param commits: Commits in this directory, by the names of their items.
     :param columns: Columns to read; all for ``None``.
     :param restored: State from :meth:`snapshot` of an earlier reader.
-    :param inherited: Lineages in the state of another job that the stage has continued.
+    :param earlier: Output that another job has listed.
     """
 
     def __init__(
@@ -147,18 +191,20 @@ class StageOutputReader(FileReader):
         columns: tuple[str, ...] | None,
         on_change: OnChange,
         restored: Mapping[str, Any],
-        inherited: AbstractSet[str] = frozenset(),
+        earlier: EarlierOutput,
     ) -> None:
         file_format = FileFormat(name="parquet", options={}, columns=columns)
-        listing = FileListing(parse_paths(target.base_uri), target.options)
+        self._targets = (target, *earlier.targets)
+        listing = FileListing(parse_paths([each.base_uri for each in self._targets]), target.options)
         super().__init__(spark, file_format, listing, (), on_change=on_change, restored=restored)
-        self._target = target
-        self._commits = commits
-        self._inherited = inherited
+        self._commits = {**commits, **earlier.commits}
+        self._earlier = earlier
 
     @override
     def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | ({_INHERITED: sorted(self._inherited)} if self._inherited else {})
+        inherited = dict(self._earlier.inherited)
+        own = {_TARGET: _storable(self._targets[0])} | ({_INHERITED: inherited} if inherited else {})
+        return super().snapshot() | own
 
     @override
     def require_unchanged(self, items: Sequence[Item]) -> None:
@@ -168,6 +214,9 @@ class StageOutputReader(FileReader):
         # The name of a file identifies its content, so a new modification time is not a change.
         changed = [item.name for item in changes.changed if item.size_bytes != sizes[item.name]]
         gone = dict.fromkeys(owners[uri] for uri in [*(item.name for item in changes.vanished), *changed])
+        lost = [name for name in gone if name in self._earlier.commits]
+        if lost:
+            raise _lost_error(lost, self._earlier.inherited)
         if gone:
             raise retraction_error(list(gone), self._on_change)
 
@@ -177,7 +226,7 @@ class StageOutputReader(FileReader):
 
     @override
     def _infer_schema(self) -> StructType:
-        return schema_of(self._target, {commit.lineage for commit in self._commits.values()})
+        return schema_of(self._targets, {commit.lineage for commit in self._commits.values()})
 
 
 def commits_in(target: CheckpointStorage) -> tuple[Commit, ...]:
@@ -187,16 +236,21 @@ def commits_in(target: CheckpointStorage) -> tuple[Commit, ...]:
     :raises InvalidConfigurationError: if no sink has written to the directory.
     :raises StorageError: if the storage fails, or sinks commit faster than their ledgers can be read.
     """
-    by_commit = sorted(committed_files(target.base_uri, storage_options=target.options), key=_commit_of)
-    if not by_commit:
+    commits = _committed(target)
+    if not commits:
         _require_ledger(target)
+    return commits
+
+
+def _committed(target: CheckpointStorage) -> tuple[Commit, ...]:
+    by_commit = sorted(committed_files(target.base_uri, storage_options=target.options), key=_commit_of)
     groups = ((commit, tuple(files)) for commit, files in groupby(by_commit, key=_commit_of))
     return tuple(Commit(lineage, checkpoint_id, files) for (checkpoint_id, lineage), files in groups)
 
 
-def schema_of(target: CheckpointStorage, lineages: Iterable[str]) -> StructType:
-    """Return the columns of all files that the sinks of some lineages have committed."""
-    logs = [CommitFiles(ledger_storage(target), lineage, Committable) for lineage in sorted(lineages)]
+def schema_of(targets: Iterable[CheckpointStorage], lineages: AbstractSet[str]) -> StructType:
+    """Return the columns of all files that the sinks of some lineages have committed to directories."""
+    logs = (log for target in targets for lineage, log in logs_of_target(target).items() if lineage in lineages)
     newest = [files.latest(files.read()[0]) for files in logs]
     tasks = (task for each in newest if each is not None for task in each.committables)
     return spark_schema(merged_schema(decode_schema(task.schema) for task in tasks))
@@ -214,9 +268,16 @@ def _require_ledger(target: CheckpointStorage) -> None:
         )
 
 
-def _inherited_lineages(opening: Opening) -> frozenset[str]:
+def _inherited_targets(opening: Opening) -> dict[str, str]:
+    state = opening.reader_state
     items = opening.before.ledger.items if opening.before is not None and opening.is_of_other_job else ()
-    return frozenset((*opening.reader_state.get(_INHERITED, ()), *map(_lineage_in, items)))
+    inherited: dict[str, str] = state.get(_INHERITED, {})
+    return dict.fromkeys(map(_lineage_in, items), str(state.get(_TARGET, ""))) | inherited
+
+
+def _storable(target: CheckpointStorage) -> str:
+    # Checkpoints contain no credentials.
+    return target.base_uri if redact(target.base_uri) == target.base_uri else ""
 
 
 def reconcile_commits(
@@ -234,11 +295,10 @@ def reconcile_commits(
     retracted commit is a change.
 
     :param now: All valid commits.
-    :param left: Lineages of another job that the directory does not have; their finished commits remain in the ledger.
-    :raises SourceChangedError: if commits were retracted and the policy is ``FAIL``, or if a commit of a left lineage is unread.
+    :param left: Lineages of another job that the directory does not have; their commits remain in the ledger.
+    :raises SourceChangedError: if commits were retracted and the policy is ``FAIL``.
     :raises SourceRestartRequiredError: if commits were retracted and the policy is ``RESTART``.
     """
-    _require_read(ledger, left)
     followed = [item for item in ledger.items if _lineage_in(item) not in left]
     changes, finished = compare(followed, now), ledger.finished_names
     retracted = dict.fromkeys(item.name for item in (*changes.vanished, *changes.changed))
@@ -251,15 +311,15 @@ def reconcile_commits(
     return ledger.with_items([*known, *appeared] if new_run else known)
 
 
-def _require_read(ledger: Ledger, left: AbstractSet[str]) -> None:
-    unread = [item.name for item in ledger.unfinished if _lineage_in(item) in left]
-    if unread:
-        # No policy helps: the directory has no other copy of this output.
-        raise SourceChangedError(
-            f"Expected the state of another job to have read all output of its upstream stage, found that {_shown(unread)} is "
-            f"unread and not in the directory of the source. Let the pipeline read all output before its savepoint, or set the "
-            f"path of the source to the directory of that upstream stage."
-        )
+def _lost_error(names: Sequence[str], inherited: Mapping[str, str]) -> SourceChangedError:
+    # No policy helps: no other directory has this output.
+    uris = sorted({inherited[name.partition("/")[0]] for name in names})
+    known = ", ".join(redact(uri) or "a directory whose URI has credentials" for uri in uris)
+    return SourceChangedError(
+        f"Expected the output that another job had listed for this stage in {known}, found that {_shown(names)} was retracted, "
+        f"or that its files are missing. Restore the directory from a backup, set the path of the source to the "
+        f"directory in which the output is now, or restore a savepoint from before the output was listed."
+    )
 
 
 def retraction_error(names: Sequence[str], on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:

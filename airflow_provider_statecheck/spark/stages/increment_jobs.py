@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.spark.key_groups import SUBTASK_COLUMN, with_key_groups
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, KEY_GROUP
@@ -21,6 +22,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     SnapshotMoment,
     TaskReport,
     TaskStorage,
+    TaskWriting,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex, quoted
@@ -54,11 +56,10 @@ class IncrementTasks:
     """Types of restored state, by the uids of the operators."""
     sink: Sink | None
     storage: CheckpointStorage
-    state_directory: str
     attempt: AttemptRef
     state_backend: Any
-    data_inline_threshold: int
-    """In bytes; less with many subtasks, because every task of the next increment carries all inline state."""
+    config: CheckpointConfig
+    """Settings of the checkpoint storage."""
     logical_date: datetime | None
     now_ms: int
     """Time for the expiry of state, the same in each attempt of a run."""
@@ -84,18 +85,21 @@ class IncrementTasks:
             is_last=is_last,
             has_control=number > 0 or (is_woken and vertex.key is not None),
             sink=self.sink if is_last else None,
-            state_directory=self.state_directory,
             storage=TaskStorage.of(self.storage),
-            data_inline_threshold=min(self.data_inline_threshold, INLINE_BUDGET // self.states.parallelism),
+            writing=self._writing(),
             moment=moment,
-            job_id=self.attempt.job_id,
             parallelism=self.states.parallelism,
             max_parallelism=self.states.max_parallelism,
-            epoch=self.attempt.epoch,
             now_ms=self.now_ms,
             logical_date=self.logical_date,
             state_backend=self.state_backend,
         )
+
+    def _writing(self) -> TaskWriting:
+        config = self.config.subset(option.name for option in CheckpointConfig.options())
+        # With many subtasks less, because every task of the next increment carries all inline state.
+        config.data_inline_threshold = min(config.data_inline_threshold, INLINE_BUDGET // self.states.parallelism)
+        return TaskWriting(attempt=self.attempt, config=config)
 
     def _operator(self, operator: PlannedOperator) -> OperatorTask:
         return OperatorTask(

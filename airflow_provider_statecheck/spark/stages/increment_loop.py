@@ -13,13 +13,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, SourceSummary
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
-from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.costs.pacing import Pace
 from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
@@ -133,7 +136,7 @@ class IncrementLoop:
         reports = self._run_or_raise_completion_error(frame, moment)
         self._wait()
         uids = [[operator.uid for operator in vertex.operators] for vertex in self._vertices]
-        self._states.update(reports, uids, moment.checkpoint_id)
+        self._states.update(reports, uids, moment.checkpoint.checkpoint_id)
         self._commits.stage(c for report in reports for c in report.committables)
         self._unsaved_bytes += sum(report.new_bytes for report in reports)
         self._unsaved_seconds += max((report.snapshot_seconds for report in reports), default=0.0)
@@ -175,9 +178,10 @@ class IncrementLoop:
 
     def _moment(self, pending: PendingCheckpoint | None, *, is_end: bool) -> SnapshotMoment:
         if pending is None:
-            return SnapshotMoment(checkpoint_id=0, timestamp=int(time.time() * 1000), is_end_of_input=is_end)
-        timestamp = int(pending.triggered_at.timestamp() * 1000)
-        return SnapshotMoment(checkpoint_id=pending.checkpoint_id, timestamp=timestamp, is_end_of_input=is_end)
+            checkpoint = CheckpointMetaData(0, datetime.now(UTC))
+        else:
+            checkpoint = CheckpointMetaData(pending.checkpoint_id, pending.triggered_at)
+        return SnapshotMoment(checkpoint=checkpoint, is_end_of_input=is_end)
 
     def _complete(self, pending: PendingCheckpoint, increment_seconds: float = 0.0) -> None:
         self._commits.assign(pending.checkpoint_id)

@@ -270,7 +270,7 @@ class StageSettings:
     data_inline_threshold: int = 20 * 1024
     """Maximum size of state that is stored inside the metadata, in bytes."""
     state_config: Mapping[str, str] = field(default_factory=dict)
-    """Default state backend and its options, by Flink's keys such as ``state.backend``."""
+    """Default state backend and options of the checkpoint storage, by Flink's keys such as ``state.backend``."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Default options of the filesystems of source and sink."""
     combines: bool | None = None

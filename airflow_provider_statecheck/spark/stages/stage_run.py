@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.checkpoint.layout import shared_uri
+from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
@@ -54,6 +54,7 @@ from airflow_provider_statecheck.spark.stages.stage_state import (
 )
 from airflow_provider_statecheck.spark.status_log import StageProgress
 from airflow_provider_statecheck.spark.step_figures import figures_or_none
+from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -277,8 +278,9 @@ class StageRun:
     def _open_source(self, restored: RestoredStageState) -> SplitEnumerator:
         source = cast("Source", self._stage.input)  # vertices_of requires a source
         open_source: Callable[..., SplitEnumerator] = source.open
-        if restored.is_of_other_job and isinstance(source, ItemSource):
-            open_source = partial(source.open, of_other_job=True)
+        if isinstance(source, ItemSource):
+            allowed = self._attempt.storage.allowed
+            open_source = partial(source.open, of_other_job=restored.is_of_other_job, allowed=allowed)
         return open_source(
             self._spark,
             restored.source,
@@ -354,10 +356,9 @@ class StageRun:
             schemas=schemas,
             sink=self._stage.output,
             storage=self._attempt.storage,
-            state_directory=shared_uri(self._attempt.storage.base_uri, attempt.job_id, attempt.operator_id),
             attempt=attempt,
             state_backend=self._state_backend(),
-            data_inline_threshold=self._settings.data_inline_threshold,
+            config=self._storage_config(),
             logical_date=self._settings.logical_date,
             now_ms=now_ms,
             combining=Combining(self._settings.combines),
@@ -367,6 +368,15 @@ class StageRun:
         from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 
         return backend_of_stage(self._stage.state_backend, self._settings.state_config)
+
+    def _storage_config(self) -> CheckpointConfig:
+        given = self._settings.state_config
+        config = CheckpointConfig.from_mapping({key: given[key] for key in given if key in STORAGE_KEYS})
+        config.data_inline_threshold = self._settings.data_inline_threshold
+        load_checkpoint_storage(
+            self._attempt.storage, self._attempt.grant.attempt, config
+        )  # fails before any task runs
+        return config
 
     def _pace(self, restored: RestoredStageState) -> Pace:
         settings, interval = self._settings, self._settings.checkpoint_interval

@@ -6,7 +6,6 @@ Functions have state in subtasks; source and sink have state only on the driver.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,22 +13,17 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import STATE_DIRECTORY, shared_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
-    FileStateHandle,
     OperatorState,
     OperatorSubtaskState,
-    SegmentFileStateHandle,
-    StreamStateHandle,
     with_streams,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import default_max_parallelism
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
@@ -40,6 +34,7 @@ from airflow_provider_statecheck.state.snapshots import StateSize
 from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 STATE_KEY = "stage"
@@ -390,55 +385,6 @@ def copy_borrowed_files(
     :raises CheckpointNotFoundError: if a file is missing because its owner deleted it.
     :raises StorageError: if a file cannot be copied.
     """
-    copies = _FileCopies(storage, attempt)
+    copies = FsCheckpointStorageAccess(storage, attempt).copies_of_borrowed_state()
     owned = tuple(with_streams(state, copies.of_stream) for state in states)
     return OwnedStates(states=owned, copied_bytes=copies.size_bytes)
-
-
-class _FileCopies:
-    """Copies each borrowed stream once."""
-
-    def __init__(self, storage: CheckpointStorage, attempt: AttemptRef) -> None:
-        self._storage = storage
-        self._epoch = attempt.epoch
-        self._shared = shared_uri(storage.base_uri, attempt.job_id, attempt.operator_id)
-        self._copies: dict[StreamStateHandle, FileStateHandle] = {}
-        self.size_bytes = 0
-
-    def of_stream(self, stream: StreamStateHandle) -> StreamStateHandle:
-        if not isinstance(stream, FileStateHandle | SegmentFileStateHandle) or self._is_own(stream.uri):
-            return stream
-        if stream not in self._copies:
-            self._copies[stream] = self._copy(stream)
-        return self._copies[stream]
-
-    def _is_own(self, uri: str) -> bool:
-        # Files in a checkpoint directory are not own files: the directory may be that of the unclaimed snapshot.
-        return uri.startswith(f"{self._shared}/")
-
-    def _copy(self, stream: FileStateHandle | SegmentFileStateHandle) -> FileStateHandle:
-        copy = FileStateHandle(uri=self._uri_of(stream), size=stream.state_size, sha256=stream.sha256)
-        if not self._exists(copy):
-            self._write(stream, copy)
-        self.size_bytes += copy.size
-        return copy
-
-    def _write(self, stream: FileStateHandle | SegmentFileStateHandle, copy: FileStateHandle) -> None:
-        if isinstance(stream, FileStateHandle):
-            self._storage.copy_file(stream.uri, copy.uri)
-            return
-        # The rest of a segment file belongs to other operators.
-        data = self._storage.read_range(stream.uri, stream.start, stream.start + stream.length)
-        self._storage.write_bytes(copy.uri, data)
-
-    def _exists(self, copy: FileStateHandle) -> bool:
-        try:
-            return self._storage.size(copy.uri) == copy.size
-        except CheckpointNotFoundError:
-            return False
-
-    def _uri_of(self, stream: FileStateHandle | SegmentFileStateHandle) -> str:
-        # Deterministic, so that a repeated call of the attempt finds earlier copies.
-        segment = f"{stream.start}+{stream.length}" if isinstance(stream, SegmentFileStateHandle) else ""
-        name = hashlib.sha256(f"{stream.uri}#{segment}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return f"{self._shared}/{STATE_DIRECTORY}/{self._epoch}-{name}"

@@ -24,8 +24,9 @@ from airflow_provider_statecheck.state.backends.restored_state import restoring
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import discard_state
-from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation, resolve_location
+from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
@@ -124,7 +125,7 @@ class ArrowStateBackend:
         :raises CheckpointNotFoundError: if there is no checkpoint.
         """
         base = _NO_DIRECTORY if not pointer or not storage_options else pointer
-        return resolve_location(CheckpointStorage.open(base, **storage_options), pointer)
+        return resolve_checkpoint(CheckpointStorage.open(base, **storage_options), pointer)
 
 
 class ArrowKeyedStateBackend(AbstractKeyedStateBackend):

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 BACKEND_ID = "arrow"
 """Backend id in all handles. Subtasks share it, because they may reference the same file after a rescale."""
+CANONICAL_ID = "canonical"
+"""Backend id in the handles of canonical savepoints, whose Parquet files belong to no backend."""
+_READABLE = frozenset({BACKEND_ID, CANONICAL_ID})
 
 
 def restored_files(
@@ -69,13 +72,21 @@ def restored_files(
     return {name: _merge_subtasks(found) for name, found in states.items()}
 
 
+def is_known(handle: KeyedStateHandle) -> bool:
+    """Return whether the format of a handle is one of this package."""
+    if isinstance(handle, IncrementalKeyedStateHandle):
+        return handle.backend_id in _READABLE and handle.meta is not None
+    return True
+
+
 def _read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
-    if not isinstance(handle, IncrementalKeyedStateHandle) or handle.backend_id != BACKEND_ID or handle.meta is None:
+    if not isinstance(handle, IncrementalKeyedStateHandle) or not is_known(handle) or handle.meta is None:
         found = (
             f"state of {handle.backend_id}" if isinstance(handle, IncrementalKeyedStateHandle) else "a full snapshot"
         )
         raise IncompatibleCheckpointError(
-            f"Expected state of the state backend arrow, found {found}; restore it with the backend that wrote it."
+            f"Expected state files of the Arrow backend or of a canonical savepoint, found {found} of another state backend; "
+            f"restore it with the backend that wrote it, or from a canonical savepoint."
         )
     stream = handle.meta
     is_file = isinstance(stream, FileStateHandle | SegmentFileStateHandle)

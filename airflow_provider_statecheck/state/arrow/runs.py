@@ -24,6 +24,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     row_tuples,
     single,
 )
+from airflow_provider_statecheck.state.arrow.parquet_parts import RowGroups
 from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
@@ -115,6 +116,7 @@ class FileRun:
         self.deletions = sum(form.deletions(part) for part in parts)
         self.is_current = all(form.is_current(part) for part in parts)
         self.has_namespaces = any(part.has_namespaces for part in parts)
+        self._parquet: dict[str, RowGroups] = {}
 
     @cached_property
     def _block_locations(self) -> list[tuple[int, int]]:
@@ -194,8 +196,14 @@ class FileRun:
     def _read(self, part: Part, rows: list[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
         pieces = [(int(part.offsets[row]), int(part.lengths[row])) for row in rows]
         found = map(bytes_of, self._files.read(part.handle, pieces))
-        tables = (_decode(part, row, data) for row, data in zip(rows, found, strict=True))
+        decode = _batch_of if part.footer is None else self._row_groups(part).rows
+        tables = (_verified(part, row, data, decode) for row, data in zip(rows, found, strict=True))
         return [self._form.rows(part, table, namespace=self.has_namespaces) for table in tables]
+
+    def _row_groups(self, part: Part) -> RowGroups:
+        if part.path not in self._parquet:
+            self._parquet[part.path] = RowGroups.of(part, self._files)
+        return self._parquet[part.path]
 
 
 def _nbytes(*columns: Any) -> int:
@@ -211,16 +219,22 @@ def _copied(data: memoryview) -> bytes:
     return bytes(data)
 
 
-def _decode(part: Part, row: int, data: memoryview | bytes) -> Any:
+def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
     import pyarrow as pa
 
     if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
         raise _corrupt_block(part, row, "bytes that do not match the checksum")
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
-    except pa.ArrowException as error:
+        return decode(part, row, data)
+    except (pa.ArrowException, OSError) as error:
         raise _corrupt_block(part, row, f"other data ({error})") from error
+
+
+def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
+    import pyarrow as pa
+
+    batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
     return pa.Table.from_batches([batch])
 
 
@@ -228,7 +242,7 @@ def _corrupt_block(part: Part, row: int, found: str) -> CorruptStateError:
     handle = part.handle
     uri = redact(handle.uri) if isinstance(handle, FileStateHandle | SegmentFileStateHandle) else "the checkpoint"
     return CorruptStateError(
-        f"Expected an Arrow record batch of state {part.state.name} at offset {part.offsets[row]} of {uri}, found {found}; the "
+        f"Expected rows of state {part.state.name} at offset {part.offsets[row]} of {uri}, found {found}; the "
         f"file is corrupt or truncated, restore from another checkpoint.",
         uri=uri,
     )

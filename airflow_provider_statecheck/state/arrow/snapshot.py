@@ -22,7 +22,8 @@ from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRan
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs, runs_to_merge
 from airflow_provider_statecheck.state.arrow.layout import VALUE, single
-from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, PartWriter
+from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
+from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID
 from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
@@ -118,16 +119,24 @@ class ArrowSnapshot:
 
     def _write_state(self, state: CapturedRuns) -> StateFiles:
         fresh, base = state.captured.fresh, state.captured.base
-        migrated = _runs_to_migrate(base)
-        if not fresh and not migrated:
+        rewritten = max(_runs_to_migrate(base), self._runs_to_move(base))
+        if not fresh and not rewritten:
             return StateFiles(state.runs.schema, tuple(run.parts for run in base))
         merged = runs_to_merge(
             sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), [_RunSize(run) for run in base]
         )
-        count = max(migrated, merged)
+        count = max(rewritten, merged)
         parts = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
         unmerged = tuple(run.parts for run in base[count:])
         return StateFiles(state.runs.schema, (parts, *unmerged) if parts else unmerged)
+
+    def _runs_to_move(self, base: Sequence[FileRun]) -> int:
+        """Return the number of newest runs to rewrite so that no run keeps the wasted bytes of a merged file alive."""
+        may_stay = self._plan.streams.could_reuse_state_handle
+        wasteful = (
+            number for number, run in enumerate(base, 1) if not all(may_stay(part.handle) for part in run.parts)
+        )
+        return max(wasteful, default=0)
 
     def _write_run(self, state: CapturedRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
         runs = state.runs

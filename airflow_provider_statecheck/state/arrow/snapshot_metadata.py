@@ -109,7 +109,8 @@ def _schema_versions(files: StateFiles) -> list[StateSchema]:
 
 
 def _encode_part(part: Part, version: int) -> dict[str, Any]:
-    return {"path": part.path, "state": version, "raw_bytes": part.raw_bytes, "deletions": part.deletions}
+    described = {"path": part.path, "state": version, "raw_bytes": part.raw_bytes, "deletions": part.deletions}
+    return described if part.footer is None else described | {"footer": part.footer}
 
 
 def _encode_blocks(part: Part) -> bytes:
@@ -155,6 +156,7 @@ def _decode_part(
         checksums=checksums,
         raw_bytes=described["raw_bytes"],
         deletions=described["deletions"],
+        footer=tuple(described["footer"]) if "footer" in described else None,
     )
 
 

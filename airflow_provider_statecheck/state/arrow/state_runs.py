@@ -26,7 +26,8 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, PartWriter
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, SortedRun, find_rows
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings

@@ -6,9 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, KeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    KeyedStateHandle,
+    KeyGroupsStateHandle,
+)
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import StateMigrationError
+from airflow_provider_statecheck.state.arrow.restore import restored_files
 from airflow_provider_statecheck.state.backends.full_snapshot import FullSnapshot, FullSnapshotReader
 from airflow_provider_statecheck.state.backends.restored_state import (
     RestoredRows,
@@ -16,11 +21,14 @@ from airflow_provider_statecheck.state.backends.restored_state import (
     arrow_schema_of,
     blocks_of,
     repeated,
+    rows_of_tables,
 )
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
+from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
+from airflow_provider_statecheck.state.reading.state_reader import StateRowsReader, StateView, columns_of
 from airflow_provider_statecheck.state.serializers.serializer import Outcome, SerializerSnapshot
 from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream
 
@@ -80,13 +88,15 @@ class HashKeyedStateBackend(AbstractKeyedStateBackend):
         Restore the state of handles. Keys of other subtasks are skipped.
 
         :raises CorruptStateError: if the state does not match its checksum.
-        :raises IncompatibleCheckpointError: if another backend or a newer version wrote the state, or with another
-            number of key groups.
+        :raises IncompatibleCheckpointError: if a newer version wrote the state, or with another number of key groups.
         :raises StorageError: if the storage fails.
         :raises StateMigrationError: if the keys have another type.
         """
         for handle in handles:
-            self._read(handle)
+            read = self._read if isinstance(handle, KeyGroupsStateHandle) else self._read_runs
+            for rows in read(handle):
+                self._restored.setdefault(rows.schema.name, []).append(RestoredRows(rows))
+                self._unclaimed.setdefault(rows.schema.name, rows.schema)
 
     def num_entries(self) -> int:
         """Return the number of pairs of key and namespace with state, summed over all states."""
@@ -126,18 +136,31 @@ class HashKeyedStateBackend(AbstractKeyedStateBackend):
         self._restored.pop(state.name, None)
         return table
 
-    def _read(self, handle: KeyedStateHandle) -> None:
+    def _read(self, handle: KeyedStateHandle) -> tuple[StateRows, ...]:
         reader = FullSnapshotReader(
             lambda stream: open_input_stream(self._storage, stream), self.number_of_key_groups, self.key_group_range
         )
         found = reader.read(handle)
         if found is None:
-            return
-        header, states = found
-        self._require_keys(header.schemas.key)
-        for rows in states:
-            self._restored.setdefault(rows.schema.name, []).append(RestoredRows(rows))
-            self._unclaimed.setdefault(rows.schema.name, rows.schema)
+            return ()
+        self._require_keys(found[0].schemas.key)
+        return found[1]
+
+    def _read_runs(self, handle: KeyedStateHandle) -> Iterator[StateRows]:
+        """Return the states of a canonical savepoint, or of a checkpoint of the Arrow backend."""
+        groups, owned = self.number_of_key_groups, self.key_group_range
+        for files in restored_files([handle], self._storage, self.key_serializer, groups, owned).values():
+            content = StateContent(
+                uid="",
+                schema=files.state,
+                key=self.key_serializer.snapshot(),
+                max_parallelism=groups,
+                handles=(handle,),
+                taken_at_ms=self._now_ms(),
+            )
+            columns = columns_of(content, StateView())
+            tables = StateRowsReader(self._storage, content, columns).merged(files.runs)
+            yield rows_of_tables(columns.state, columns.layout, self.key_serializer, tables)
 
     def _require_keys(self, old: SerializerSnapshot | None) -> None:
         verdict = None if old is None else self.key_serializer.resolve_compatibility(old)

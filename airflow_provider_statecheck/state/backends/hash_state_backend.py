@@ -15,6 +15,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.backends.hash_keyed_backend import HashKeyedStateBackend
 from airflow_provider_statecheck.state.backends.restored_state import restoring
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
@@ -23,7 +24,7 @@ from airflow_provider_statecheck.storage.views.memory_storage import (
     MemoryBackendCheckpointStorageAccess,
     MemoryCheckpointOutputStream,
 )
-from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation, resolve_location
+from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.backends.hash_keyed_backend import OpenOutput
@@ -88,8 +89,8 @@ class AbstractFileStateBackend(ABC):
         :raises CheckpointNotFoundError: if there is no checkpoint.
         """
         if self._checkpoint_path is None:
-            return resolve_location(CheckpointStorage.open(_NO_DIRECTORY), pointer)
-        return resolve_location(CheckpointStorage.open(self._checkpoint_path, **storage_options), pointer)
+            return resolve_checkpoint(CheckpointStorage.open(_NO_DIRECTORY), pointer)
+        return resolve_checkpoint(CheckpointStorage.open(self._checkpoint_path, **storage_options), pointer)
 
 
 def _directory(name: str, argument: str | None, configured: str | None) -> str | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.settings import PREFIX as ARROW_PREFIX
 from airflow_provider_statecheck.state.backends.state_backend import (
     ConfigurableStateBackend,
     StateBackend,
     StateBackendFactory,
 )
+from airflow_provider_statecheck.storage.views.loading import NamedFactories
 
 BACKEND_KEYS = ("state.backend.type", "state.backend")
 """Settings that name a backend, in order of precedence."""
@@ -64,14 +64,19 @@ class ArrowStateBackendFactory:
         return "arrow"
 
 
-_FACTORIES: dict[str, Callable[[], StateBackendFactory]] = {
-    "memory": MemoryStateBackendFactory,
-    "jobmanager": MemoryStateBackendFactory,
-    "hashmap": MemoryStateBackendFactory,
-    "filesystem": FsStateBackendFactory,
-    "fs": FsStateBackendFactory,
-    "arrow": ArrowStateBackendFactory,
-}
+_BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
+    StateBackendFactory,  # type: ignore[type-abstract]
+    BACKEND_KEYS[1],
+    ENTRY_POINT_GROUP,
+    {
+        "memory": MemoryStateBackendFactory,
+        "jobmanager": MemoryStateBackendFactory,
+        "hashmap": MemoryStateBackendFactory,
+        "filesystem": FsStateBackendFactory,
+        "fs": FsStateBackendFactory,
+        "arrow": ArrowStateBackendFactory,
+    },
+)
 
 
 def load_state_backend(application: StateBackend | None, config: Mapping[str, Any]) -> StateBackend:
@@ -112,10 +117,10 @@ def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any
 
 def _require_known_settings(config: Mapping[str, Any]) -> None:
     name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
-    if str(name).lower() not in _FACTORIES:
+    if str(name).lower() not in _BACKENDS.known:
         return  # custom factories validate their own settings
     for key in config:
-        if key not in BACKEND_KEYS and not key.startswith(ARROW_PREFIX):
+        if key not in STORAGE_KEYS and key not in BACKEND_KEYS and not key.startswith(ARROW_PREFIX):
             raise InvalidConfigurationError(
                 f"Expected only settings of the state backend {name!r}, found {key}; remove it.",
                 key=key,
@@ -128,45 +133,4 @@ def factory_of(name: Any) -> StateBackendFactory:
 
     :raises InvalidConfigurationError: if no factory can be loaded.
     """
-    known = _FACTORIES.get(name.lower()) if isinstance(name, str) else None
-    return _create_factory(name, known or _load_entry_point(name) or _import_path(name))
-
-
-def _load_entry_point(name: Any) -> Any:
-    found = entry_points(group=ENTRY_POINT_GROUP, name=name) if isinstance(name, str) else ()
-    for entry_point in found:
-        try:
-            return entry_point.load()
-        except (ImportError, AttributeError) as error:
-            raise _load_error(name, f"its entry point {entry_point.value} cannot be imported: {error}") from error
-    return None
-
-
-def _import_path(name: Any) -> Any:
-    if not isinstance(name, str) or "." not in name:
-        raise _load_error(name, "no backend has that name")
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # user code runs on import
-        raise _load_error(name, f"it cannot be imported: {error}") from error
-
-
-def _create_factory(name: Any, found: Any) -> StateBackendFactory:
-    try:
-        factory = found() if isinstance(found, type) else found
-    except (StateCheckError, OSError):
-        raise
-    except Exception as error:
-        raise _load_error(name, f"its factory cannot be created: {error}") from error
-    if not isinstance(factory, StateBackendFactory):
-        raise _load_error(name, "it is not a StateBackendFactory, create_from_config() or get_identifier() is missing")
-    return factory
-
-
-def _load_error(name: Any, reason: str) -> InvalidConfigurationError:
-    names = ", ".join(sorted(_FACTORIES))
-    return InvalidConfigurationError(
-        f"Expected in {BACKEND_KEYS[1]} one of {names}, the name of an entry point of {ENTRY_POINT_GROUP}, or the dotted path of a "
-        f"StateBackendFactory, found {name!r}: {reason}; correct the setting."
-    )
+    return _BACKENDS.find(name)

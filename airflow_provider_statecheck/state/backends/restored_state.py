@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
@@ -13,21 +13,14 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StateMigrationError,
 )
+from airflow_provider_statecheck.state.arrow.layout import NAMESPACE, USER_KEY, VALUE, single
 from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration, MigratedCells
 from airflow_provider_statecheck.state.schemas import StateSchema
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.arrow.layout import StateLayout
     from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-
-
-NAMESPACE = "namespace"
-USER_KEY = "user_key"
-VALUE = "value"
-
-
-Backend = TypeVar("Backend")
-Handles = TypeVar("Handles")
 
 
 class RestorableTable(Protocol):
@@ -86,6 +79,20 @@ def blocks_of(key_groups: Any, batch: Any) -> Iterator[tuple[int, Any]]:
     ends = [*starts, len(key_groups)][1:]
     for key_group, start, end in zip(distinct, starts, ends, strict=True):
         yield int(key_group), batch.slice(int(start), int(end - start))
+
+
+def rows_of_tables(
+    state: RegisteredState, layout: StateLayout, key_serializer: KeySerializer, tables: Iterable[Any]
+) -> StateRows:
+    """Return sorted tables in the layout of the Arrow backend as the rows of a state."""
+    import pyarrow as pa
+
+    schema = arrow_schema_of(state, key_serializer)
+    blocks: list[tuple[int, Any]] = []
+    for table in tables:
+        key_groups, *columns = map(single, layout.conform(table, namespace=True, deleted=False).columns)
+        blocks += blocks_of(key_groups, pa.RecordBatch.from_arrays(columns, schema=schema))
+    return StateRows(state.schema(), schema, tuple(blocks))
 
 
 class RestoredRows:
@@ -158,24 +165,3 @@ def restoring(operator_identifier: str) -> Iterator[None]:
         raise BackendRestoreError(
             f"The state backend of {operator_identifier} could not be restored: {error}", failures=(error,)
         ) from error
-
-
-def restore_first(alternatives: Sequence[Handles], create: Callable[[Handles], Backend]) -> Backend:
-    """
-    Return the backend restored from the first readable set of handles, such as a local copy before the remote one.
-
-    :param alternatives: Sets of handles of equal state, at least one.
-    :param create: Creates a backend from a set of handles.
-    :raises BackendRestoreError: if no set can be restored, with all failures.
-    """
-    failures: list[BackendRestoreError] = []
-    for handles in alternatives:
-        try:
-            return create(handles)
-        except BackendRestoreError as error:
-            failures.append(error)
-    reasons = "; ".join(f"{number}. {error}" for number, error in enumerate(failures, 1)) or "there are no handles"
-    raise BackendRestoreError(
-        f"The state backend could not be restored from any of {len(failures)} sets of handles: {reasons}",
-        failures=tuple(failures),
-    )

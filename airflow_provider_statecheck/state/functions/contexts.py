@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
@@ -202,13 +203,11 @@ class FunctionSnapshotContext:
     """
     Current checkpoint, valid during ``snapshot_state``.
 
-    :param checkpoint_id: Id of the checkpoint.
-    :param checkpoint_timestamp: Trigger time of the checkpoint in milliseconds since the epoch.
+    :param checkpoint: The checkpoint.
     """
 
-    def __init__(self, checkpoint_id: int, checkpoint_timestamp: int) -> None:
-        self._checkpoint_id = checkpoint_id
-        self._checkpoint_timestamp = checkpoint_timestamp
+    def __init__(self, checkpoint: CheckpointMetaData) -> None:
+        self._checkpoint = checkpoint
         self._span = OpenSpan(f"a {type(self).__name__}", "during snapshot_state")
 
     def get_checkpoint_id(self) -> int:
@@ -218,7 +217,7 @@ class FunctionSnapshotContext:
         :raises CoordinatorError: after ``snapshot_state``.
         """
         self._span.require()
-        return self._checkpoint_id
+        return self._checkpoint.checkpoint_id
 
     def get_checkpoint_timestamp(self) -> int:
         """
@@ -227,7 +226,7 @@ class FunctionSnapshotContext:
         :raises CoordinatorError: after ``snapshot_state``.
         """
         self._span.require()
-        return self._checkpoint_timestamp
+        return self._checkpoint.timestamp_milliseconds
 
     def end(self) -> None:
         """End the validity of the context. Called by the operator."""
@@ -241,10 +240,8 @@ class StateSnapshotContext(FunctionSnapshotContext):
     :param streams: Stream factory of the checkpoint, or ``None`` if it takes no raw state.
     """
 
-    def __init__(
-        self, checkpoint_id: int, checkpoint_timestamp: int, streams: CheckpointStreamFactory | None = None
-    ) -> None:
-        super().__init__(checkpoint_id, checkpoint_timestamp)
+    def __init__(self, checkpoint: CheckpointMetaData, streams: CheckpointStreamFactory | None = None) -> None:
+        super().__init__(checkpoint)
         self._streams = streams
         self._raw: RawOperatorStateOutput | None = None
 

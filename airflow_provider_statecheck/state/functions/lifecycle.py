@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.functions.contexts import (
@@ -72,19 +73,18 @@ class FunctionLifecycle:
         self._open(RuntimeContext(self._task_info, keyed_state_store))
 
     def snapshot(
-        self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory | None = None
+        self, checkpoint: CheckpointMetaData, streams: CheckpointStreamFactory | None = None
     ) -> tuple[OperatorStateHandle, ...]:
         """
         Call ``snapshot_state`` and return the handles of raw state. The state backends take their snapshots afterwards.
 
-        :param checkpoint_id: Id of the checkpoint.
-        :param timestamp: Trigger time of the checkpoint in milliseconds since the epoch.
+        :param checkpoint: The checkpoint.
         :param streams: Stream factory of the checkpoint.
         :raises CheckpointException: if the function raises; the task fails.
         """
         if not isinstance(self._function, CheckpointedFunction):
             return ()
-        context = StateSnapshotContext(checkpoint_id, timestamp, streams)
+        context = StateSnapshotContext(checkpoint, streams)
         try:
             self._function.snapshot_state(context)
             return context.close_raw_state()

@@ -137,30 +137,3 @@ class _PlainMapFunction(MapFunction[In, Out]):
 
     def map(self, value: In) -> Out:
         return self._function(value)
-
-
-def as_flat_map_function(
-    function: FlatMapFunction[In, Out] | Callable[[In], Iterable[Out]],
-) -> FlatMapFunction[In, Out]:
-    """
-    Return a flat map function, wrapping a plain function.
-
-    :raises InvalidConfigurationError: for another object, or for a class instead of an instance.
-    """
-    if isinstance(function, FlatMapFunction):
-        return function
-    if isinstance(function, type) or not callable(function):
-        raise InvalidConfigurationError(
-            f"Expected a function of one element or an object of a FlatMapFunction, found {function!r}; pass one of them."
-        )
-    return _PlainFlatMapFunction(function)
-
-
-class _PlainFlatMapFunction(FlatMapFunction[In, Out]):
-    """Adapter of a plain function."""
-
-    def __init__(self, function: Callable[[In], Iterable[Out]]) -> None:
-        self._function = function
-
-    def flat_map(self, value: In) -> Iterable[Out]:
-        return self._function(value)

@@ -28,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
+from airflow_provider_statecheck.state.operator.parquet_format import PARQUET_MAGIC, decode_parquet
 from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (
     ElementSerializers,
@@ -325,7 +326,9 @@ def read_restored(restored: Iterable[RestoredHandle]) -> dict[str, WrittenState]
     """
     states: dict[str, WrittenState] = {}
     for handle, read in restored:
-        for state in _states_of_handle(handle, decode(read())):
+        data = read()
+        written = (decode_parquet(data),) if data.startswith(PARQUET_MAGIC) else decode(data)
+        for state in _states_of_handle(handle, written):
             known = states.get(state.stored_name)
             states[state.stored_name] = state if known is None else _merged(known, state)
     return {name: WrittenState(state.name, state.mode, joined(state.pieces)) for name, state in states.items()}

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.arrow.layout import NAMESPACE, USER_KEY, VALUE, StateLayout, single
+from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, NAMESPACE, USER_KEY, VALUE, StateLayout, single
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
@@ -15,9 +15,9 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
-LAST_ACCESS = "last_access"
+LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
 CHANGE, BEFORE, AFTER = "change", "before", "after"
-_RESERVED = frozenset({NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
+_RESERVED = frozenset({KEY_GROUP, EXPIRES_AT, NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,14 @@ class StateColumns:
         :param now_ms: Time in milliseconds since the epoch by which expiry is decided.
         :raises UnsupportedStateError: if a row has a namespace and ``namespaces`` is false.
         """
-        import pyarrow as pa
-
         if not self.namespaces:
             _require_no_namespace(table, self.state.name)
-        table = self._unexpired(table, now_ms)
+        return self.named(self._unexpired(table, now_ms))
+
+    def named(self, table: Any) -> Any:
+        """Return rows of the state backend in these columns."""
+        import pyarrow as pa
+
         found = [single(table.column(name)) for name in self.layout.key_names]
         found += [_namespaces_of(table)] if self.namespaces else []
         found += [single(table.column(USER_KEY))] if self.state.is_map else []

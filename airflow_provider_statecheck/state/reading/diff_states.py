@@ -25,7 +25,7 @@ from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.columns import AFTER, BEFORE, CHANGE, StateColumns
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView
-from airflow_provider_statecheck.state.serializers.nested_columns import offsets_of_array
+from airflow_provider_statecheck.state.serializers.nested_columns import differing
 from airflow_provider_statecheck.state.serializers.serializer import describe
 
 _BYTES_AT_ONCE = 64 << 20
@@ -278,74 +278,3 @@ def _joined(reader: StateReader, *tables: Iterable[Any]) -> Any:
     schema = layout.schema(namespace=True, deleted=False)
     found = [layout.conform(table, namespace=True, deleted=False) for group in tables for table in group]
     return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
-
-
-def differing(a: Any, b: Any) -> Any:
-    """
-    Return a boolean Arrow array without nulls that is true where two arrays differ.
-
-    Null equals null, and NaN equals NaN.
-
-    :param a: An array.
-    :param b: An array of the same type and length.
-    """
-    import pyarrow.compute as pc
-
-    nulls_differ = pc.not_equal(a.is_null(), b.is_null())
-    both = pc.and_(a.is_valid(), b.is_valid())
-    return pc.or_(nulls_differ, pc.and_(both, _values_differ(a, b)))
-
-
-def _values_differ(a: Any, b: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import types
-
-    kind = a.type
-    if types.is_struct(kind):
-        return _any_of([differing(x, y) for x, y in zip(a.flatten(), b.flatten(), strict=True)], len(a))
-    if types.is_map(kind) or types.is_list(kind):
-        return _lists_differ(a, b)
-    if types.is_null(kind):
-        return pa.repeat(pa.scalar(False), len(a))
-    if types.is_floating(kind):
-        a, b = a.cast(pa.float64()), b.cast(pa.float64())
-        are_nan = pc.and_(pc.is_nan(a), pc.is_nan(b))
-        return pc.fill_null(pc.and_(pc.not_equal(a, b), pc.invert(are_nan)), True)
-    return pc.fill_null(pc.not_equal(a, b), True)
-
-
-def _any_of(columns: list[Any], length: int) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    found = pa.repeat(pa.scalar(False), length)
-    for column in columns:
-        found = pc.or_(found, column)
-    return found
-
-
-def _lists_differ(a: Any, b: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
-    lengths_of_a, lengths_of_b = (np.diff(offsets_of_array(each).to_numpy()) for each in (a, b))
-    differ = lengths_of_a != lengths_of_b
-    same = np.flatnonzero(~differ)
-    of_a, of_b = (_elements(each.take(pa.array(same))) for each in (a, b))
-    unequal = differing(of_a, of_b).to_numpy(zero_copy_only=False)
-    owners = np.repeat(same, lengths_of_a[same])
-    differ[owners[unequal]] = True
-    return pa.array(differ)
-
-
-def _elements(lists: Any) -> Any:
-    """Return the elements of lists as one array, the entries of maps as structs."""
-    import pyarrow as pa
-
-    from airflow_provider_statecheck.state.serializers.nested_columns import entries_of_array
-
-    if not pa.types.is_map(lists.type):
-        return lists.flatten()
-    keys, values = entries_of_array(lists)
-    return pa.StructArray.from_arrays([keys, values], names=["key", "value"])

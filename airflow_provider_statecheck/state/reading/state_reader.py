@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKey
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.arrow.blocks import BlockCache
+from airflow_provider_statecheck.state.arrow.compaction import merge_tables
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, NAMESPACE, USER_KEY, VALUE
 from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
@@ -164,10 +165,15 @@ class StateRowsReader:
         :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
+        for tables in self.sorted_tables(owned):
+            yield from tables
+
+    def sorted_tables(self, owned: KeyGroupRange) -> tuple[Iterator[Any], ...]:
+        """Return the rows as sequences of tables with distinct positions, each of them sorted; raises as :meth:`tables`."""
         handles = self.content.within(owned).handles
         snapshots = [each for each in handles if isinstance(each, KeyGroupsStateHandle)]
-        yield from self._of_snapshots(snapshots, owned) if snapshots else ()
-        yield from self.merged(self.files(owned).runs)
+        of_snapshots = self._of_snapshots(snapshots, owned) if snapshots else iter(())
+        return of_snapshots, self.merged(self.files(owned).runs)
 
     def files(self, owned: KeyGroupRange) -> StateFiles:
         """
@@ -208,12 +214,15 @@ class StateRowsReader:
 
     def _of_snapshots(self, handles: list[KeyGroupsStateHandle], owned: KeyGroupRange) -> Iterator[Any]:
         for window in self.content.windows(owned, _BYTES_AT_ONCE):
-            reader = self.snapshots(window)
-            for handle in handles:
-                snapshot = reader.read(handle)
-                for rows in () if snapshot is None else snapshot[1]:
-                    if rows.schema.name == self.content.schema.name and rows.blocks:
-                        yield self.in_layout(rows)
+            found = [table for handle in handles for table in self._of_snapshot(handle, window)]
+            if found:
+                yield merge_tables(found)
+
+    def _of_snapshot(self, handle: KeyGroupsStateHandle, owned: KeyGroupRange) -> Iterator[Any]:
+        snapshot = self.snapshots(owned).read(handle)
+        for rows in () if snapshot is None else snapshot[1]:
+            if rows.schema.name == self.content.schema.name and rows.blocks:
+                yield self.in_layout(rows)
 
     def _open(self, stream: Any) -> Any:
         return open_input_stream(self._storage, stream)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import time
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
@@ -18,21 +17,19 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
+from airflow_provider_statecheck.state.arrow.parquet_parts import timed_cells
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.columns import LAST_ACCESS, StateColumns
-from airflow_provider_statecheck.state.reading.diff_states import differing
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
     is_optional,
-    list_array,
-    map_array,
-    nulls_of_array,
     offsets_of_array,
     value_of,
     with_elements,
 )
+from airflow_provider_statecheck.state.serializers.portable_types import conformed
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
 
 
@@ -101,13 +98,11 @@ class NewRows:
         if self.state.ttl is None:
             return values
         times = _milliseconds(single(data.column(LAST_ACCESS)), columns.schema.field(LAST_ACCESS).type)
-        if self.state.kind is not StateKind.LIST:
-            return _structs(values, times)
-        if offsets_of_array(values) != offsets_of_array(times):
+        if self.state.kind is StateKind.LIST and offsets_of_array(values) != offsets_of_array(times):
             raise InvalidConfigurationError(
                 f"Expected one time in {LAST_ACCESS} for each element of {name}, found lists of different lengths; make them equal."
             )
-        return with_elements(values, _structs(values.flatten(), times.flatten()))
+        return timed_cells(values, times)
 
     def _require_values(self, values: Any, name: str) -> None:
         import pyarrow.compute as pc
@@ -161,70 +156,12 @@ def _milliseconds(times: Any, wanted: Any) -> Any:
     return times.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
 
 
-def _structs(values: Any, times: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"])
-
-
 def split_by_ranges(rows: Any, ranges: Any) -> Iterator[Any]:
     """Split rows, which are ordered by key group, into the rows of each range of key groups."""
     groups = single(rows.column(KEY_GROUP)).to_numpy()
     for owned in ranges:
         start, end = groups.searchsorted([owned.start, owned.end + 1])
         yield rows.slice(int(start), int(end - start))
-
-
-def conformed(array: Any, wanted: Any, place: str) -> Any:
-    """
-    Convert an array to another Arrow type without a change of values; fields of structs are matched by name.
-
-    :param array: Array to convert.
-    :param wanted: Arrow type of the result.
-    :param place: Name of the column or field, for error messages.
-    :raises UnsupportedStateError: if fields are missing or unexpected, or if a value does not fit the type.
-    """
-    import pyarrow as pa
-    from pyarrow import types
-
-    if array.type == wanted:
-        return array
-    if types.is_null(array.type):
-        return pa.nulls(len(array), wanted)
-    if types.is_dictionary(array.type):
-        return conformed(array.dictionary_decode(), wanted, place)
-    if types.is_struct(array.type) and types.is_struct(wanted):
-        return _struct(array, wanted, place)
-    if types.is_map(array.type) and types.is_map(wanted):
-        keys, values = entries_of_array(array)
-        keys, values = conformed(keys, wanted.key_type, place), conformed(values, wanted.item_type, place)
-        return map_array(offsets_of_array(array), keys, values, nulls_of_array(array))
-    if types.is_list(array.type) and types.is_list(wanted):
-        elements = conformed(array.flatten(), wanted.value_type, place)
-        return list_array(offsets_of_array(array), elements, nulls_of_array(array))
-    if _family(array.type) != _family(wanted) and not (types.is_string(array.type) and types.is_time(wanted)):
-        raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}; convert it first.")
-    try:
-        converted = _times_of_day(array, wanted) if types.is_time(wanted) else array.cast(wanted)
-    except (pa.ArrowException, ValueError) as error:
-        raise UnsupportedStateError(
-            f"Expected {place} to be of type {wanted}, found {array.type}; convert it first: {error}"
-        ) from error
-    if types.is_floating(array.type) or types.is_floating(wanted):
-        _require_exact(array, converted, place)
-    return converted
-
-
-def _require_exact(array: Any, converted: Any, place: str) -> None:
-    # A cast to or from a floating-point type rounds without an error.
-    import pyarrow.compute as pc
-
-    changed = array.filter(differing(array, converted.cast(array.type, safe=False)))
-    if len(changed):
-        raise UnsupportedStateError(
-            f"Expected {place} to be of type {converted.type}, found {pc.count(changed)} values of type {array.type} that it "
-            "cannot hold exactly; round or convert them first."
-        )
 
 
 def require_values(snapshot: SerializerSnapshot, array: Any, place: str) -> None:
@@ -260,44 +197,6 @@ def _nested_values(snapshot: SerializerSnapshot, array: Any, place: str) -> list
         keys, values = entries_of_array(array)
         return [(config["key"], keys, f"each key of {place}"), (config["value"], values, f"each value of {place}")]
     return []
-
-
-def _family(kind: Any) -> Any:
-    """Return the family of a type; a cast within a family retains the meaning of the value."""
-    from pyarrow import types
-
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return "number"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return "bytes"
-    if types.is_timestamp(kind):
-        return "moment" if kind.tz else "time on the clock"
-    if types.is_time(kind):
-        return "time of day"
-    return "duration" if types.is_duration(kind) else kind
-
-
-def _times_of_day(array: Any, wanted: Any) -> Any:
-    import pyarrow as pa
-
-    if not pa.types.is_string(array.type):
-        return array.cast(wanted)
-    return pa.array([None if text is None else time.fromisoformat(text) for text in array.to_pylist()], wanted)
-
-
-def _struct(array: Any, wanted: Any, place: str) -> Any:
-    import pyarrow as pa
-
-    fields = dict(zip([field.name for field in array.type], array.flatten(), strict=True))
-    names = [field.name for field in wanted]
-    if sorted(fields) != sorted(names):
-        raise UnsupportedStateError(
-            f"Expected {place} to have the fields {', '.join(names)}, found {', '.join(fields)}; use exactly these."
-        )
-    columns = [conformed(fields[field.name], field.type, f"{place}.{field.name}") for field in wanted]
-    return pa.StructArray.from_arrays(columns, fields=list(wanted), mask=nulls_of_array(array))
 
 
 def _require_names(names: list[str], array: Any, place: str) -> None:

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
-    KeyGroupsStateHandle,
     OperatorState,
     OperatorSubtaskState,
-    with_streams,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of, key_group_ranges
-from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
-from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, NAMESPACE, USER_KEY, VALUE, single
-from airflow_provider_statecheck.state.arrow.part_files import PartWriter
-from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, decode_meta, encode_meta
-from airflow_provider_statecheck.state.backends.full_snapshot import FullSnapshot, FullSnapshotReader
-from airflow_provider_statecheck.state.backends.restored_state import (
-    RestoredRows,
-    StateRows,
-    arrow_schema_of,
-    blocks_of,
-)
+from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, CheckpointStates, FunctionState
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
+from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, KeyedSubtask
 from airflow_provider_statecheck.state.writing.new_rows import NewRows
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
-from airflow_provider_statecheck.storage.savepoints import StateCopies
-from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream, read_state
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, write_metadata
 
 EDITS = "edits"
 """Key of the audit entries in the values of the stage."""
@@ -57,14 +39,10 @@ class StateTarget:
 
     stage: str
     function: str
+    uid: str
+    """Uid of the operator."""
     rows: NewRows
     parallelism: int
-    is_full: bool
-
-    @property
-    def uid(self) -> str:
-        """Return the uid of the operator."""
-        return f"{self.stage}/{self.function}"
 
     @property
     def ranges(self) -> tuple[KeyGroupRange, ...]:
@@ -98,8 +76,10 @@ class SavepointEdit:
         self._base = base
         self._source = _bootstrap(place.stage, now) if base is None else base.document
         self.directory = new_savepoint_uri(target, JobId(self._source.job_id))
-        self.handles = NewHandles(storage, self.directory, self._source.epoch, place.is_full)
-        self._copies = StateCopies(storage, self.directory, self._source.epoch)
+        self.files = CanonicalFiles(storage, self.directory, self._source.epoch)
+        self._copies = CanonicalCopies(
+            storage, self.directory, self._source, without=(place.uid, place.rows.state.name)
+        )
 
     @contextlib.contextmanager
     def deleting_on_failure(self) -> Iterator[None]:
@@ -116,7 +96,7 @@ class SavepointEdit:
         """
         Copy all other state, write the metadata and return the pointer.
 
-        :param written: Handle of each subtask from :meth:`NewHandles.write`.
+        :param written: Handle of each subtask from :func:`write_subtask`.
         :param edit: Audit entry for the metadata.
         :raises CheckpointNotFoundError: if a file of the base is missing.
         :raises CorruptStateError: if a file of the base is corrupt.
@@ -131,8 +111,7 @@ class SavepointEdit:
             state=InlineStateHandle(value=self._values(edit)),
             operator_states=tuple(self._operators(written)),
         )
-        uri = f"{self.directory}/{METADATA_FILE}"
-        self._storage.write_bytes(uri, encode_metadata(document, uri=uri))
+        write_metadata(self._storage, self.directory, document)
         return self.directory
 
     def _values(self, edit: dict[str, Any]) -> dict[str, Any]:
@@ -146,13 +125,12 @@ class SavepointEdit:
             if function is not None and operator.uid == function.operator.uid:
                 yield self._edited(function, written)
             else:
-                yield with_streams(operator, self._copies.of_stream)
+                yield self._copies.of_operator(operator)
         if function is None:
             yield self._with_new(self._new_operator(), OperatorSchemas(), written)
 
     def _edited(self, function: FunctionState, written: Sequence[KeyedStateHandle | None]) -> OperatorState:
-        dropping = StateDropping(self.handles, self._copies, self._place.rows.state.name)
-        return self._with_new(dropping.copied(function.operator), function.schemas, written)
+        return self._with_new(self._copies.of_operator(function.operator), function.schemas, written)
 
     def _with_new(
         self, operator: OperatorState, schemas: OperatorSchemas, written: Sequence[KeyedStateHandle | None]
@@ -173,10 +151,9 @@ class SavepointEdit:
         return ByteStreamStateHandle(new_key(), encoded.encode())
 
     def _new_operator(self) -> OperatorState:
-        uid = f"{self._source.uid}/{self._place.function}"
         return OperatorState(
-            operator_id=operator_id_of(uid),
-            uid=uid,
+            operator_id=operator_id_of(self._place.uid),
+            uid=self._place.uid,
             name=self._place.function,
             parallelism=self._place.parallelism,
             max_parallelism=self._place.rows.max_parallelism,
@@ -206,158 +183,22 @@ def _bootstrap(stage: str, now: str) -> CheckpointDocument:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NewHandles:
+def write_subtask(
+    files: CanonicalFiles, uid: str, new: NewRows, rows: Any, *, subtask: int, parallelism: int
+) -> KeyedStateHandle | None:
     """
-    Writer of keyed state files in the directory of a savepoint.
+    Write the rows of one subtask and return their handle, ``None`` without rows.
 
-    :param storage: Storage of the savepoint.
-    :param directory: Directory of the savepoint.
-    :param epoch: Fencing epoch in the names of files.
-    :param is_full: Writes full snapshots, the format of the in-memory backends, instead of files of the Arrow backend.
+    :param files: Writer of the savepoint.
+    :param uid: Uid of the operator.
+    :param new: Description of the state.
+    :param rows: Rows as returned by :meth:`NewRows.of`.
+    :raises StorageError: if the storage fails.
     """
-
-    storage: CheckpointStorage
-    directory: str
-    epoch: int
-    is_full: bool
-
-    def write(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
-        """
-        Write the rows of one subtask and return their handle, ``None`` without rows.
-
-        :param new: Description of the state.
-        :param rows: Rows as returned by :meth:`NewRows.of`.
-        :param owned: Key groups of the subtask.
-        :raises StorageError: if the storage fails.
-        """
-        if rows.num_rows == 0:
-            return None
-        return self._full(new, rows, owned) if self.is_full else self._runs(new, rows, owned)
-
-    def open_stream(self) -> FsCheckpointStateOutputStream:
-        """Open a new state file of the savepoint."""
-        return FsCheckpointStateOutputStream.open(self.storage, self.directory, StateWriting(epoch=self.epoch))
-
-    def write_full(
-        self, keys: Any, max_parallelism: int, owned: KeyGroupRange, states: list[StateRows]
-    ) -> KeyedStateHandle | None:
-        """
-        Write states as one full snapshot and return its handle, ``None`` if the states are empty.
-
-        :param keys: Snapshot of the key serializer.
-        :param max_parallelism: Number of key groups.
-        :param owned: Key groups of the subtask.
-        :param states: Rows of each state.
-        :raises StorageError: if the storage fails.
-        """
-        snapshot = FullSnapshot(
-            key=keys,
-            number_of_key_groups=max_parallelism,
-            key_group_range=owned,
-            states=[RestoredRows(state) for state in states],
-            open_stream=self.open_stream,
-            discard=lambda handle: discard_state(self.storage, handle),
-        )
-        return snapshot.run().handle
-
-    def _full(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
-        import pyarrow as pa
-
-        names = rows.schema.names
-        columns = [single(rows.column(name)) for name in new.layout.key_names]
-        no_namespace = pa.repeat(pa.scalar("", pa.string()), rows.num_rows)
-        columns.append(single(rows.column(NAMESPACE)) if NAMESPACE in names else no_namespace)
-        columns += [single(rows.column(USER_KEY))] if USER_KEY in names else []
-        schema = arrow_schema_of(new.state, new.keys)
-        batch = pa.RecordBatch.from_arrays([*columns, single(rows.column(VALUE))], schema=schema)
-        blocks = tuple(blocks_of(single(rows.column(KEY_GROUP)), batch))
-        return self.write_full(
-            new.keys.snapshot(), new.max_parallelism, owned, [StateRows(new.state.schema(), schema, blocks)]
-        )
-
-    def _runs(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle:
-        schema = new.state.schema()
-        parts = PartWriter(rows.schema, schema, self.open_stream, ArrowStateSettings()).write_all([rows])
-        meta = SnapshotMeta(new.keys.snapshot(), new.max_parallelism, (StateFiles(schema, (parts,)),))
-        return IncrementalKeyedStateHandle(
-            backend_id=BACKEND_ID,
-            key_group_range=owned,
-            checkpoint_id=1,
-            shared=tuple((part.path, part.handle) for part in parts),
-            meta=self._written(encode_meta(meta)),
-        )
-
-    def _written(self, data: bytes) -> Any:
-        with closing(self.open_stream()) as stream:
-            stream.write(data)
-            return stream.close_and_get_handle()
-
-
-@dataclass(frozen=True, slots=True)
-class StateDropping:
-    """
-    Copy of an operator in a savepoint, without one of its keyed states.
-
-    :param new: Writer of the files that must be rewritten.
-    :param copies: Copier of the files that do not change.
-    :param name: Name of the state to drop.
-    """
-
-    new: NewHandles
-    copies: StateCopies
-    name: str
-
-    def copied(self, operator: OperatorState) -> OperatorState:
-        """
-        Copy the files of an operator and return the operator with the new handles.
-
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises CheckpointNotFoundError: if a state file is missing.
-        :raises StorageError: if the storage fails.
-        """
-        subtasks = {index: self._with_runs(each) for index, each in operator.subtask_states.items()}
-        kept = with_streams(replace(operator, subtask_states=subtasks), self.copies.of_stream)
-        for index, subtask in operator.subtask_states.items():
-            own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
-            written = self._snapshots(subtask, operator.max_parallelism, own)
-            found = kept.subtask_states[index]
-            kept = kept.put_state(index, replace(found, managed_keyed=(*found.managed_keyed, *written)))
-        return kept
-
-    def _with_runs(self, subtask: OperatorSubtaskState) -> OperatorSubtaskState:
-        runs = [each for each in subtask.managed_keyed if isinstance(each, IncrementalKeyedStateHandle)]
-        kept = (self._without(each) for each in runs)
-        return replace(subtask, managed_keyed=tuple(each for each in kept if each is not None))
-
-    def _without(self, handle: IncrementalKeyedStateHandle) -> IncrementalKeyedStateHandle | None:
-        if handle.meta is None:
-            raise CorruptStateError(
-                f"Expected metadata of the state files in checkpoint {handle.checkpoint_id}, found none; use another checkpoint."
-            )
-        files = dict((*handle.shared, *handle.private))
-        meta = decode_meta(read_state(self.new.storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
-        states = tuple(state for state in meta.states if state.state.name != self.name)
-        if len(states) == len(meta.states):
-            return handle
-        paths = {part.path for state in states for parts in state.runs for part in parts}
-        data = encode_meta(SnapshotMeta(meta.key, meta.number_of_key_groups, states))
-        kept = replace(
-            handle,
-            shared=tuple(each for each in handle.shared if each[0] in paths),
-            private=tuple(each for each in handle.private if each[0] in paths),
-            meta=ByteStreamStateHandle(uuid.uuid4().hex, data),
-        )
-        return kept if states else None
-
-    def _snapshots(
-        self, subtask: OperatorSubtaskState, max_parallelism: int, own: KeyGroupRange
-    ) -> tuple[KeyedStateHandle, ...]:
-        reader = FullSnapshotReader(lambda stream: open_input_stream(self.new.storage, stream), max_parallelism, own)
-        written = []
-        for handle in subtask.managed_keyed:
-            found = reader.read(handle) if isinstance(handle, KeyGroupsStateHandle) else None
-            if found is not None:
-                states = [state for state in found[1] if state.schema.name != self.name]
-                written.append(self.new.write_full(found[0].schemas.key, max_parallelism, own, states))
-        return tuple(each for each in written if each is not None)
+    owned = key_group_range_of(subtask, parallelism, new.max_parallelism)
+    key = new.keys.snapshot()
+    written = KeyedFiles(
+        files, KeyedSubtask(uid=uid, index=subtask, owned=owned, key=key, max_parallelism=new.max_parallelism)
+    )
+    written.write(new.state.schema(), [rows])
+    return written.handle(_FIRST)

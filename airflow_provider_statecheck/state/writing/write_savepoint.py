@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupsStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import require_parallelism
 from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
@@ -25,12 +24,14 @@ from airflow_provider_statecheck.state.reading.columns import key_column_names
 from airflow_provider_statecheck.state.reading.state_reader import registered, restored_keys
 from airflow_provider_statecheck.state.serializers.serializer import describe
 from airflow_provider_statecheck.state.writing.new_rows import NewRows, split_by_ranges
-from airflow_provider_statecheck.state.writing.savepoint_edit import SavepointEdit, StateTarget, function_of
+from airflow_provider_statecheck.state.writing.savepoint_edit import (
+    SavepointEdit,
+    StateTarget,
+    function_of,
+    write_subtask,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
-
-_FULL_SNAPSHOT_BACKENDS = ("memory", "jobmanager", "hashmap", "filesystem", "fs")
-"""Names of the backends that write full snapshots."""
 
 
 def write_savepoint(
@@ -43,7 +44,6 @@ def write_savepoint(
     key: Sequence[str] | None = None,
     max_parallelism: int | None = None,
     base: str | None = None,
-    state_backend: str = "arrow",
     by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     allowed_locations: Sequence[str] = (),
@@ -64,7 +64,6 @@ def write_savepoint(
     :param key: Names of the key columns in order, optional if the base has keyed state of the function.
     :param max_parallelism: Number of key groups of the stage, optional with a base.
     :param base: Pointer to the checkpoint or savepoint that provides all other state.
-    :param state_backend: State backend of the stage, ignored if the base has keyed state of the function.
     :param by: Author of the savepoint in its metadata, by default the user of this process.
     :param storage_options: Options of the filesystem.
     :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
@@ -87,7 +86,6 @@ def write_savepoint(
         key=key,
         max_parallelism=max_parallelism,
         parallelism=1,
-        state_backend=state_backend,
     )
     source = None if base is None else load_base(base, stage, storage_options, allowed_locations)
     place = target_of(given, table.schema, source)
@@ -95,8 +93,11 @@ def write_savepoint(
     now = (clock or SystemClock()).now().isoformat()
     edit = open_edit(place, source, target, storage_options, now)
     with edit.deleting_on_failure():
-        parts = zip(split_by_ranges(rows, place.ranges), place.ranges, strict=True)
-        written = [edit.handles.write(place.rows, part, owned) for part, owned in parts]
+        parts = enumerate(split_by_ranges(rows, place.ranges))
+        written = [
+            write_subtask(edit.files, place.uid, place.rows, part, subtask=subtask, parallelism=place.parallelism)
+            for subtask, part in parts
+        ]
         return edit.finish(written, audit_of(place, base, rows.num_rows, by, now))
 
 
@@ -125,7 +126,6 @@ class GivenState:
     max_parallelism: int | None
     parallelism: int
     """Parallelism of an operator that is missing in the base."""
-    state_backend: str
 
 
 def target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> StateTarget:
@@ -153,9 +153,9 @@ def target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> 
     return StateTarget(
         stage=given.stage,
         function=given.function,
+        uid=f"{given.stage}/{given.function}" if function is None else function.operator.uid,
         rows=rows,
         parallelism=parallelism,
-        is_full=_is_full(given.state_backend, function),
     )
 
 
@@ -217,23 +217,6 @@ def _max_parallelism(given: GivenState, base: CheckpointStates | None, function:
             f"with 'airflow statecheck rescale'."
         )
     return int(known or wanted or 0)
-
-
-def _is_full(state_backend: str, function: FunctionState | None) -> bool:
-    handles = [
-        handle
-        for subtask in (function.operator.subtask_states.values() if function else ())
-        for handle in subtask.managed_keyed
-    ]
-    if handles:
-        # The backend of the stage restores the existing and the new handles.
-        return any(isinstance(handle, KeyGroupsStateHandle) for handle in handles)
-    if state_backend != "arrow" and state_backend not in _FULL_SNAPSHOT_BACKENDS:
-        names = ", ".join(("arrow", *_FULL_SNAPSHOT_BACKENDS))
-        raise InvalidConfigurationError(
-            f"Expected state_backend to be one of {names}, found {state_backend!r}; use the backend of the stage."
-        )
-    return state_backend != "arrow"
 
 
 def open_edit(

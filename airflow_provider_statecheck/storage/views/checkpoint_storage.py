@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
-from airflow_provider_statecheck.storage.file_merging.manager import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, StreamStateHandle
+from airflow_provider_statecheck.storage.views.file_merging import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset
 from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointMetadataOutputStream,
@@ -20,13 +21,17 @@ class Environment(Protocol):
     """Environment of a writing subtask."""
 
     @property
-    def subtask(self) -> SubtaskKey:
-        """Return the key of the subtask."""
+    def restored_streams(self) -> Iterable[StreamStateHandle]:
+        """Return the state from which the subtask was restored; handles may repeat."""
         ...
 
 
-class StreamingWorkerView(Protocol):
-    """Opens state streams without creating or listing directories, because each partition has its own view."""
+class CheckpointStorageWorkerView(Protocol):
+    """
+    What a subtask may do with checkpoint storage. It neither creates nor lists directories, as there are many subtasks.
+
+    For each checkpoint, the subtask opens any number of streams, then calls ``make_durable`` once and acknowledges.
+    """
 
     def resolve_checkpoint_storage_location(
         self, checkpoint_id: int, reference: CheckpointStorageLocationReference
@@ -34,30 +39,35 @@ class StreamingWorkerView(Protocol):
         """
         Return the stream factory of a checkpoint.
 
+        :param checkpoint_id: ID of the checkpoint; ``NO_CHECKPOINT`` for state that the next checkpoint will reference.
         :raises InvalidConfigurationError: if the reference cannot be decoded.
         """
         ...
 
     def create_task_owned_state_stream(self) -> CheckpointStateOutputStream:
-        """Open a stream of task-owned state, which outlives the checkpoint."""
+        """Open a stream of task-owned state, which outlives the checkpoint and which only the task deletes."""
         ...
 
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
         """Return the toolset for task-owned state."""
         ...
 
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        """
+        Write all bytes of the closed streams to storage; call it before acknowledging.
 
-class CheckpointStorageWorkerView(StreamingWorkerView, Protocol):
-    """Worker view that supports file merging."""
+        :return: The states with their final handles.
+        :raises StorageError: if the storage fails; the checkpoint must not be acknowledged.
+        """
+        ...
 
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
-    ) -> StreamingWorkerView:
+    ) -> CheckpointStorageWorkerView:
         """
         Return a view that merges files, or this view if merging is disabled or not supported.
 
-        :param manager: The file merging manager, or ``None`` if merging is disabled.
-        :raises InvalidConfigurationError: if the manager writes to other directories.
+        :param manager: The manager of the subtask, or ``None`` if merging is disabled.
         """
         ...
 

@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.layout import STATE_DIRECTORY, job_uri, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.layout import (
+    DATA_DIRECTORY,
+    MANIFEST_FILE,
+    METADATA_FILE,
+    STATE_DIRECTORY,
+    checkpoint_uri,
+    epoch_name,
+    job_uri,
+    new_savepoint_uri,
+    shared_uri,
+    slug,
+    taskowned_uri,
+)
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
-from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope
+from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION, CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    FileStateHandle,
+    OperatorState,
+    StreamStateHandle,
+    with_streams,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage import file_operations
-from airflow_provider_statecheck.storage.file_merging.manager import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
+from airflow_provider_statecheck.storage.savepoints import StateCopies
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, scheme_of
-from airflow_provider_statecheck.storage.views.checkpoint_storage import Environment, StreamingWorkerView
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset, make_toolset
+from airflow_provider_statecheck.storage.views.checkpoint_storage import (
+    CheckpointStorageAccess,
+    CheckpointStorageLocation,
+    CheckpointStorageWorkerView,
+    Environment,
+)
+from airflow_provider_statecheck.storage.views.file_merging import FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset, FsCheckpointStateToolset
 from airflow_provider_statecheck.storage.views.state_streams import (
+    MAX_NAME_ATTEMPTS,
+    BufferedStateOutputStream,
+    CheckpointStreamFactory,
     FsCheckpointMetadataOutputStream,
     FsCheckpointStateOutputStream,
-    FsCompletedCheckpointStorageLocation,
     StateWriting,
-    resolve_location,
 )
 
-_OWNER_FILE = "_job"
-_MAX_NAME_ATTEMPTS = 10
+NO_CHECKPOINT = 0
+"""ID in place of a checkpoint's for state that is written between checkpoints."""
 
 
-class FsCheckpointStorageAccess:
+class FsCheckpointStorageAccess(CheckpointStorageAccess):
     """
     Checkpoint storage with state and metadata in files.
 
@@ -39,11 +66,8 @@ class FsCheckpointStorageAccess:
     :param attempt: The writing attempt.
     :param writing: Settings for writing state, with the epoch of the attempt; by default, default settings.
     :param savepoint_dir: Default parent directory of savepoints.
-    :param create_subdir: Whether the job has a subdirectory, by default ``True``.
     :raises InvalidConfigurationError: if the savepoint directory is invalid or the epochs differ.
     """
-
-    supports_highly_available_storage = True
 
     def __init__(
         self,
@@ -52,38 +76,42 @@ class FsCheckpointStorageAccess:
         *,
         writing: StateWriting | None = None,
         savepoint_dir: str | None = None,
-        create_subdir: bool = True,
     ) -> None:
         self._storage = storage
         self._attempt = attempt
         self._writing = writing or StateWriting(epoch=attempt.epoch)
         self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
-        self._directories = JobDirectories(storage.base_uri, attempt, create_subdir)
+        self._job = job_uri(storage.base_uri, attempt.job_id)
+        self._shared = shared_uri(storage.base_uri, attempt.job_id, attempt.operator_id)
+        # An operator sweeps only its own directories.
+        self._shared_state = f"{self._shared}/{STATE_DIRECTORY}"
+        self._taskowned = f"{taskowned_uri(storage.base_uri, attempt.job_id)}/{attempt.operator_id}"
         if self._writing.epoch != attempt.epoch:
             raise InvalidConfigurationError(
                 f"Expected state writing with epoch {attempt.epoch}, found {self._writing.epoch}; pass the epoch of the attempt."
             )
 
     @property
+    def supports_highly_available_storage(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    @property
     def has_default_savepoint_location(self) -> bool:
         """Return whether savepoints without a target have a default directory."""
         return self._savepoint_dir is not None
 
-    def resolve_checkpoint(self, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
+    def resolve_checkpoint(self, pointer: str | None) -> ResolvedPointer:
         """Resolve an external pointer to a completed checkpoint of any job."""
-        return resolve_location(self._storage, pointer)
+        return resolve_checkpoint(self._storage, pointer)
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """
         Create the directories that all checkpoints share, unless they exist.
 
-        :raises InvalidConfigurationError: if the job has no subdirectory and another job uses the checkpoint directory.
         :raises StorageError: if the storage fails.
         """
-        directories = self._directories
-        if not directories.create_subdir:
-            claim_directory(self._storage, directories.job, self._attempt.job_id)
-        for uri in (directories.job, directories.shared, directories.taskowned):
+        for uri in (self._job, f"{self._job}/shared", f"{self._job}/taskowned"):
             make_directory(self._storage, uri)
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> FsCheckpointStorageLocation:
@@ -93,15 +121,10 @@ class FsCheckpointStorageAccess:
         :raises InvalidConfigurationError: if the id is negative.
         :raises StorageError: if the storage fails.
         """
-        exclusive = self._directories.checkpoint(checkpoint_id)
+        exclusive = self._exclusive(checkpoint_id)
         make_directory(self._storage, exclusive)
         return FsCheckpointStorageLocation(
-            storage=self._storage,
-            exclusive=exclusive,
-            shared=self._directories.shared_state,
-            taskowned=self._directories.taskowned,
-            writing=self._writing,
-            location_reference=CheckpointStorageLocationReference.default(),
+            storage=self._storage, exclusive=exclusive, shared=self._shared_state, writing=self._writing
         )
 
     def initialize_location_for_savepoint(
@@ -120,10 +143,27 @@ class FsCheckpointStorageAccess:
             storage=storage,
             exclusive=directory,
             shared=directory,
-            taskowned=directory,
             writing=self._writing,
             location_reference=CheckpointStorageLocationReference.of_path(directory),
         )
+
+    def new_snapshot_location(self, name: str, scope: tuple[tuple[str, str], ...] = ()) -> SnapshotLocation:
+        """
+        Return a new location for the snapshot of a DataFrame, which checkpoints share.
+
+        :param name: Name of the snapshot.
+        :param scope: Enclosing loops and their items, outermost first.
+        """
+        return SnapshotLocation(self._storage, f"{self._shared}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}")
+
+    def owns(self, uri: str) -> bool:
+        """Return whether a file is shared state or a snapshot of the operator."""
+        # Files in a checkpoint directory do not count: the directory may be that of another owner's snapshot.
+        return uri.startswith(f"{self._shared}/")
+
+    def copies_of_borrowed_state(self) -> StateCopies:
+        """Return copies, in shared state, of files of another owner, who may delete them; a repeated call resumes them."""
+        return StateCopies(self._storage, self._shared_state, self._attempt.epoch, is_own=self.owns, resumes=True)
 
     def resolve_checkpoint_storage_location(
         self, checkpoint_id: int, reference: CheckpointStorageLocationReference
@@ -131,14 +171,15 @@ class FsCheckpointStorageAccess:
         """
         Return the stream factory of a checkpoint, without creating directories.
 
+        All state between checkpoints is shared, because several checkpoints may reference it.
+
         :raises InvalidConfigurationError: if the reference cannot be decoded.
         """
         if reference.is_default:
+            is_of_checkpoint = checkpoint_id != NO_CHECKPOINT
+            exclusive = self._exclusive(checkpoint_id) if is_of_checkpoint else self._shared_state
             return FsCheckpointStreamFactory(
-                storage=self._storage,
-                exclusive=self._directories.checkpoint(checkpoint_id),
-                shared=self._directories.shared_state,
-                writing=self._writing,
+                storage=self._storage, exclusive=exclusive, shared=self._shared_state, writing=self._writing
             )
         path = reference.path
         scheme_of(path)
@@ -148,36 +189,33 @@ class FsCheckpointStorageAccess:
 
     def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
         """Open a stream of task-owned state; small state is stored inline."""
-        return FsCheckpointStateOutputStream.open(self._storage, self._directories.taskowned_state, self._writing)
+        return FsCheckpointStateOutputStream.open(self._storage, self._taskowned, self._writing)
 
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
         """Return the toolset for task-owned state."""
-        return make_toolset(self._storage, self._directories.taskowned_state, self._attempt.epoch)
+        return FsCheckpointStateToolset(self._storage, self._taskowned, self._attempt.epoch)
+
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        """Return the states, because each stream makes its own file durable."""
+        return tuple(states)
 
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
-    ) -> StreamingWorkerView:
-        """
-        Return a view that merges files, or this view if merging is disabled.
-
-        :raises InvalidConfigurationError: if the manager writes to other directories.
-        """
+    ) -> CheckpointStorageWorkerView:
+        """Return a view that merges files, or this view if merging is disabled."""
         if manager is None:
             return self
-        from airflow_provider_statecheck.storage.file_merging.worker_view import FsMergingCheckpointStorageAccess
+        manager.restore_state_handles(environment.restored_streams)
+        return FsMergingCheckpointStorageAccess(self, manager)
 
-        manager.init_file_system(
-            self._storage,
-            base=self._storage.base_uri,
-            shared=self._directories.shared,
-            taskowned=self._directories.taskowned,
-            write_buffer_size=self._writing.effective_buffer_size,
-        )
-        return FsMergingCheckpointStorageAccess(self, manager, environment.subtask)
+    def _exclusive(self, checkpoint_id: int) -> str:
+        if checkpoint_id < 0:
+            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
+        return checkpoint_uri(self._storage.base_uri, self._attempt.job_id, checkpoint_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FsCheckpointStreamFactory:
+class FsCheckpointStreamFactory(CheckpointStreamFactory):
     """
     Opens state streams in the directories of a checkpoint.
 
@@ -192,23 +230,28 @@ class FsCheckpointStreamFactory:
     shared: str
     writing: StateWriting
 
+    def directory_of(self, scope: CheckpointedStateScope) -> str:
+        """Return the directory of the state of a scope."""
+        return self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
+
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
         """Open a stream without creating a file."""
-        directory = self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
-        return FsCheckpointStateOutputStream.open(self.storage, directory, self.writing)
+        return FsCheckpointStateOutputStream.open(self.storage, self.directory_of(scope), self.writing)
+
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        """Return ``True``, because each file is deleted with its state."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FsCheckpointStorageLocation(FsCheckpointStreamFactory):
+class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLocation):
     """
     Location of a checkpoint for the coordinator.
 
-    :param taskowned: Directory of task-owned state.
     :param location_reference: Reference that tasks resolve to this location.
     """
 
-    taskowned: str
-    location_reference: CheckpointStorageLocationReference
+    location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
 
     def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
         """
@@ -216,7 +259,7 @@ class FsCheckpointStorageLocation(FsCheckpointStreamFactory):
 
         :raises StorageError: if metadata already exists, or the storage fails.
         """
-        return FsCheckpointMetadataOutputStream(self.storage, self.exclusive)
+        return open_metadata_stream(self.storage, self.exclusive)
 
     def dispose_on_failure(self) -> None:
         """
@@ -225,6 +268,137 @@ class FsCheckpointStorageLocation(FsCheckpointStreamFactory):
         :raises StorageError: if a part may still exist.
         """
         self.storage.delete_directory(self.exclusive)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLocation:
+    """
+    Location of the snapshot of a DataFrame: Parquet files that Spark writes, and a manifest that lists them.
+
+    :param storage: Storage of the directory.
+    :param uri: URI of the directory.
+    """
+
+    storage: CheckpointStorage
+    uri: str
+
+    @property
+    def data_uri(self) -> str:
+        """Return the URI of the directory of the Parquet files."""
+        return f"{self.uri}/{DATA_DIRECTORY}"
+
+    def publish(self, manifest: bytes) -> FileStateHandle:
+        """
+        Write the manifest, which makes the snapshot complete.
+
+        :raises StorageError: if the storage fails.
+        """
+        uri = f"{self.uri}/{MANIFEST_FILE}"
+        self.storage.write_bytes(uri, manifest)
+        return FileStateHandle(uri, len(manifest), hashlib.sha256(manifest).hexdigest())
+
+    def copy_from(self, uri: str, *, size_bytes: int) -> None:
+        """
+        Copy a snapshot.
+
+        :param size_bytes: Minimum size of the snapshot; a smaller one was deleted at least in part.
+        :raises CheckpointNotFoundError: if the snapshot is missing.
+        :raises StorageError: if the storage fails; the copy may be incomplete.
+        """
+        self.storage.copy_directory(uri, self.uri, size_bytes=size_bytes)
+
+    def dispose_on_failure(self) -> None:
+        """
+        Delete the directory.
+
+        :raises StorageError: if a part may still exist.
+        """
+        self.storage.delete_directory(self.uri)
+
+
+class FsMergingCheckpointStorageAccess(CheckpointStorageWorkerView):
+    """
+    Worker view that merges the files of checkpoints and savepoints; task-owned state is not merged.
+
+    :param access: The wrapped view.
+    :param manager: The manager of the subtask.
+    """
+
+    def __init__(self, access: FsCheckpointStorageAccess, manager: FileMergingSnapshotManager) -> None:
+        self._access = access
+        self._manager = manager
+
+    def resolve_checkpoint_storage_location(
+        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
+    ) -> FsMergingCheckpointStreamFactory:
+        """Return the stream factory of a checkpoint, without creating files."""
+        return FsMergingCheckpointStreamFactory(
+            self._access.resolve_checkpoint_storage_location(checkpoint_id, reference), self._manager
+        )
+
+    def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
+        """Open a stream of task-owned state."""
+        return self._access.create_task_owned_state_stream()
+
+    def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
+        """Return the toolset for task-owned state."""
+        return self._access.create_task_owned_checkpoint_state_toolset()
+
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        """
+        Write all segments to storage; call it before acknowledging.
+
+        :return: The states with their final handles.
+        :raises StorageError: if the storage fails; the checkpoint must not be acknowledged.
+        """
+        self._manager.make_durable()
+        return tuple(with_streams(state, self._manager.final) for state in states)
+
+    def to_file_merging_storage(
+        self, manager: FileMergingSnapshotManager | None, environment: Environment
+    ) -> CheckpointStorageWorkerView:
+        """Return a view with another manager, or the wrapped view if merging is disabled."""
+        return self._access.to_file_merging_storage(manager, environment)
+
+
+@dataclass(frozen=True, slots=True)
+class FsMergingCheckpointStreamFactory(CheckpointStreamFactory):
+    """
+    Opens streams whose state becomes a segment of a merged file, unless it is small enough to be inline.
+
+    :param files: Directories and settings.
+    :param manager: The manager of the subtask.
+    """
+
+    files: FsCheckpointStreamFactory
+    manager: FileMergingSnapshotManager
+
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> BufferedStateOutputStream:
+        """Open a stream without creating a file."""
+        storage, directory, writing = self.files.storage, self.files.directory_of(scope), self.files.writing
+        return BufferedStateOutputStream(
+            lambda data: self.manager.add_segment(storage, directory, scope, data),
+            buffer_size=writing.effective_buffer_size,
+            inline_threshold=writing.inline_threshold,
+        )
+
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        """Return whether a later checkpoint may reference a handle again; otherwise its state should be rewritten."""
+        return self.manager.could_reuse_previous_state_handle(handle)
+
+
+def open_metadata_stream(storage: CheckpointStorage, directory: str) -> FsCheckpointMetadataOutputStream:
+    """
+    Open the metadata stream of a directory.
+
+    :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
+    """
+    uri = f"{directory}/{METADATA_FILE}"
+    if storage.exists(uri):
+        raise StorageError(
+            f"Expected no metadata at {redact(uri)}, found a file; two checkpoints share a directory.", uri=redact(uri)
+        )
+    return FsCheckpointMetadataOutputStream(storage, directory)
 
 
 def make_directory(storage: CheckpointStorage, uri: str) -> None:
@@ -254,7 +428,7 @@ def make_savepoint_directory(
     :raises StorageError: if the storage fails, or ten random names are taken.
     """
     taken: FileExistsError | None = None
-    for _ in range(_MAX_NAME_ATTEMPTS):
+    for _ in range(MAX_NAME_ATTEMPTS):
         uri = new_uri(target, job_id)
         try:
             _create_directory(storage, uri)
@@ -263,30 +437,9 @@ def make_savepoint_directory(
         else:
             return uri
     raise StorageError(
-        f"Expected a free savepoint name in {redact(target)}, found {_MAX_NAME_ATTEMPTS} random names taken.",
+        f"Expected a free savepoint name in {redact(target)}, found {MAX_NAME_ATTEMPTS} random names taken.",
         uri=redact(target),
     ) from taken
-
-
-def claim_directory(storage: CheckpointStorage, directory: str, job_id: JobId) -> None:
-    """
-    Claim a directory without job subdirectories for a job; a repeated call has no effect.
-
-    :raises InvalidConfigurationError: if the directory contains other files, or another job claimed it.
-    """
-    uri = f"{directory}/{_OWNER_FILE}"
-    is_claimed = storage.exists(uri)
-    if not is_claimed and storage.list_files(directory):
-        raise InvalidConfigurationError(
-            f"Expected {redact(directory)} to be empty, as jobs have no subdirectories, found files; "
-            f"choose another directory, or set execution.checkpointing.create-subdir."
-        )
-    if not is_claimed:
-        storage.write_bytes(uri, job_id.encode())
-    if storage.read_bytes(uri) != job_id.encode():
-        raise InvalidConfigurationError(
-            f"Expected {redact(directory)} to belong to job {job_id}, found it claimed by another job; choose another directory."
-        )
 
 
 def _create_directory(storage: CheckpointStorage, uri: str) -> None:
@@ -306,56 +459,6 @@ def _create_directory(storage: CheckpointStorage, uri: str) -> None:
 
 def _is_local(uri: str) -> bool:
     return scheme_of(uri) in LOCAL_SCHEMES
-
-
-@dataclass(frozen=True, slots=True)
-class JobDirectories:
-    """
-    URIs of the directories of a job and an operator; no directory is created.
-
-    :param base: URI of the checkpoint directory.
-    :param attempt: The writing attempt.
-    :param create_subdir: Whether the job has a subdirectory of the checkpoint directory, by default ``True``.
-    """
-
-    base: str
-    attempt: AttemptRef
-    create_subdir: bool = True
-
-    @property
-    def job(self) -> str:
-        """Return the directory of the job."""
-        return job_uri(self.base, self.attempt.job_id) if self.create_subdir else self.base
-
-    @property
-    def shared(self) -> str:
-        """Return the directory of state that several checkpoints may reference."""
-        return f"{self.job}/shared"
-
-    @property
-    def shared_state(self) -> str:
-        """Return the operator's directory of shared state; an operator sweeps only its own directory."""
-        return f"{self.shared}/{self.attempt.operator_id}/{STATE_DIRECTORY}"
-
-    @property
-    def taskowned(self) -> str:
-        """Return the directory of task-owned state."""
-        return f"{self.job}/taskowned"
-
-    @property
-    def taskowned_state(self) -> str:
-        """Return the operator's directory of task-owned state."""
-        return f"{self.taskowned}/{self.attempt.operator_id}"
-
-    def checkpoint(self, checkpoint_id: int) -> str:
-        """
-        Return the directory of one checkpoint.
-
-        :raises InvalidConfigurationError: if the id is negative.
-        """
-        if checkpoint_id < 0:
-            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
-        return f"{self.job}/chk-{checkpoint_id}"
 
 
 def require_savepoint_target(external: str | None, default: str | None) -> str:

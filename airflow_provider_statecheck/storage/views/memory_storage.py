@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-import io
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION, CheckpointStorageLocationReference
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, CheckpointedStateScope
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    CheckpointedStateScope,
+    OperatorState,
+    StreamStateHandle,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.storage.file_merging.manager import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import NOT_ADDRESSABLE
+from airflow_provider_statecheck.storage.pointers import NOT_ADDRESSABLE, ResolvedPointer, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.checkpoint_storage import (
+    CheckpointStorageAccess,
     CheckpointStorageLocation,
+    CheckpointStorageWorkerView,
     Environment,
-    StreamingWorkerView,
 )
+from airflow_provider_statecheck.storage.views.file_merging import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.fs_storage import (
-    JobDirectories,
     make_directory,
     make_savepoint_directory,
+    open_metadata_stream,
     require_savepoint_target,
 )
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStateToolset,
-    NotDuplicatingCheckpointStateToolset,
+    FsCheckpointStateToolset,
 )
 from airflow_provider_statecheck.storage.views.state_streams import (
     BufferedMetadata,
+    BufferedStateOutputStream,
+    CheckpointStreamFactory,
     FsCheckpointMetadataOutputStream,
-    FsCompletedCheckpointStorageLocation,
-    resolve_location,
 )
 
 DEFAULT_MAX_STATE_SIZE = 5 * 1024 * 1024
 _NO_DIRECTORY = "memory://statecheck-without-directory"
 
 
-class MemoryBackendCheckpointStorageAccess:
+class MemoryBackendCheckpointStorageAccess(CheckpointStorageAccess):
     """
     Checkpoint storage with inline state; metadata is a file if a checkpoint directory is set, else in memory.
 
@@ -78,9 +86,9 @@ class MemoryBackendCheckpointStorageAccess:
         """Return whether savepoints without a target have a default directory."""
         return self._savepoint_dir is not None
 
-    def resolve_checkpoint(self, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
+    def resolve_checkpoint(self, pointer: str | None) -> ResolvedPointer:
         """Resolve an external pointer to a completed checkpoint of any job."""
-        return resolve_location(self._files, pointer)
+        return resolve_checkpoint(self._files, pointer)
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """Do nothing, because each checkpoint creates its own directory."""
@@ -92,10 +100,11 @@ class MemoryBackendCheckpointStorageAccess:
         :raises InvalidConfigurationError: if the id is negative.
         :raises StorageError: if the storage fails.
         """
-        base = self._storage.base_uri if self._storage else ""
-        directory = JobDirectories(base, self._attempt).checkpoint(checkpoint_id)
+        if checkpoint_id < 0:
+            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
         if self._storage is None:
             return NonPersistentMetadataCheckpointStorageLocation(max_state_size=self._max_state_size)
+        directory = checkpoint_uri(self._storage.base_uri, self._attempt.job_id, checkpoint_id)
         make_directory(self._storage, directory)
         return PersistentMetadataCheckpointStorageLocation(
             max_state_size=self._max_state_size, storage=self._storage, directory=directory
@@ -131,40 +140,29 @@ class MemoryBackendCheckpointStorageAccess:
         return MemoryCheckpointOutputStream(self._max_state_size)
 
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        """Return a toolset without copies, because there are no files."""
-        return NotDuplicatingCheckpointStateToolset()
+        """Return a toolset that copies nothing, because there are no files."""
+        return FsCheckpointStateToolset(self._files, None, self._attempt.epoch)
+
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        """Return the states, because their handles contain all bytes."""
+        return tuple(states)
 
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
-    ) -> StreamingWorkerView:
+    ) -> CheckpointStorageWorkerView:
         """Return this view, because there are no files to merge."""
         return self
 
 
-class MemoryCheckpointOutputStream:
+class MemoryCheckpointOutputStream(BufferedStateOutputStream):
     """
-    State stream that buffers all bytes in memory.
+    State stream whose handle contains all bytes.
 
     :param max_state_size: Maximum size of the state in bytes.
     """
 
     def __init__(self, max_state_size: int) -> None:
-        self._max_state_size = max_state_size
-        self._buffer = io.BytesIO()
-        self._position = 0
-
-    def write(self, data: bytes) -> None:
-        """
-        Append bytes.
-
-        :raises StorageError: if the stream is closed.
-        """
-        self._require_open()
-        self._position += self._buffer.write(data)
-
-    def get_pos(self) -> int:
-        """Return the number of bytes written."""
-        return self._position
+        super().__init__(self._refuse, buffer_size=max_state_size, inline_threshold=max_state_size)
 
     def flush_to_file(self) -> None:
         """
@@ -174,33 +172,15 @@ class MemoryCheckpointOutputStream:
         """
         self._require_open()
 
-    def close_and_get_handle(self) -> ByteStreamStateHandle | None:
-        """
-        Return the state as an inline handle, or ``None`` for an empty stream.
-
-        :raises StorageError: if the stream is closed, or the state is too large.
-        """
-        self._require_open()
-        data = self._buffer.getvalue()
-        self.close()
-        if len(data) > self._max_state_size:
-            raise StorageError(
-                f"Expected in-memory state of at most {self._max_state_size} bytes, found {len(data)}; "
-                f"raise the limit, or set execution.checkpointing.dir to write state to files."
-            )
-        return ByteStreamStateHandle(uuid.uuid4().hex, data) if data else None
-
-    def close(self) -> None:
-        """Discard the written bytes, unless their handle was returned."""
-        self._buffer.close()
-
-    def _require_open(self) -> None:
-        if self._buffer.closed:
-            raise StorageError("Expected an open state stream, found a closed stream; open another stream.")
+    def _refuse(self, data: bytes) -> NoReturn:
+        raise StorageError(
+            f"Expected in-memory state of at most {self._inline_threshold} bytes, found {len(data)}; "
+            f"raise the limit, or set execution.checkpointing.dir to write state to files."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCheckpointStreamFactory:
+class MemoryCheckpointStreamFactory(CheckpointStreamFactory):
     """
     Opens in-memory state streams.
 
@@ -212,6 +192,10 @@ class MemoryCheckpointStreamFactory:
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> MemoryCheckpointOutputStream:
         """Open an in-memory stream."""
         return MemoryCheckpointOutputStream(self.max_state_size)
+
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        """Return ``True``, because there are no files."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +228,7 @@ class MemoryMetadataOutputStream(BufferedMetadata):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonPersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory):
+class NonPersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory, CheckpointStorageLocation):
     """Location of a checkpoint that exists only in the memory of this process."""
 
     location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
@@ -258,7 +242,7 @@ class NonPersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFacto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory):
+class PersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory, CheckpointStorageLocation):
     """
     Location of a checkpoint with a metadata file that contains all state.
 
@@ -276,7 +260,7 @@ class PersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory)
 
         :raises StorageError: if metadata already exists, or the storage fails.
         """
-        return FsCheckpointMetadataOutputStream(self.storage, self.directory)
+        return open_metadata_stream(self.storage, self.directory)
 
     def dispose_on_failure(self) -> None:
         """

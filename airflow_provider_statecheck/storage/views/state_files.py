@@ -58,7 +58,7 @@ def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None
     """
     Delete the file of a handle, but not its directory; a missing file is success.
 
-    Inline state has no file. The file of a segment is deleted by the file merging manager.
+    Inline state has no file. The file of a segment is deleted with its last referenced segment, see ``discarding``.
 
     :raises StorageError: if the file may still exist.
     """
@@ -149,41 +149,24 @@ class CheckpointStateToolset(Protocol):
         ...
 
 
-class NotDuplicatingCheckpointStateToolset:
-    """Toolset of filesystems without server-side copies."""
-
-    def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
-        """Return ``False``."""
-        return False
-
-    def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
-        """
-        Reject the request.
-
-        :raises InvalidConfigurationError: always.
-        """
-        raise InvalidConfigurationError(
-            "Expected a filesystem with server-side copies, found one without; check can_fast_duplicate first."
-        )
-
-
-class FsCheckpointStateToolset:
+class FsCheckpointStateToolset(CheckpointStateToolset):
     """
-    Toolset of filesystems with server-side copies.
+    Toolset for files; only some filesystems copy on their servers.
 
     :param storage: Storage of the copies.
-    :param directory: Directory of the copies.
+    :param directory: Directory of the copies; ``None`` for a storage without files, which copies nothing.
     :param epoch: Epoch of the writing attempt.
     """
 
-    def __init__(self, storage: CheckpointStorage, directory: str, epoch: int) -> None:
+    def __init__(self, storage: CheckpointStorage, directory: str | None, epoch: int) -> None:
         self._storage = storage
         self._directory = directory
         self._epoch = epoch
 
     def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
         """Return whether the state is a whole file on the same servers."""
-        return isinstance(handle, FileStateHandle) and _server(handle.uri) == _server(self._directory)
+        server = None if self._directory is None else _server(self._directory)
+        return server is not None and isinstance(handle, FileStateHandle) and _server(handle.uri) == server
 
     def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
         """
@@ -206,20 +189,14 @@ class FsCheckpointStateToolset:
         if isinstance(handle, FileStateHandle) and self.can_fast_duplicate(handle):
             return handle
         raise InvalidConfigurationError(
-            f"Expected a state file on the same servers, found {type(handle).__name__}; write the state again."
+            f"Expected a state file on the same servers, found {type(handle).__name__}; write the state again, and check "
+            f"can_fast_duplicate first."
         )
 
     def _delete(self, copies: Sequence[FileStateHandle]) -> None:
         for copy in copies:
             with contextlib.suppress(StateCheckError):
                 self._storage.delete_file(copy.uri)
-
-
-def make_toolset(storage: CheckpointStorage, directory: str, epoch: int) -> CheckpointStateToolset:
-    """Return the toolset for the filesystem of a directory."""
-    if _server(directory) is None:
-        return NotDuplicatingCheckpointStateToolset()
-    return FsCheckpointStateToolset(storage, directory, epoch)
 
 
 def _server(uri: str) -> tuple[str, str] | None:

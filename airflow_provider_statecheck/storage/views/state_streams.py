@@ -1,4 +1,4 @@
-"""Output streams of checkpoint state and metadata, and completed checkpoint locations."""
+"""Output streams of state and metadata, and the spill of inline state above a budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Protocol
 
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, epoch_name
@@ -24,13 +24,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import redact
 
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
 MAX_INLINE_THRESHOLD = 1024 * 1024
 DEFAULT_WRITE_BUFFER = 4096
-_MAX_NAME_ATTEMPTS = 10
+MAX_NAME_ATTEMPTS = 10
 DEFAULT_INLINE_BUDGET = 16 * 1024 * 1024
 _DIGEST_LENGTH = 32
 
@@ -65,7 +64,9 @@ class CheckpointStateOutputStream(Protocol):
 
     def close_and_get_handle(self) -> StreamStateHandle | None:
         """
-        Make the state durable and return its handle, or ``None`` for an empty stream.
+        Store the state and return its handle, or ``None`` for an empty stream.
+
+        With file merging, the bytes are durable only after ``make_durable`` of the worker view.
 
         :raises StorageError: if the stream is closed, or the storage fails.
         """
@@ -81,6 +82,10 @@ class CheckpointStreamFactory(Protocol):
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         """Open a stream without creating a file."""
+        ...
+
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        """Return whether a later checkpoint may reference a handle again; otherwise its state should be rewritten."""
         ...
 
 
@@ -111,14 +116,14 @@ class FsCompletedCheckpointStorageLocation:
     """
     Completed checkpoint in a directory.
 
-    :param storage: Storage of the directory.
     :param external_pointer: URI of the directory.
-    :param metadata_handle: Handle of the metadata file in the directory.
+    :param metadata_handle: Handle of the metadata file.
+    :param storage: Storage that may read the checkpoint and the files that its metadata names.
     """
 
-    storage: CheckpointStorage
     external_pointer: str
     metadata_handle: FileStateHandle
+    storage: CheckpointStorage = field(compare=False, repr=False)
 
     def dispose(self) -> None:
         """
@@ -128,13 +133,6 @@ class FsCompletedCheckpointStorageLocation:
         :raises StorageError: if a part may still exist.
         """
         self.storage.delete_directory(self.external_pointer)
-
-
-def resolve_location(storage: CheckpointStorage, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
-    """Resolve a pointer to a completed checkpoint of any job; raises as :func:`resolve_checkpoint`."""
-    resolved = resolve_checkpoint(storage, pointer)
-    handle = FileStateHandle(resolved.metadata_uri, resolved.storage.size(resolved.metadata_uri))
-    return FsCompletedCheckpointStorageLocation(resolved.storage, resolved.directory_uri, handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,51 +164,30 @@ class StateWriting:
         return max(self.write_buffer_size, self.inline_threshold)
 
 
-class FsCheckpointStateOutputStream:
+Publish = Callable[[bytes], StreamStateHandle]
+"""Function that stores the bytes of a closed stream outside its handle."""
+
+
+class BufferedStateOutputStream(CheckpointStateOutputStream):
     """
-    Buffers bytes on this machine and publishes them as one new file.
+    Buffers bytes on this machine, and stores them when it is closed: a file on an object store exists only as a whole.
 
-    The file is created in ``close_and_get_handle``, because a file on an object store exists only when it is complete.
-
-    :param storage: Storage of the file.
-    :param directory: Directory of the file.
-    :param new_name: Returns a new unique file name that contains the epoch.
+    :param publish: Stores state that is not inline.
     :param buffer_size: Bytes held in memory before they spill to a local temporary file.
     :param inline_threshold: Maximum size in bytes of inline state.
     :raises InvalidConfigurationError: if the buffer is smaller than the threshold.
     """
 
-    def __init__(
-        self,
-        storage: CheckpointStorage,
-        directory: str,
-        new_name: Callable[[], str],
-        *,
-        buffer_size: int,
-        inline_threshold: int,
-    ) -> None:
+    def __init__(self, publish: Publish, *, buffer_size: int, inline_threshold: int) -> None:
         if buffer_size < inline_threshold:
             raise InvalidConfigurationError(
                 f"Expected a buffer of at least the inline threshold of {inline_threshold} bytes, found {buffer_size}."
             )
-        self._storage = storage
-        self._directory = directory
-        self._new_name = new_name
+        self._publish = publish
         self._inline_threshold = inline_threshold
         self._buffer: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=buffer_size)  # noqa: SIM115
         self._position = 0
         self._wants_file = False
-
-    @classmethod
-    def open(cls, storage: CheckpointStorage, directory: str, writing: StateWriting) -> FsCheckpointStateOutputStream:
-        """Open a stream with a task's settings, without creating a file."""
-        return cls(
-            storage,
-            directory,
-            lambda: epoch_name(writing.epoch),
-            buffer_size=writing.effective_buffer_size,
-            inline_threshold=writing.inline_threshold,
-        )
 
     def write(self, data: bytes) -> None:
         """
@@ -236,9 +213,9 @@ class FsCheckpointStateOutputStream:
         self._require_open()
         self._wants_file = self._wants_file or self._position > 0
 
-    def close_and_get_handle(self) -> ByteStreamStateHandle | FileStateHandle | None:
+    def close_and_get_handle(self) -> StreamStateHandle | None:
         """
-        Publish the state as a file or inline handle; return ``None`` for an empty stream.
+        Store the state and return its handle; return ``None`` for an empty stream.
 
         :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
         """
@@ -254,33 +231,10 @@ class FsCheckpointStateOutputStream:
         """Discard the written bytes, unless their handle was returned."""
         self._buffer.close()
 
-    def _handle_of(self, data: bytes) -> ByteStreamStateHandle | FileStateHandle:
+    def _handle_of(self, data: bytes) -> StreamStateHandle:
         if len(data) <= self._inline_threshold and not self._wants_file:
             return ByteStreamStateHandle(uuid.uuid4().hex, data)
-        return FileStateHandle(self._publish(data), len(data), hashlib.sha256(data).hexdigest())
-
-    def _publish(self, data: bytes) -> str:
-        taken: StorageError | None = None
-        for _ in range(_MAX_NAME_ATTEMPTS):
-            uri = f"{self._directory}/{self._new_name()}"
-            try:
-                self._storage.write_bytes(uri, data)
-            except StorageError as error:
-                if not is_taken(error):
-                    self._delete(uri)
-                    raise
-                taken = error
-            else:
-                return uri
-        raise StorageError(
-            f"Expected a free file name in {redact(self._directory)}, found {_MAX_NAME_ATTEMPTS} random names taken.",
-            uri=redact(self._directory),
-        ) from taken
-
-    def _delete(self, uri: str) -> None:
-        # The name is unique, therefore a file there can only hold this state or a part of it.
-        with contextlib.suppress(StateCheckError):
-            self._storage.delete_file(uri)
+        return self._publish(data)
 
     @contextlib.contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
@@ -296,6 +250,66 @@ class FsCheckpointStateOutputStream:
     def _require_open(self) -> None:
         if self._buffer.closed:
             raise StorageError("Expected an open state stream, found a closed stream; open another stream.")
+
+
+class FsCheckpointStateOutputStream(BufferedStateOutputStream):
+    """
+    Stream that publishes its state as one new file.
+
+    :param storage: Storage of the file.
+    :param directory: Directory of the file.
+    :param new_name: Returns a new unique file name that contains the epoch.
+    :param buffer_size: Bytes held in memory before they spill to a local temporary file.
+    :param inline_threshold: Maximum size in bytes of inline state.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        directory: str,
+        new_name: Callable[[], str],
+        *,
+        buffer_size: int,
+        inline_threshold: int,
+    ) -> None:
+        super().__init__(self._to_new_file, buffer_size=buffer_size, inline_threshold=inline_threshold)
+        self._storage = storage
+        self._directory = directory
+        self._new_name = new_name
+
+    @classmethod
+    def open(cls, storage: CheckpointStorage, directory: str, writing: StateWriting) -> FsCheckpointStateOutputStream:
+        """Open a stream with a task's settings, without creating a file."""
+        return cls(
+            storage,
+            directory,
+            lambda: epoch_name(writing.epoch),
+            buffer_size=writing.effective_buffer_size,
+            inline_threshold=writing.inline_threshold,
+        )
+
+    def _to_new_file(self, data: bytes) -> FileStateHandle:
+        taken: StorageError | None = None
+        for _ in range(MAX_NAME_ATTEMPTS):
+            uri = f"{self._directory}/{self._new_name()}"
+            try:
+                self._storage.write_bytes(uri, data)
+            except StorageError as error:
+                if not is_taken(error):
+                    self._delete(uri)
+                    raise
+                taken = error
+            else:
+                return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
+        raise StorageError(
+            f"Expected a free file name in {redact(self._directory)}, found {MAX_NAME_ATTEMPTS} random names taken.",
+            uri=redact(self._directory),
+        ) from taken
+
+    def _delete(self, uri: str) -> None:
+        # The name is unique, therefore a file there can only hold this state or a part of it.
+        with contextlib.suppress(StateCheckError):
+            self._storage.delete_file(uri)
 
 
 class CheckpointMetadataOutputStream(Protocol):
@@ -338,7 +352,7 @@ class CheckpointMetadataOutputStream(Protocol):
         ...
 
 
-class BufferedMetadata:
+class BufferedMetadata(CheckpointMetadataOutputStream):
     """Metadata stream that buffers all bytes in memory."""
 
     def __init__(self) -> None:
@@ -374,23 +388,16 @@ class BufferedMetadata:
 
 class FsCheckpointMetadataOutputStream(BufferedMetadata):
     """
-    Metadata stream that publishes a file.
+    Metadata stream that publishes a file: a directory with this file is complete.
 
     :param storage: Storage of the file.
     :param directory: The exclusive directory of the checkpoint.
-    :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
     """
 
     def __init__(self, storage: CheckpointStorage, directory: str) -> None:
         super().__init__()
         self._storage = storage
         self._directory = directory
-        self._uri = f"{directory}/{METADATA_FILE}"
-        if storage.exists(self._uri):
-            raise StorageError(
-                f"Expected no metadata at {redact(self._uri)}, found a file; two checkpoints share a directory.",
-                uri=redact(self._uri),
-            )
 
     def close_and_finalize_checkpoint(self) -> FsCompletedCheckpointStorageLocation:
         """
@@ -400,11 +407,11 @@ class FsCheckpointMetadataOutputStream(BufferedMetadata):
 
         :raises StorageError: if the stream is closed, the storage fails, or another writer published other metadata.
         """
-        data = self.content()
-        self._storage.write_bytes(self._uri, data)
+        data, uri = self.content(), f"{self._directory}/{METADATA_FILE}"
+        self._storage.write_bytes(uri, data)
         self.close()
-        handle = FileStateHandle(self._uri, len(data), hashlib.sha256(data).hexdigest())
-        return FsCompletedCheckpointStorageLocation(self._storage, self._directory, handle)
+        handle = FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
+        return FsCompletedCheckpointStorageLocation(self._directory, handle, self._storage)
 
 
 def spill_above_budget(

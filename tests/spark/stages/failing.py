@@ -51,6 +51,11 @@ def end(way: str) -> None:
     raise RuntimeError("planned")
 
 
+def state_files(checkpoints: Path) -> list[Path]:
+    """Return the state files of functions, shared and of single checkpoints."""
+    return [*checkpoints.glob("*/shared/*/state/*"), *checkpoints.glob("*/chk-*/[0-9]*-*")]
+
+
 @dataclass(frozen=True)
 class Traces:
     """
@@ -64,9 +69,9 @@ class Traces:
     checkpoints: Path
 
     def note(self, kind: str, subtask: int, committables: Iterable[dict[str, Any]]) -> None:
-        """Note the staged output of a task, and all state files of its subtask."""
+        """Note the staged output of a task, and all state files so far."""
         staged = [file["staged"] for each in committables for file in each["files"]]
-        state = [str(path) for path in self.checkpoints.glob(f"*/shared/*/keyed-{subtask}/*")]
+        state = [str(path) for path in state_files(self.checkpoints)]
         host = os.environ.get("SPARK_LOCAL_IP", "")
         name = f"{kind}-{time.time_ns()}"
         (self.folder / f".{name}").write_text(json.dumps({"host": host, "staged": staged, "state": state}))

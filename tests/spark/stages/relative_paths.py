@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 
-from airflow_provider_statecheck.spark.driver.session import start_session
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import run_stage
+from tests.sessions import start_session
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.test_stage import RUNNING
 

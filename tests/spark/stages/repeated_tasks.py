@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.spark.driver.session import start_session
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings, Sum
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
-from tests.spark.stages.failing import FailingInFirstAttempt, FailingSink, LingeringSink, Traces
+from tests.sessions import start_session
+from tests.spark.stages.failing import FailingInFirstAttempt, FailingSink, LingeringSink, Traces, state_files
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import RUNNING, payments
@@ -41,7 +41,7 @@ def run(spark: Any, folder: Path, way: str) -> dict[str, Any]:
         "named": sorted(
             {uri for each in tries.completed() for uri in document_uris(load_document(tries.storage, each))}
         ),
-        "there": [f"file://{path}" for path in (folder / "checkpoints").glob("*/shared/*/keyed-*/*")],
+        "there": [f"file://{path}" for path in state_files(folder / "checkpoints")],
         "failed": traces.of("failed"),
         "lost": traces.of("lost"),
         "won": traces.of("won"),

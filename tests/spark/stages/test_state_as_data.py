@@ -83,7 +83,6 @@ def test_stage_begins_from_balances_that_were_computed_elsewhere(tries: StageTri
         max_parallelism=32,
         parallelism=5,
         target=f"{tries.storage.base_uri}/savepoints",
-        state_backend=backend,
     )
     tries.write_input(*new)
     tries.run(stage(tries, backend), **from_savepoint(tries, savepoint))

@@ -20,8 +20,8 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.metadata.token_records import Caller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -153,7 +153,7 @@ class ApiServer:
     def rows(self) -> dict[str, list[str]]:
         """Return all that is kept."""
         with self.engine.connect() as connection:
-            tables = Base.metadata.sorted_tables
+            tables = METADATA.sorted_tables
             return {table.name: sorted(map(repr, connection.execute(select(table)))) for table in tables}
 
 

@@ -109,6 +109,7 @@ MAINTENANCE_ROUTES = {
         Stage.maintenance_token, lambda s: {"checkpoint_id": s.savepoint_of_job(), "parts": {}}
     ),
     ("POST", "/v1/savepoints/dispose"): Rule(Stage.maintenance_token, lambda s: {"pointer": s.completed_savepoint()}),
+    ("POST", "/v1/savepoints/restore"): Rule(Stage.maintenance_token),
 }
 MAINTENANCE_ROUTES |= {
     ("POST", f"/v1/aligned/{verb}"): Rule(Stage.maintenance_token, lambda s: {"leader": s.leader()})

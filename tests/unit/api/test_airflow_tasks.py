@@ -19,7 +19,7 @@ from airflow_provider_statecheck.api import airflow_services
 from airflow_provider_statecheck.api.airflow_services import AirflowTasks
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.protocol import challenge_of
-from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.metadata.token_records import Caller
 from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
 
 MEETING_SECONDS = 0.5

@@ -22,12 +22,13 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES
 from airflow_provider_statecheck.metadata.database import open_engine
-from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.tables import METADATA
 from tests.unit.api.server import ROOT, ApiServer, accepted, acknowledgement, registration
 from tests.unit.api.stage import Stage
 from tests.unit.api.test_access import RENEWS, RULES, Route, _name, _request
 
 OF_NO_COLUMN = {
+    *("at_least", "newest_on_storage", "checkpoint_ids", "run"),
     *("secret", "ti_id", "dry_run", "is_named", "age_seconds", "idle_seconds", "timeout_seconds"),
     *("lease_seconds", "min_pause_seconds", "max_concurrent", "max_queued", "cleanings", "operators", "uids", "cause"),
     *(
@@ -111,16 +112,20 @@ TRIES = settings(
 )
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.db)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("sqlite", marks=pytest.mark.soak), pytest.param("postgresql", marks=pytest.mark.db)],
+)
 def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A stage on each database, for all tests of this file: what one of them leaves is no fault of the next."""
+    # SQLite takes longer texts and larger numbers than PostgreSQL, so the shorter run is on PostgreSQL.
     is_sqlite = request.param == "sqlite"
     url = (
         f"sqlite:///{tmp_path_factory.mktemp('any')}/state.db" if is_sqlite else request.getfixturevalue("postgres_url")
     )
     engine = open_engine(url)
     with engine.begin() as connection:
-        for table in reversed(Base.metadata.sorted_tables):
+        for table in reversed(METADATA.sorted_tables):
             connection.execute(table.delete())
     with ApiServer(engine) as api:
         yield Stage.begin(api)
@@ -268,11 +273,20 @@ def test_the_longest_names_and_the_largest_numbers_are_kept(lasting: Stage) -> N
     assert reply["checkpoint"]["counts"] == {"epoch": 2**63 - 1}
 
 
+def test_a_key_that_another_job_has_used_is_refused(lasting: Stage) -> None:
+    used = lasting.api.attempt("first job").message["attempt_key"]
+    message = registration("another job", attempt_key=used)
+    response = lasting.api.post("register", lasting.api.task_token(), message)
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_configuration")
+
+
 def test_every_field_of_a_message_has_the_limit_of_its_column() -> None:
     fields = {name: kind for each in _message_classes() for name, kind in _plain_fields(each)}
     kept = {name for name, kind in fields.items() if kind in (str, int, float, tuple)} - OF_NO_COLUMN
-    assert {"job_id", "request_key", "epoch", "metadata_size", "checkpoint_ids"} <= kept
-    assert kept <= set(requests._columns()), "name the column in _COLUMN_TYPES"
+    assert {"job_id", "request_key", "epoch", "metadata_size"} <= kept
+    columns = {column.name for table in METADATA.sorted_tables for column in table.columns}
+    limits = columns | requests._STORED_AS.keys() | requests._NEVER_STORED
+    assert kept <= limits, "name the column in _STORED_AS"
 
 
 def _message_classes() -> set[type[Any]]:

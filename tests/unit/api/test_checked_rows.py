@@ -1,21 +1,50 @@
-"""Rows of jobs whose version was checked: what is remembered, and what is read again after it was evicted."""
+"""Rows of jobs whose version was checked: who may share a check, how old its result may be, and what is remembered."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api import state_reads
-from airflow_provider_statecheck.api.state_reads import CheckedRows
+from airflow_provider_statecheck.api import checked_rows
+from airflow_provider_statecheck.api.checked_rows import GRANT_SECONDS, CheckedRows, SharedCalls
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.records import JobRecord, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CoordinatorError, CoordinatorUnavailableError
 
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FIRST, SECOND, THIRD = map(job_id_of, ("first", "second", "third"))
-OLD = RowsVersion(1, NOW)
+JOB = job_id_of("sales")
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+_ROW = JobRecord(job_id=JOB, name="sales", version=1, next_checkpoint_id=1, seen_at=_NOW, created_at=_NOW)
+
+
+class Api:
+    """The api-server: a version, the tokens that may read, and replies that a test can hold back."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.seen_at = _NOW
+        self.allowed = {"ann", "ben"}
+        self.is_away = False
+        self.calls: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def read(self, job_id: JobId, token: str, known_version: RowsVersion | None) -> LatestCheckpoints | None:
+        self.calls.append(token)
+        if self.is_away:
+            raise CoordinatorUnavailableError("away")
+        if token not in self.allowed:
+            raise AccessDeniedError("denied")
+        found = LatestCheckpoints(
+            job=replace(_ROW, version=self.version, seen_at=self.seen_at), operators=(), checkpoints=()
+        )
+        await self.gate.wait()
+        return None if found.job.rows_version == known_version else found
 
 
 class Rows:
@@ -26,7 +55,7 @@ class Rows:
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
         self.reads.append((job_id, None if known_version is None else known_version.number))
-        job = JobRecord(job_id=job_id, name="sales", version=2, next_checkpoint_id=1, seen_at=NOW, created_at=NOW)
+        job = JobRecord(job_id=job_id, name="sales", version=2, next_checkpoint_id=1, seen_at=_NOW, created_at=_NOW)
         found = LatestCheckpoints(job=job, operators=(), checkpoints=())
         return None if known_version == job.rows_version else found
 
@@ -34,8 +63,218 @@ class Rows:
         raise AssertionError("Expected no view of a whole job.")
 
 
+class Clock:
+    seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+Scenario = Callable[[Api, Clock], Coroutine[Any, Any, None]]
+
+
+def run(scenario: Scenario) -> None:
+    async def made() -> None:
+        await scenario(Api(), Clock())
+
+    asyncio.run(made())
+
+
+def checks_of(api: Api, clock: Clock, staleness: float = 0.0) -> CheckedRows:
+    return CheckedRows(Rows(), api.read, max_staleness_seconds=staleness, now=clock)
+
+
+async def settle() -> None:
+    """Let every task run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def version(found: Awaitable[LatestCheckpoints]) -> int:
+    return (await found).job.version
+
+
+def test_each_request_sees_the_version_at_its_arrival() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock)
+        for api.version in (1, 2, 2, 3):
+            assert await version(checks.check(JOB, "ann")) == api.version
+
+    run(scenario)
+
+
+def test_equal_version_of_a_restored_database_is_another_one() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock)
+        for api.seen_at in (_NOW, _NOW + timedelta(seconds=1)):
+            assert (await checks.check(JOB, "ann")).job.seen_at == api.seen_at
+
+    run(scenario)
+
+
+def test_concurrent_requests_of_authorized_callers_share_the_next_check() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock)
+        for token in ("ann", "ben"):
+            await checks.check(JOB, token)
+        api.calls.clear()
+        api.gate.clear()
+        first = asyncio.create_task(version(checks.check(JOB, "ann")))
+        await settle()
+        api.version = 2  # the running check may already have read the old version
+        later = [asyncio.create_task(version(checks.check(JOB, token))) for token in ("ben", "ann", "ben")]
+        await settle()
+        api.gate.set()
+
+        assert await first == 1
+        assert await asyncio.gather(*later) == [2, 2, 2]
+        assert len(api.calls) == 2
+
+    run(scenario)
+
+
+def test_the_check_of_one_caller_authorizes_no_other() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock, staleness=60.0)
+        await checks.check(JOB, "ann")
+
+        with pytest.raises(AccessDeniedError):
+            await checks.check(JOB, "eve")
+        assert api.calls == ["ann", "eve"]
+
+    run(scenario)
+
+
+def test_a_caller_of_one_job_is_not_authorized_for_another() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock, staleness=60.0)
+        await checks.check(JOB, "ann")
+        api.allowed.clear()
+
+        with pytest.raises(AccessDeniedError):
+            await checks.check(job_id_of("another"), "ann")
+
+    run(scenario)
+
+
+def test_a_shared_check_that_is_refused_fails_only_the_caller_of_its_token() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock)
+        for token in ("ann", "ben"):
+            await checks.check(JOB, token)
+        api.allowed.remove("ann")
+        replies = await asyncio.gather(*(checks.check(JOB, token) for token in ("ann", "ben")), return_exceptions=True)
+
+        assert isinstance(replies[0], AccessDeniedError)
+        assert isinstance(replies[1], LatestCheckpoints)
+
+    run(scenario)
+
+
+def test_a_refusal_is_not_remembered() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock)
+        with pytest.raises(AccessDeniedError):
+            await checks.check(JOB, "eve")
+        api.allowed.add("eve")
+
+        assert await version(checks.check(JOB, "eve")) == 1
+
+    run(scenario)
+
+
+def test_a_revoked_caller_is_refused_at_its_next_check() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock, staleness=60.0)
+        await checks.check(JOB, "ann")
+        api.allowed.clear()
+        clock.seconds += GRANT_SECONDS
+
+        with pytest.raises(AccessDeniedError):
+            await checks.check(JOB, "ann")
+
+    run(scenario)
+
+
+def test_an_answer_is_at_most_as_stale_as_allowed() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock, staleness=2.0)
+        await checks.check(JOB, "ann")
+        api.version = 2
+        clock.seconds += 1.9
+        assert await version(checks.check(JOB, "ann")) == 1
+        clock.seconds += 0.1
+        assert await version(checks.check(JOB, "ann")) == 2
+
+    run(scenario)
+
+
+def test_while_the_api_is_away_only_a_recent_check_answers() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock, staleness=2.0)
+        await checks.check(JOB, "ann")
+        api.is_away = True
+        assert await version(checks.check(JOB, "ann")) == 1
+        clock.seconds += 2.0
+        with pytest.raises(CoordinatorUnavailableError):
+            await checks.check(JOB, "ann")
+        api.is_away, api.version = False, 2
+        assert await version(checks.check(JOB, "ann")) == 2
+
+    run(scenario)
+
+
+def test_a_check_that_began_earlier_does_not_replace_the_result_of_a_later_one() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock)
+        api.gate.clear()
+        slow = asyncio.create_task(version(checks.check(JOB, "ann")))
+        await settle()
+        clock.seconds += 1.0
+        api.version = 2
+        fast_gate, api.gate = api.gate, asyncio.Event()
+        api.gate.set()
+        assert await version(checks.check(JOB, "ben")) == 2
+        fast_gate.set()
+
+        assert await slow == 2
+
+    run(scenario)
+
+
+def test_a_reply_without_checkpoints_to_a_first_check_is_an_error() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        async def nothing(*_: Any) -> None:
+            return None
+
+        with pytest.raises(CoordinatorError, match="found none in the reply"):
+            await CheckedRows(Rows(), nothing).check(JOB, "ann")
+
+    run(scenario)
+
+
+def test_a_caller_that_goes_away_does_not_cancel_the_shared_call() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        calls, gate = SharedCalls(), asyncio.Event()
+
+        async def slow() -> str:
+            await gate.wait()
+            return "done"
+
+        leaving, staying = (asyncio.create_task(calls.join("key", slow)) for _ in range(2))
+        await settle()
+        leaving.cancel()
+        await settle()
+        gate.set()
+
+        assert await staying == "done"
+
+    run(scenario)
+
+
 def test_job_that_was_checked_least_recently_is_evicted_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_reads, "_MAX_JOBS", 2)
+    first, second, third = map(job_id_of, ("first", "second", "third"))
+    monkeypatch.setattr(checked_rows, "_MAX_JOBS", 2)
     rows = Rows()
     checked = CheckedRows(rows)
 
@@ -43,14 +282,14 @@ def test_job_that_was_checked_least_recently_is_evicted_and_read_again(monkeypat
         for job_id in job_ids:
             await checked.check(job_id)
 
-    asyncio.run(check(FIRST, SECOND, FIRST, THIRD))
-    assert rows.reads == [(FIRST, None), (SECOND, None), (FIRST, 2), (THIRD, None)]
+    asyncio.run(check(first, second, first, third))
+    assert rows.reads == [(first, None), (second, None), (first, 2), (third, None)]
 
     rows.reads.clear()
-    found = [checked.latest_checkpoints(job_id, OLD) for job_id in (FIRST, SECOND, THIRD)]
-    assert [latest and latest.job.job_id for latest in found] == [FIRST, SECOND, THIRD]
-    assert rows.reads == [(SECOND, 1)], "the others are those of the last check"
+    found = [checked.latest_checkpoints(job_id, RowsVersion(1, _NOW)) for job_id in (first, second, third)]
+    assert [latest and latest.job.job_id for latest in found] == [first, second, third]
+    assert rows.reads == [(second, 1)], "the others are those of the last check"
 
     rows.reads.clear()
-    asyncio.run(check(SECOND))
-    assert rows.reads == [(SECOND, None)]
+    asyncio.run(check(second))
+    assert rows.reads == [(second, None)]

@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.services import TASK_LIFETIME
-from airflow_provider_statecheck.checkpoint.aligned.rows import HandlesOf
+from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortCheckpoints,
+    AbortScope,
+    CoordinatorRows,
+    HandlesOf,
+)
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,
+    ConcurrentAttemptError,
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls
@@ -27,10 +34,12 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
     MaintenanceGateway,
     RetireJob,
 )
-from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE as CALLS
-from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreGateway, RestoreJob, SavepointPart
+from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE as CALLS, RESTORES
+from airflow_provider_statecheck.metadata.token_records import Caller
 from airflow_provider_statecheck.testing.messages import make_leadership, make_owner
-from tests.unit.api.server import CALLER, JOB, MAINTENANCE, ApiServer, accepted
+from tests.contracts.running_tasks import RunningTasks
+from tests.unit.api.server import CALLER, JOB, MAINTENANCE, UID, ApiServer, accepted
 
 DAY = 24 * 3600.0
 JOB_ID = job_id_of(JOB)
@@ -192,9 +201,13 @@ def test_a_job_that_is_gone_is_told_as_such(ended: ApiServer) -> None:
         maintenance(ended).retire(RetireJob(job_id=job_id_of("gone")))
 
 
+def aligned(api: ApiServer, caller: Caller = MAINTENANCE) -> CoordinatorRows:
+    client: Any = api.client
+    return HttpCalls(ALIGNED, HttpClient("http://testserver", client), Credentials(api, caller))
+
+
 def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServer) -> None:
-    client: Any = ended.client
-    calls = HttpCalls(ALIGNED, HttpClient("http://testserver", client), Credentials(ended, MAINTENANCE))
+    calls = aligned(ended)
     owner = make_owner(airflow=(("dag_id", "another"),))
     leader = calls.lead(make_leadership(owner=owner))
     [attempt] = [a for a in calls.describe(OWN_NAME).attempts if a.operator_id == leader.operator_id]
@@ -202,7 +215,78 @@ def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServe
     stage = replace(leader, operator_id=operator_id_of("features"))
     with pytest.raises(AccessDeniedError, match="a leader of aligned checkpoints"):
         calls.handles(HandlesOf(leader=stage))
-    other = HttpCalls(ALIGNED, HttpClient("http://testserver", client), Credentials(ended, CALLER))
+    other = aligned(ended, CALLER)
     for call in (lambda: other.lead(make_leadership()), lambda: other.handles(HandlesOf(leader=leader))):
         with pytest.raises(AccessDeniedError, match="maintenance_dags"):
             call()
+
+
+POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
+
+
+def restores(api: ApiServer, caller: Caller = MAINTENANCE) -> RestoreGateway:
+    client: Any = api.client
+    return HttpCalls(RESTORES, HttpClient("http://testserver", client), Credentials(api, caller))
+
+
+def restore_of(uid: str = UID, **changes: Any) -> RestoreJob:
+    """Return a request for the first checkpoint of a stage, which a savepoint has copied."""
+    values: Any = {"metadata_uri": f"{POINTER}/_metadata", "metadata_size": 7, "metadata_sha256": "0" * 64}
+    source = RestoreSource(pointer=POINTER, part=uid, **values)
+    part = SavepointPart(uid=uid, checkpoint_id=1, generation=1, run="", source=source)
+    savepoint = JobSavepoint(pointer=POINTER, parts=(part,))
+    return RestoreJob(job_id=OWN_NAME, savepoint=savepoint, requested_by="anybody", **changes)
+
+
+def test_a_maintenance_task_restores_a_job_in_place_and_is_named(ended: ApiServer) -> None:
+    dry = restores(ended).restore(restore_of(dry_run=True))
+    assert ended.services.coordinator.describe(OWN_NAME).actions == ()
+
+    restored = restores(ended).restore(restore_of())
+
+    assert restored == dry
+    assert [c.checkpoint_id for c in restored.operators[0].taken_back] == [3, 2]
+    assert restored.tasks_to_run == ended.services.restoring.restore(restore_of(dry_run=True)).tasks_to_run
+    [action] = ended.services.coordinator.describe(OWN_NAME).actions
+    task = f"task {MAINTENANCE.dag_id}.{MAINTENANCE.task_id} of run {MAINTENANCE.run_id}"
+    assert (action.requested_by, action.restore and action.restore.pointer) == (task, POINTER)
+
+
+def test_a_restore_in_place_that_is_sent_again_changes_nothing(ended: ApiServer) -> None:
+    request = restore_of()
+    first = restores(ended).restore(request)
+    attempt = ended.attempt("sales")
+    before = ended.services.coordinator.describe(OWN_NAME)
+    again = restores(ended).restore(request)
+    after = ended.services.coordinator.describe(OWN_NAME)
+    assert again.operators[0].taken_back == first.operators[0].taken_back
+    assert (after.operators, after.attempts, after.actions) == (before.operators, before.attempts, before.actions)
+    accepted(ended.finish(attempt))
+
+
+def test_a_job_whose_task_runs_is_not_restored_in_place(ended: ApiServer) -> None:
+    ended.services.liveness = RunningTasks([CALLER.run_id])
+    ended.attempt("sales")
+    with pytest.raises(ConcurrentAttemptError, match="no running task"):
+        restores(ended).restore(restore_of())
+    assert ended.services.coordinator.describe(OWN_NAME).actions == ()
+
+
+def test_only_a_maintenance_task_restores_a_job_and_only_from_the_savepoint(ended: ApiServer) -> None:
+    with pytest.raises(AccessDeniedError):
+        restores(ended, CALLER).restore(restore_of())
+    wrong = replace(restore_of(), savepoint=replace(restore_of().savepoint, pointer="s3://lake/other"))
+    with pytest.raises(InvalidConfigurationError, match="to be one of the savepoint s3://lake/other"):
+        restores(ended).restore(wrong)
+    assert ended.services.coordinator.describe(OWN_NAME).actions == ()
+
+
+def test_messages_about_aligned_checkpoints_may_name_thousands_of_tasks(api: ApiServer) -> None:
+    rows, names = aligned(api), [f"{number:04}{'u' * 496}" for number in range(4000)]
+    uids: dict[str, str] = {operator_id_of(name): name for name in names}
+    leader = rows.lead(make_leadership())
+    reason = CheckpointFailureReason.CHECKPOINT_EXPIRED
+    message = AbortCheckpoints(leader=leader, scope=AbortScope.EXPIRED, reason=reason, uids=uids)
+    assert rows.abort(message) == ()
+    with pytest.raises(InvalidConfigurationError, match="at most 16777216 bytes"):
+        rows.abort(replace(message, uids={str(number): names[0] for number in range(40_000)}))

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.tables import METADATA
 from tests.unit.api.server import SECRET, ApiServer, accepted, acknowledgement, description, registration
 from tests.unit.api.stage import Stage
 
@@ -200,7 +200,7 @@ class TestWithoutTables:
 
     def test_the_api_works_as_soon_as_the_tables_are_there(self, empty: ApiServer) -> None:
         assert empty.call("GET", "/v1/health").status_code == 503
-        Base.metadata.create_all(empty.engine)
+        METADATA.create_all(empty.engine)
         assert accepted(empty.call("GET", "/v1/health"))["status"] == "ok"
         empty.complete(empty.attempt())
 

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.api.services import (
 )
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.metadata.models import Token
+from airflow_provider_statecheck.metadata.tables import TOKENS
 from airflow_provider_statecheck.testing.clock import ManualClock
 from tests.unit.api.server import (
     CALLER,
@@ -360,7 +360,7 @@ class TestKept:
     def test_a_time_of_the_client_is_never_looked_at(self, api: ApiServer) -> None:
         token = api.task_token()
         with api.engine.connect() as connection:
-            expires_at = connection.execute(select(Token.expires_at)).scalar_one()
+            expires_at = connection.execute(select(TOKENS.c.expires_at)).scalar_one()
         assert expires_at == ManualClock().now() + TASK_LIFETIME
         accepted(api.call("GET", "/v1/jobs", token))
 

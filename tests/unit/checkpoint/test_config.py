@@ -47,11 +47,8 @@ ROWS: list[tuple[str, str, Any, Any, Any]] = [
     ("cleaner_parallel_mode", f"{C}.cleaner.parallel-mode", True, "False", False),
     ("create_subdir", f"{C}.create-subdir", True, "false", False),
     ("file_merging_enabled", f"{M}.enabled", True, "false", False),
-    ("file_merging_across_checkpoint_boundary", f"{M}.across-checkpoint-boundary", False, "true", True),
-    ("file_merging_pool_blocking", f"{M}.pool-blocking", False, "true", True),
     ("file_merging_max_file_size", f"{M}.max-file-size", 32 * MIB, "64 MiB", 64 * MIB),
     ("file_merging_max_space_amplification", f"{M}.max-space-amplification", 2.0, "1.5", 1.5),
-    ("file_merging_max_subtasks_per_file", f"{M}.max-subtasks-per-file", 4, "2", 2),
     ("recovery_path", f"{R}.path", None, "file:///savepoints/1", "file:///savepoints/1"),
     ("recovery_ignore_unclaimed_state", f"{R}.ignore-unclaimed-state", False, "true", True),
     ("recovery_claim_mode", f"{R}.claim-mode", RestoreMode.NO_CLAIM, "CLAIM", RestoreMode.CLAIM),
@@ -87,7 +84,6 @@ WRONG = [
     ("file_merging_max_space_amplification", f"{M}.max-space-amplification", 1, "above 1"),
     ("file_merging_max_space_amplification", f"{M}.max-space-amplification", "nan", "above 1"),
     ("file_merging_max_space_amplification", f"{M}.max-space-amplification", "much", "a number"),
-    ("file_merging_max_subtasks_per_file", f"{M}.max-subtasks-per-file", 0, "at least 1"),
     ("recovery_claim_mode", f"{R}.claim-mode", "LEGACY", "one of NO_CLAIM, CLAIM"),
     ("checkpoint_storage", f"{C}.storage", 3, "text"),
     ("checkpoint_dir", f"{C}.dir", "/data", "URI of a directory"),
@@ -226,10 +222,9 @@ def test_each_cleanup_means_a_retention_policy(cleanup: str, policy: CheckpointR
 
 def test_checkpoints_are_periodic_only_with_an_interval() -> None:
     config = CheckpointConfig()
-    assert not config.is_checkpointing_enabled
     assert config.effective_interval is None
     config.checkpoint_interval = 10
-    assert config.is_checkpointing_enabled
+    assert config.effective_interval == timedelta(milliseconds=10)
 
 
 @pytest.mark.parametrize(
@@ -253,13 +248,6 @@ def test_a_pause_means_one_checkpoint_at_a_time() -> None:
     config.min_pause_between_checkpoints = 1
     assert config.effective_max_concurrent_checkpoints == 1
     assert config.max_concurrent_checkpoints == 4
-
-
-def test_a_write_buffer_holds_what_travels_inline() -> None:
-    config = CheckpointConfig()
-    assert config.effective_write_buffer_size == 20 * 1024
-    config.write_buffer_size = 65536
-    assert config.effective_write_buffer_size == 65536
 
 
 def test_a_configuration_can_be_sent_and_shows_what_was_changed() -> None:

@@ -7,7 +7,6 @@ from airflow.sdk.api.datamodels._generated import TaskInstanceState
 from airflow.utils.state import DagRunState
 
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -43,10 +42,8 @@ def test_a_task_that_waits_never_ends_its_job(state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["", "skipped", "a state of tomorrow"])
-def test_a_state_that_nobody_knows_ends_nothing(state: str) -> None:
-    with pytest.raises(InvalidConfigurationError, match="treat the job as not ended") as refused:
-        job_status_of(state)
-    assert refused.value.value == state
+def test_an_unknown_state_does_not_end_the_job(state: str) -> None:
+    assert job_status_of(state) is JobStatus.SUSPENDED
 
 
 def test_only_a_suspended_job_goes_on() -> None:

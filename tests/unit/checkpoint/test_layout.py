@@ -10,10 +10,7 @@ from airflow_provider_statecheck.checkpoint.layout import (
     checkpoint_uri,
     epoch_name,
     epoch_of,
-    is_keyed_directory,
-    is_merged_directory,
     job_uri,
-    keyed_state_uri,
     shared_uri,
     slug,
 )
@@ -27,7 +24,6 @@ def test_every_place_lies_below_the_job(base):
     assert job_uri(base, JOB) == root
     assert checkpoint_uri(base, JOB, 7) == f"{root}/chk-7"
     assert shared_uri(base, JOB, OPERATOR) == f"{root}/shared/{OPERATOR}"
-    assert keyed_state_uri(base, JOB, OPERATOR, 3) == f"{root}/shared/{OPERATOR}/keyed-3"
 
 
 @pytest.mark.parametrize("name", ["sessions", "a b", "../../etc", "ä€", "...", "x" * 200, "_metadata", "a/b\\c:d"])
@@ -82,21 +78,3 @@ def test_any_other_name_has_no_epoch(name):
 )
 def test_only_the_directory_of_a_checkpoint_has_an_id(name, expected):
     assert checkpoint_id_of(name) == expected
-
-
-@pytest.mark.parametrize("subtask", [0, 7, 32767])
-def test_the_directory_of_a_subtasks_keyed_state_is_known_by_its_name(subtask):
-    assert is_keyed_directory(keyed_state_uri("s3://b", JOB, OPERATOR, subtask).rpartition("/")[2])
-
-
-@pytest.mark.parametrize(
-    "name", ["keyed-", "keyed-x", "keyed--1", "keyed", "keyed-123456789012", "merged-1-2", "state"]
-)
-def test_no_other_directory_is_taken_for_it(name):
-    assert not is_keyed_directory(name)
-
-
-@pytest.mark.parametrize("name", ["keyed", "keyed-1", "keyed 1", "keyed-1-2"])
-def test_no_snapshot_is_taken_for_keyed_state_whatever_it_is_called(name):
-    assert not any(is_keyed_directory(slug(name, (("days", str(i)),))) for i in range(2000))
-    assert not is_merged_directory("keyed-1")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.checkpoint import snapshot_summary
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     MAX_SUMMARY_BYTES,
     LoopSummary,
@@ -56,7 +57,7 @@ SUMMARIES = st.builds(
 @given(SUMMARIES)
 @settings(max_examples=50, deadline=None, database=None)
 def test_a_summary_is_small_and_a_database_can_store_it_whatever_the_user_does(summary: SnapshotSummary) -> None:
-    content = json.dumps(summary.to_json(), allow_nan=False)
+    content = json.dumps(encode(summary), allow_nan=False)
     assert len(content) <= MAX_SUMMARY_BYTES <= 64 * 1024
     assert "\\u0000" not in content
     assert content.encode()
@@ -102,7 +103,7 @@ def test_a_duration_that_cannot_be_is_shown_as_none_at_all(seconds: float) -> No
 
 def test_the_rows_of_a_view_are_read_without_measuring_their_texts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = SnapshotSummary(steps=_steps(1000), left_out={"loops": 3}, commit_seconds=2.5)
-    content = json.loads(json.dumps(summary.to_json()))
+    content = json.loads(json.dumps(encode(summary)))
     monkeypatch.setattr(snapshot_summary, "json_size", lambda value: pytest.fail(f"measured {value!r}"))
     monkeypatch.setattr(snapshot_summary, "truncated", lambda text, _: pytest.fail(f"measured {text!r}"))
     assert SnapshotSummary.of(content) == summary
@@ -115,7 +116,7 @@ def test_figures_that_cannot_be_read_are_none(content: Any) -> None:
 
 def test_what_a_newer_version_adds_is_ignored() -> None:
     summary = SnapshotSummary(steps=_steps(1))
-    content = summary.to_json()
+    content = encode(summary)
     content["steps"][0]["added_later"] = content["added_later"] = [1]
     assert SnapshotSummary.of(content) == summary
 

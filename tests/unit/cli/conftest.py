@@ -72,7 +72,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     monkeypatch.setattr(maintenance_commands, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
     monkeypatch.setattr(restore_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(restore_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    monkeypatch.setattr(restore_commands, "job_restoring", lambda: JobRestoring(store, UnknownLiveness()))
+    monkeypatch.setattr(restore_commands, "restore_gateway", lambda: JobRestoring(store, UnknownLiveness()))
     yield stage
     engine.dispose()
 

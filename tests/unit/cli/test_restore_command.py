@@ -10,8 +10,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, OnClear
-from airflow_provider_statecheck.cli.restore_commands import tasks_to_run
-from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator
+from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, tasks_to_run
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from tests.contracts.runs_of_a_job import AGAIN, day, rows_of
 from tests.job_savepoints import save_job

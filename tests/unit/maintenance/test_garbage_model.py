@@ -22,7 +22,8 @@ from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_id
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
@@ -122,7 +123,7 @@ class World:
             pending = attempt.begin_checkpoint(600.0)
             if pending is None:
                 return
-            file = state_file(self.stage.storage, attempt.grant.attempt, b"%d" % self.count, subtask=self.count % 3)
+            file = state_file(self.stage.storage, attempt.grant.attempt, b"%d" % self.count)
             self.states[job] = [*self.states[job][-1:], file]
             content = CheckpointContent(
                 snapshots=tuple(self.handles[job]),

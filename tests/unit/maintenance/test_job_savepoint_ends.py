@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, JobAction, RequestStatus
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import dispose
@@ -133,6 +134,33 @@ def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: Saved
     job.serve()
     assert job.outcome(key).status is RequestStatus.FAILED
     assert "'load' was rolled back" in job.outcome(key).failure_message
+
+
+def test_a_fork_of_a_stage_does_not_end_a_savepoint(job: SavedJob) -> None:
+    airflow = (("dag_id", "nightly"), ("task_id", "load"), ("run_id", "run"), ("map_index", "-1"))
+    taken = job.run("load", owner=make_owner(airflow=airflow))
+    other = job.begin("other")
+    key = job.request()
+    job.serve()
+    before = job.view
+    wanted = UserAction(
+        job_id=job_id_of(JOB),
+        action=JobAction.FORK,
+        checkpoint_id=taken.checkpoint_id,
+        request_key=new_key(),
+        requested_by="anna",
+    )
+    job.stage.actions.fork(wanted, lambda point: "fork__1")
+    assert (job.view.operators, job.view.attempts, job.view.checkpoints) == (
+        before.operators,
+        before.attempts,
+        before.checkpoints,
+    )
+    job.stage.clock.advance(1)
+    given = job.take(other)
+    job.serve()
+    assert job.parts(key) == {"load": taken.checkpoint_id, "other": given.checkpoint_id}
+    other.finish(AttemptStatus.FINISHED)
 
 
 def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(job: SavedJob) -> None:

@@ -14,29 +14,36 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, RequestStatus
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, SavepointGateway
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris
-from tests.contracts.aligned_faults import Crash, FaultyFiles, FaultyRows, StepFault, StepPlan
+from airflow_provider_statecheck.testing.faults import (
+    WRITING_CALLS,
+    FaultMode,
+    InProcessPlan,
+    Killed,
+    faulty_rows,
+    faulty_storage,
+)
 from tests.unit.maintenance.test_job_savepoints import SavedJob
 
 _MOST_STEPS = 120
 """More than a savepoint takes; the test fails if it takes as many."""
 
 
-@pytest.mark.parametrize("fault", StepFault)
-def test_a_savepoint_is_taken_once_wherever_its_process_fails(tmp_path: Path, fault: StepFault) -> None:
+@pytest.mark.parametrize("fault", FaultMode)
+def test_a_savepoint_is_taken_once_wherever_its_process_fails(tmp_path: Path, fault: FaultMode) -> None:
     for point in range(1, _MOST_STEPS):
-        plan = StepPlan(point=point, fault=fault)
+        plan = InProcessPlan(point=point, mode=fault)
         job = SavedJob(tmp_path / str(point))
         take_savepoint(job, plan)
-        if plan.steps < point:
+        if len(plan.calls) < point:
             assert point > 1, "a savepoint has durable steps"
             return
     raise AssertionError(f"Expected fewer than {_MOST_STEPS} steps.")
 
 
-def take_savepoint(job: SavedJob, plan: StepPlan) -> None:
+def take_savepoint(job: SavedJob, plan: InProcessPlan) -> None:
     """Take a savepoint of a stage that has ended and of one that runs, and go on after a failure."""
     extracted = job.run("extract")
     running = job.begin("load")
@@ -54,7 +61,7 @@ def take_savepoint(job: SavedJob, plan: StepPlan) -> None:
         job.serve()
     if job.outcome(key).status is RequestStatus.FAILED:
         # An error, in contrast to the end of a process, fails a savepoint that is triggered or finalized.
-        assert not plan.fault.is_crash
+        assert not plan.mode.is_kill
         assert not CheckpointStorage.open(job.target).list_files(job.target)
         key = job.request()
         job.serve()
@@ -74,15 +81,15 @@ def requested(job: SavedJob, sound: WholeJobSavepoints) -> str:
     return job.request()
 
 
-def faulty(job: SavedJob, plan: StepPlan) -> WholeJobSavepoints:
+def faulty(job: SavedJob, plan: InProcessPlan) -> WholeJobSavepoints:
     """Return a service whose transitions and whose writes fail as planned."""
     assert job.stage.store is not None
     savepoints: Any = JobSavepoints(job.stage.store)
     return replace(
         job.service,
-        rows=FaultyRows(AlignedCheckpoints(job.stage.store), plan),
-        savepoints=FaultyRows(savepoints, plan),
-        open_storage=lambda uri: FaultyFiles(CheckpointStorage.open(uri), plan),  # type: ignore[arg-type,return-value]
+        rows=faulty_rows(AlignedCheckpoints(job.stage.store), plan),
+        savepoints=faulty_rows(savepoints, plan, SavepointGateway),
+        open_storage=lambda uri: faulty_storage(CheckpointStorage.open(uri), plan, WRITING_CALLS),
     )
 
 
@@ -90,7 +97,7 @@ def survived(step: Any, job: SavedJob, sound: WholeJobSavepoints) -> None:
     """Run a step; after the end of its process, another process goes on."""
     try:
         step()
-    except Crash:
+    except Killed:
         job.service = sound
     except (StateCheckError, CheckpointException):
         pass

@@ -33,7 +33,8 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
-from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import find_source

@@ -152,25 +152,6 @@ def test_a_collection_that_fails_at_any_call_deletes_nothing_early_and_is_made_g
         assert stage.storage.list_files(uri) == {}
 
 
-def merged_files(stage: WrittenStage, attempt: Any) -> list[str]:
-    """Write files as file merging does."""
-    ref = attempt.grant.attempt
-    shared = f"{shared_uri(stage.storage.base_uri, ref.job_id, ref.operator_id)}/merged-0-4/{epoch_name(ref.epoch)}"
-    owned = f"{taskowned_uri(stage.storage.base_uri, ref.job_id)}/job_x_tm_y/{epoch_name(ref.epoch)}"
-    for uri in (shared, owned):
-        stage.storage.write_bytes(uri, b"segments")
-    return [shared, owned]
-
-
-def test_merged_files_of_ended_attempts_go(stage):
-    dead = stage.attempt()
-    files = merged_files(stage, dead)
-    assert collect(stage, None).deleted == {}
-    dead.finish(AttemptStatus.FAILED)
-    assert len(collect(stage, None).deleted) == 2
-    assert not any(stage.storage.exists(uri) for uri in files)
-
-
 def test_shared_state_of_ended_attempts_that_no_checkpoint_names_goes(stage):
     dead = stage.attempt()
     ref = dead.grant.attempt
@@ -191,28 +172,6 @@ def test_what_belongs_to_a_task_alone_stays(stage):
     dead.finish(AttemptStatus.FAILED)
     collect(stage, None)
     assert stage.storage.exists(uri)
-
-
-def test_files_of_tasks_stay_while_any_operator_of_the_job_runs(stage):
-    dead = stage.attempt()
-    shared, owned = merged_files(stage, dead)
-    dead.finish(AttemptStatus.FAILED)
-    stage.attempt(uid="other")
-    collect(stage, None)
-    assert (stage.storage.exists(shared), stage.storage.exists(owned)) == (False, True)
-
-
-def test_files_of_tasks_stay_when_an_attempt_registers_while_they_are_looked_at(stage):
-    dead = stage.attempt()
-    _, owned = merged_files(stage, dead)
-    dead.finish(AttemptStatus.FAILED)
-
-    def open_late(base: str) -> CheckpointStorage:
-        stage.attempt(uid="other")
-        return CheckpointStorage.open(base)
-
-    collect(stage, None, opener=open_late)
-    assert stage.storage.exists(owned)
 
 
 def checkpoint_file(stage: WrittenStage, checkpoint_id: int, name: str, data: bytes = b"state") -> str:

@@ -349,7 +349,7 @@ def test_a_savepoint_whose_files_a_checkpoint_names_stays_claimed(stage, lost, t
 
 def test_state_of_operators_counts_is_verified_and_is_committed_again(stage, lost):
     attempt = stage.attempt(num_retained=2)
-    files = [state_file(stage.storage, attempt.grant.attempt, b"x" * 100, subtask=i) for i in range(2)]
+    files = [state_file(stage.storage, attempt.grant.attempt, b"x" * 100) for _ in range(2)]
     take(attempt, files[0])
     document = attempt._document
     attempt._document = lambda *values: replace(document(*values), has_commit=True)
@@ -364,7 +364,7 @@ def test_state_of_operators_counts_is_verified_and_is_committed_again(stage, los
 
 def test_a_checkpoint_whose_state_is_damaged_is_told_and_not_recovered(stage, lost):
     attempt = stage.attempt(num_retained=2)
-    files = [state_file(stage.storage, attempt.grant.attempt, subtask=i) for i in range(2)]
+    files = [state_file(stage.storage, attempt.grant.attempt) for _ in range(2)]
     take(attempt, files[0])
     take(attempt, *files)
     attempt.finish(AttemptStatus.FAILED)

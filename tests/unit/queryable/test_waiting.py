@@ -10,7 +10,8 @@ from threading import Event, Thread
 
 import pytest
 
-from airflow_provider_statecheck.api.state_reads import CheckedRows, ProxyReads
+from airflow_provider_statecheck.api.checked_rows import CheckedRows
+from airflow_provider_statecheck.api.state_reads import ProxyReads
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, SharedCall
 from airflow_provider_statecheck.queryable.proxy import StateProxy

@@ -38,9 +38,9 @@ def test_one_too_many_fails_the_stage_and_lists_the_failures():
 
 def test_a_completed_checkpoint_starts_the_counting_anew():
     failures = FailedCheckpoints(1)
-    for _ in range(3):
+    for completed in (1, 2, 3):
         failures.failed(StorageError("disk full"))
-        failures.succeeded()
+        failures.succeeded(completed)
 
 
 def test_a_checkpoint_that_was_lost_for_whatever_reason_counts():

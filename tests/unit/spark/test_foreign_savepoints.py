@@ -29,10 +29,10 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.storage.savepoints import write_savepoint
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.written_stage import WrittenStage

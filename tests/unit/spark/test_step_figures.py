@@ -8,10 +8,12 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
+from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.step_figures import StepFigures, figures_or_none
 from airflow_provider_statecheck.state.loop_progress import Iteration, Iterations, LoopProgress, Scope, StepKey
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle
+from airflow_provider_statecheck.testing.messages import make_registration
 from tests.unit.written_stage import WrittenStage
 
 DAYS: StepKey = ((), "days")
@@ -198,9 +200,9 @@ def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_r
 
 
 def test_the_row_of_a_checkpoint_has_the_time_to_write_its_metadata(written: WrittenStage) -> None:
-    attempt = written.attempt()
     ticks = iter(range(1000))
-    attempt._monotonic = lambda: float(next(ticks))
+    registration = make_registration(storage_base=written.storage.base_uri)
+    attempt = StageAttempt(written.coordinator, written.storage, registration, monotonic=lambda: float(next(ticks)))
     snapshot = written.snapshot(attempt, "a")
     taken = attempt.take_checkpoint(
         (snapshot,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=SnapshotSummary()

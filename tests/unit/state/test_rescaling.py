@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,11 +15,9 @@ from airflow_provider_statecheck.checkpoint.states.assignment import assign_stat
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
-    DistributionMode,
+    CheckpointedStateScope,
     KeyGroupsStateHandle,
     OperatorState,
-    OperatorStateHandle,
-    OperatorStateMeta,
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
@@ -39,10 +37,13 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.rescaling import RunsRescaling, rescale_max_parallelism
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
+from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 UID = "balances/balance"
 KEYS = KeySerializer((KeyField("customer", pa.int64()), KeyField("country", pa.string())))
@@ -61,15 +62,9 @@ def descriptors() -> dict[str, Any]:
     }
 
 
-@dataclass
-class Streams:
-    storage: CheckpointStorage
-    directory: str
-    inline_threshold: int = 0
-
-    def create_checkpoint_state_output_stream(self, scope: Any) -> FsCheckpointStateOutputStream:
-        writing = StateWriting(epoch=1, inline_threshold=self.inline_threshold)
-        return FsCheckpointStateOutputStream.open(self.storage, self.directory, writing)
+def streams(storage: CheckpointStorage, directory: str) -> FsCheckpointStreamFactory:
+    writing = StateWriting(epoch=1, inline_threshold=0)
+    return FsCheckpointStreamFactory(storage=storage, exclusive=directory, shared=directory, writing=writing)
 
 
 class Operator:
@@ -97,7 +92,7 @@ class Operator:
         for index, owned in enumerate(key_group_ranges(parallelism, OLD)):
             state = self.open(OLD, owned, index=index)
             self.fill(state, [key for key in ALL if KEYS.key_group_of(key, OLD) in owned])
-            handle = state.snapshot(3, 0, Streams(self.storage, f"{self.base}/chk-3")).run().handle
+            handle = state.snapshot(3, 0, streams(self.storage, f"{self.base}/chk-3")).run().handle
             if handle is not None:
                 subtasks[index] = OperatorSubtaskState(managed_keyed=(handle,))
             state.dispose()
@@ -261,26 +256,30 @@ def test_it_can_be_rescaled_back_again(operator: Operator) -> None:
 
 
 def test_an_operator_without_keyed_state_keeps_its_lists_and_gets_the_new_maximum(operator: Operator) -> None:
-    lists = OperatorStateHandle(
-        (("buffer", OperatorStateMeta((0, 4), DistributionMode.SPLIT_DISTRIBUTE)),),
-        ByteStreamStateHandle("l", b"12345678"),
-    )
+    written = DefaultOperatorStateBackend()
+    written.get_list_state(ListStateDescriptor("buffer", str)).update(["a", "b"])
+    handle = written.snapshot(1, 0, streams(operator.storage, f"{operator.base}/chk-3")).run().handle
+    assert handle is not None
     plain = OperatorState(
         operator_id=operator_id_of("balances/clean"),
         uid="balances/clean",
         parallelism=2,
         max_parallelism=OLD,
-        subtask_states={1: OperatorSubtaskState(managed_operator=(lists,))},
+        subtask_states={1: OperatorSubtaskState(managed_operator=(handle,))},
     )
-    after = rescaled(operator, document_of(operator.filled(2), plain), 32)
-    assert after.operator_states[1] == replace(plain, max_parallelism=32)
+    after = rescaled(operator, document_of(operator.filled(2), plain), 32).operator_states[1]
+    assert (after.parallelism, after.max_parallelism, list(after.subtask_states)) == (2, 32, [1])
+    kept = DefaultOperatorStateBackend.restore(operator.storage, after.subtask_states[1].managed_operator)
+    assert list(kept.get_list_state(ListStateDescriptor("buffer", str)).get()) == ["a", "b"]
 
 
 def test_other_state_of_the_driver_is_copied(operator: Operator) -> None:
     data = b"what the source has read"
     uri = f"{operator.base}/chk-3/source"
     operator.storage.write_bytes(uri, data)
-    stream = Streams(operator.storage, f"{operator.base}/chk-3").create_checkpoint_state_output_stream(None)
+    stream = streams(operator.storage, f"{operator.base}/chk-3").create_checkpoint_state_output_stream(
+        CheckpointedStateScope.EXCLUSIVE
+    )
     stream.write(data)
     source = replace(operator.filled(2), coordinator_state=stream.close_and_get_handle())
     after = rescaled(operator, document_of(source), 32)
@@ -329,7 +328,7 @@ def changed(operator: Operator, source: OperatorState) -> OperatorState:
             states["balance"].clear()
             states["by_day"].clear()
             states["orders"].add("one more")
-        handle = backend.snapshot(4, 0, Streams(operator.storage, f"{operator.base}/chk-4")).run().handle
+        handle = backend.snapshot(4, 0, streams(operator.storage, f"{operator.base}/chk-4")).run().handle
         subtasks[index] = OperatorSubtaskState(managed_keyed=(handle,))
         backend.dispose()
     return replace(source, parallelism=5, subtask_states=subtasks)
@@ -359,25 +358,11 @@ def test_of_a_handle_that_lends_some_of_its_key_groups_no_others_are_taken(opera
 
 def test_large_state_is_written_in_several_runs(storage: CheckpointStorage, base: str) -> None:
     operator = Operator(ArrowStateBackend(), storage, base)
-    source = operator.filled(2)
-    handles: Any = [handle for subtask in source.subtask_states.values() for handle in subtask.managed_keyed]
-    streams = Streams(storage, f"{base}/rescaled")
-    ranges = key_group_ranges(2, 40)
-    written = RunsRescaling(storage, streams, new=40, checkpoint_id=3, bytes_at_once=1).rescaled(handles, ranges)
-    assert [len(handle.shared) > len(descriptors()) for handle in written if handle is not None] == [True, True]
-    subtasks = {i: OperatorSubtaskState(managed_keyed=(each,)) for i, each in enumerate(written) if each is not None}
-    after = document_of(replace(source, max_parallelism=40, subtask_states=subtasks))
-    assert operator.restored(after, 3) == operator.restored(document_of(source), 2)
-
-
-def test_rows_of_one_state_with_several_types_are_refused(storage: CheckpointStorage, base: str) -> None:
-    operator = Operator(ArrowStateBackend(), storage, base)
-    source = operator.filled(1)
-    handles: Any = source.subtask_states[0].managed_keyed
-    backend = operator.open(OLD, KeyGroupRange(0, OLD - 1))
-    backend.set_current_key(ALL[0])
-    backend.get_partitioned_state(ValueStateDescriptor("balance", int)).update(1)
-    other = backend.snapshot(4, 0, Streams(storage, f"{base}/chk-4")).run().handle
-    rescaling = RunsRescaling(storage, Streams(storage, f"{base}/rescaled"), new=40, checkpoint_id=4)
-    with pytest.raises(UnsupportedStateError, match="state 'balance' to be written with one type"):
-        rescaling.rescaled([*handles, other], key_group_ranges(1, 40))
+    source = document_of(operator.filled(2))
+    copies = CanonicalCopies(
+        storage, f"{base}/savepoint-000000-0123456789ab", source, max_parallelism=40, bytes_at_once=1
+    )
+    after = copies.of_document(source)
+    handles: Any = [subtask.managed_keyed[0] for subtask in after.operator_states[0].subtask_states.values()]
+    assert [len(handle.shared) > len(descriptors()) for handle in handles] == [True, True]
+    assert operator.restored(after, 3) == operator.restored(source, 2)

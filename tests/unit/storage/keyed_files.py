@@ -6,31 +6,61 @@ import hashlib
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import epoch_name, keyed_state_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
+    CheckpointedStateScope,
     FileStateHandle,
     IncrementalKeyedStateHandle,
     OperatorState,
     OperatorSubtaskState,
+    SegmentFileStateHandle,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import state_uris
+from airflow_provider_statecheck.storage.views.fs_storage import NO_CHECKPOINT, FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 UID = "aggregate/balance"
 
 
-def state_file(
-    storage: CheckpointStorage, attempt: AttemptRef, content: bytes = b"state", subtask: int = 0
+def state_file(storage: CheckpointStorage, attempt: AttemptRef, content: bytes = b"state") -> FileStateHandle:
+    """Write a file of shared state as a subtask does."""
+    return _written(storage, attempt, content, NO_CHECKPOINT, CheckpointedStateScope.SHARED)
+
+
+def exclusive_file(storage: CheckpointStorage, attempt: AttemptRef, checkpoint_id: int) -> FileStateHandle:
+    """Write a file of a checkpoint's own state as a subtask does."""
+    return _written(storage, attempt, b"own", checkpoint_id, CheckpointedStateScope.EXCLUSIVE)
+
+
+def _written(
+    storage: CheckpointStorage, attempt: AttemptRef, content: bytes, checkpoint_id: int, scope: CheckpointedStateScope
 ) -> FileStateHandle:
-    """Write a file as a subtask does."""
-    directory = keyed_state_uri(storage.base_uri, attempt.job_id, attempt.operator_id, subtask)
-    return write(storage, f"{directory}/{epoch_name(attempt.epoch)}", content)
+    writing = StateWriting(epoch=attempt.epoch, inline_threshold=0)
+    view = FsCheckpointStorageAccess(storage, attempt, writing=writing)
+    streams = view.resolve_checkpoint_storage_location(checkpoint_id, DEFAULT_LOCATION)
+    stream = streams.create_checkpoint_state_output_stream(scope)
+    stream.write(content)
+    handle = stream.close_and_get_handle()
+    assert isinstance(handle, FileStateHandle)
+    return handle
+
+
+def segments_of(file: FileStateHandle, *lengths: int) -> list[SegmentFileStateHandle]:
+    """Return handles of consecutive segments of a file."""
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    scope = CheckpointedStateScope.SHARED
+    return [
+        SegmentFileStateHandle(file.uri, start, length, scope, str(start), file_size=file.size)
+        for start, length in zip(starts, lengths, strict=True)
+    ]
 
 
 def write(storage: CheckpointStorage, uri: str, content: bytes = b"state") -> FileStateHandle:

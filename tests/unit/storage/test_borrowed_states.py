@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import epoch_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -26,6 +26,7 @@ from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.stages.stage_state import copy_borrowed_files
+from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
@@ -34,7 +35,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     state_uris,
 )
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint, write_savepoint
+from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.keyed_files import files_left, keyed, state_file, take, uris, write
 from tests.unit.written_stage import JOB, WrittenStage, local_path
@@ -51,7 +52,7 @@ def stage(tmp_path: Path) -> WrittenStage:
 def taken(stage: WrittenStage) -> CheckpointRecord:
     """A checkpoint of an ended attempt with two files of state."""
     attempt = stage.attempt()
-    files = [state_file(stage.storage, attempt.grant.attempt, bytes([i]) * 50, subtask=i) for i in range(2)]
+    files = [state_file(stage.storage, attempt.grant.attempt, bytes([i]) * 50) for i in range(2)]
     completed = take(attempt, *files, has_commit=True)
     attempt.finish(AttemptStatus.FAILED)
     return completed
@@ -63,7 +64,7 @@ def save(stage: WrittenStage, taken: CheckpointRecord, directory: str, storage: 
         replace(load_document(stage.storage, taken), has_commit=True),
         directory=directory,
         checkpoint_id=9,
-        properties=CheckpointProperties.for_savepoint(),
+        properties=CheckpointProperties.for_savepoint(savepoint_format=SavepointFormat.NATIVE),
     )
 
 
@@ -203,7 +204,7 @@ class TestBorrowing:
 
     @pytest.mark.parametrize(
         "place",
-        ["{base}/{other}/shared/{op}/keyed-0", "{elsewhere}/{job}/shared/{op}/keyed-0", "{base}/{job}/chk-1"],
+        ["{base}/{other}/shared/{op}/state", "{elsewhere}/{job}/shared/{op}/state", "{base}/{job}/chk-1"],
         ids=["another job", "the job of the same name in another directory", "the directory of a checkpoint"],
     )
     def test_whatever_is_not_shared_state_of_this_very_operator_is_copied(

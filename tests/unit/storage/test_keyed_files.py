@@ -13,10 +13,20 @@ from airflow_provider_statecheck.checkpoint.layout import epoch_name
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
-from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.keyed_files import files_left, keyed, state_file, take, uris, write
+from tests.unit.storage.keyed_files import (
+    exclusive_file,
+    files_left,
+    keyed,
+    segments_of,
+    state_file,
+    take,
+    uris,
+    write,
+)
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 
@@ -33,15 +43,15 @@ def left(stage: WrittenStage, job: str = JOB) -> set[str]:
     return files_left(stage.storage, job)
 
 
-def written(stage: WrittenStage, attempt: StageAttempt, subtask: int = 0) -> Any:
-    return state_file(stage.storage, attempt.grant.attempt, subtask=subtask)
+def written(stage: WrittenStage, attempt: StageAttempt) -> Any:
+    return state_file(stage.storage, attempt.grant.attempt)
 
 
 def died(stage: WrittenStage, job: str = JOB, **changes: Any) -> list[Any]:
     """Let an attempt complete three checkpoints, each of which shares a file with the next, and die without a discard."""
     attempt = stage.attempt(job, **changes)
     attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
-    files = [written(stage, attempt, subtask=i) for i in range(4)]
+    files = [written(stage, attempt) for _ in range(4)]
     for two in pairwise(files):
         take(attempt, *two)
     attempt._sweep = lambda: None  # type: ignore[method-assign]
@@ -49,10 +59,87 @@ def died(stage: WrittenStage, job: str = JOB, **changes: Any) -> list[Any]:
     return files
 
 
+class TestExclusiveState:
+    """State in the directory of the checkpoint for which an increment has written it."""
+
+    def test_it_goes_with_its_checkpoint(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        first, second = begin_with_own_state(stage, attempt), begin_with_own_state(stage, attempt)
+        complete(attempt, *first)
+        complete(attempt, *second)
+        assert own_files(stage) == uris(second[1])
+
+    def test_it_outlives_its_checkpoint_while_the_next_one_references_it(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        pending, file = begin_with_own_state(stage, attempt)
+        complete(attempt, pending, file)
+        take(attempt, file)
+        assert own_files(stage) == uris(file)
+        take(attempt)
+        assert own_files(stage) == set()
+
+    def test_that_of_a_failed_checkpoint_stays_for_the_next_one(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        pending, file = begin_with_own_state(stage, attempt, timeout=10.0)
+        stage.clock.advance(11)
+        assert attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),))) is None
+        collect(stage)
+        assert own_files(stage) == uris(file)
+        assert CheckpointVerifier(stage.storage, is_deep=True).verify(take(attempt, file)).is_restorable
+        take(attempt)
+        assert own_files(stage) == set()
+
+    def test_that_of_a_failed_checkpoint_stays_while_the_next_one_cannot_be_read(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        pending, file = begin_with_own_state(stage, attempt, timeout=10.0)
+        stage.clock.advance(11)
+        attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),)))
+        completed = take(attempt, file)
+        attempt._sweep = lambda: None  # type: ignore[method-assign]
+        attempt.finish(AttemptStatus.FAILED)
+        local_path(str(completed.metadata_uri)).write_bytes(b"damaged")
+        collect(stage)
+        assert own_files(stage) == uris(file)
+
+    def test_that_of_a_failed_checkpoint_stays_when_another_operator_ends(self, stage: WrittenStage) -> None:
+        attempt, other = stage.attempt(), stage.attempt(uid="other")
+        pending, file = begin_with_own_state(stage, attempt, timeout=10.0)
+        stage.clock.advance(11)
+        attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),)))
+        other.finish(AttemptStatus.FINISHED)
+        assert own_files(stage) == uris(file)
+        assert CheckpointVerifier(stage.storage, is_deep=True).verify(take(attempt, file)).is_restorable
+
+    def test_that_of_a_dead_attempt_goes_with_its_aborted_checkpoint(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        begin_with_own_state(stage, attempt)
+        retry = stage.attempt()
+        retry.restore()
+        retry.finish(AttemptStatus.FINISHED)
+        assert own_files(stage) == set()
+
+
+def begin_with_own_state(stage: WrittenStage, attempt: StageAttempt, timeout: float = 60.0) -> tuple[Any, Any]:
+    """Begin a checkpoint, and write its state as a subtask does."""
+    pending = attempt.begin_checkpoint(timeout)
+    assert pending is not None
+    return pending, exclusive_file(stage.storage, attempt.grant.attempt, pending.checkpoint_id)
+
+
+def complete(attempt: StageAttempt, pending: Any, file: Any) -> None:
+    assert attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),))) is not None
+
+
+def own_files(stage: WrittenStage) -> set[str]:
+    """Return the state files in directories of checkpoints."""
+    found = (f"{stage.storage.base_uri}/{name}" for name in stage.files() if "/chk-" in name)
+    return {uri for uri in found if not uri.endswith("/_metadata")}
+
+
 class TestDiscards:
     def test_a_file_goes_with_the_last_checkpoint_that_named_it(self, stage: WrittenStage) -> None:
         attempt = stage.attempt()
-        a, b, c = (written(stage, attempt, subtask=i) for i in range(3))
+        a, b, c = (written(stage, attempt) for _ in range(3))
         take(attempt, a, b)
         take(attempt, b, c)
         assert left(stage) == uris(b, c)
@@ -108,6 +195,28 @@ class TestDiscards:
         take(attempt, kept)
         attempt.finish(AttemptStatus.FINISHED)
         assert left(stage) == uris(kept)
+
+    def test_a_merged_file_goes_with_the_last_checkpoint_that_names_any_of_its_segments(
+        self, stage: WrittenStage
+    ) -> None:
+        attempt = stage.attempt()
+        merged, other = written(stage, attempt), written(stage, attempt)
+        first, second = segments_of(merged, 2, 3)
+        take(attempt, first, second)
+        take(attempt, second)
+        assert left(stage) == uris(merged, other)
+        take(attempt, other)
+        assert left(stage) == uris(other)
+
+    def test_a_merged_file_of_a_dead_attempt_that_no_checkpoint_names_is_an_orphan(self, stage: WrittenStage) -> None:
+        attempt = stage.attempt()
+        named, unnamed = written(stage, attempt), written(stage, attempt)
+        take(attempt, segments_of(named, 2, 3)[1])
+        attempt._sweep = lambda: None  # type: ignore[method-assign]
+        attempt.finish(AttemptStatus.FAILED)
+        assert left(stage) == uris(named, unnamed)
+        collect(stage)
+        assert left(stage) == uris(named)
 
     def test_a_file_of_another_job_is_never_deleted(self, stage: WrittenStage) -> None:
         foreign = written(stage, stage.attempt("other job"))
@@ -189,7 +298,7 @@ class TestOwnDirectory:
 class TestSweep:
     def test_an_unnamed_file_of_an_attempt_that_ended_goes(self, stage: WrittenStage) -> None:
         dead = stage.attempt()
-        orphan, named = written(stage, dead, subtask=17), written(stage, dead)
+        orphan, named = written(stage, dead), written(stage, dead)
         take(dead, named)
         dead.finish(AttemptStatus.FAILED)
         assert collect(stage).deleted == {orphan.uri.rpartition("/")[0]: orphan.size}
@@ -250,7 +359,7 @@ def test_a_driver_whose_storage_fails_at_any_call_of_a_discard_loses_no_file_tha
     for point in points:
         job, plan = f"job {point}", FaultPlan()
         attempt = stage.attempt(job)
-        a, b, c = (written(stage, attempt, subtask=i) for i in range(3))
+        a, b, c = (written(stage, attempt) for _ in range(3))
         take(attempt, a, b)
         attempt._cleaner._storage = faulty_storage(stage.storage, plan)
         plan.point, plan.mode = point, mode

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
@@ -13,7 +14,7 @@ from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolv
 def test_directory_with_and_without_slash_and_its_file_are_one_checkpoint(storage: CheckpointStorage, job: str) -> None:
     directory = f"{job}/chk-3"
     storage.write_bytes(f"{directory}/_metadata", b"x")
-    expected = ResolvedPointer(metadata_uri=f"{directory}/_metadata", directory_uri=directory, storage=storage)
+    expected = ResolvedPointer(directory, FileStateHandle(f"{directory}/_metadata", 1), storage)
     for pointer in (directory, f"{directory}/", f"{directory}//", f" {directory} ", f"{directory}/_metadata"):
         assert resolve_checkpoint(storage, pointer) == expected
 

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRan
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
-from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint, write_savepoint
+from airflow_provider_statecheck.storage.savepoints import StateCopies, WrittenSavepoint, write_copies
 
 JOB, OPERATOR = "0" * 32, OperatorId("1" * 32)
 
@@ -86,10 +86,10 @@ def source(storage: CheckpointStorage) -> CheckpointDocument:
 def save(
     storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path, checkpoint_id: int = 8
 ) -> WrittenSavepoint:
-    return write_savepoint(
-        storage,
+    copies = StateCopies(storage, f"file://{tmp_path}/savepoint-000000-000000000000", source.epoch)
+    return write_copies(
+        copies,
         source,
-        directory=f"file://{tmp_path}/savepoint-000000-000000000000",
         checkpoint_id=checkpoint_id,
         properties=CheckpointProperties.for_savepoint(),
     )

@@ -150,6 +150,7 @@ _TABLES: dict[str, tuple[sa.schema.SchemaItem, ...]] = {
         sa.Column("ended_at", _TIME),
         sa.Column("failure_reason", sa.String(64)),
         sa.Column("failure_message", sa.Text(), nullable=False),
+        sa.Column("failed_by", sa.String(32)),
         sa.PrimaryKeyConstraint("job_id", "request_key", name="pk_statecheck_request"),
         sa.Index("idx_statecheck_request_job_id_operator_id_status", "job_id", "operator_id", "status"),
         sa.Index("idx_statecheck_request_job_id_requested_at", "job_id", "requested_at"),

@@ -24,7 +24,6 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
-    TaskStreams,
     WrittenFunction,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.stages.stage import MapNode, ProcessNode
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+    from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 _END_OF_INPUT_ELEMENTS = 10_000
 """Minimum number of elements, except in the last batch, that are emitted together at the end of the input."""
@@ -130,17 +130,17 @@ class OperatorRun:
         """Process the end of the input; yield the remaining output."""
         return iter(())
 
-    def capture(self, moment: SnapshotMoment, streams: TaskStreams) -> None:
+    def capture(self, moment: SnapshotMoment, streams: CheckpointStreamFactory) -> None:
         """
         Call ``snapshot_state`` of the function.
 
         :raises CheckpointException: if the function fails.
         """
-        self._raw = self._lifecycle.snapshot(moment.checkpoint_id, moment.timestamp, streams)
+        self._raw = self._lifecycle.snapshot(moment.checkpoint, streams)
 
-    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> WrittenFunction:
+    def snapshot(self, moment: SnapshotMoment, streams: CheckpointStreamFactory) -> WrittenFunction:
         """Write the state of this subtask."""
-        checkpoint = (moment.checkpoint_id, moment.timestamp, streams)
+        checkpoint = (moment.checkpoint.checkpoint_id, moment.checkpoint.timestamp_milliseconds, streams)
         operator = self._operator_backend.snapshot(*checkpoint).run()
         keyed = None if self.keyed_backend is None else self.keyed_backend.snapshot(*checkpoint).run()
         state = OperatorSubtaskState(

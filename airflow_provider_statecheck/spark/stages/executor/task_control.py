@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    CheckpointedStateScope,
     OperatorState,
     OperatorSubtaskState,
+    StreamStateHandle,
+    streams_of_subtask,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.stages.planning import FunctionNode
@@ -19,7 +23,9 @@ from airflow_provider_statecheck.state.snapshots import StateSize
 from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
+from airflow_provider_statecheck.storage.views.file_merging import FileMergingOptions, FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -90,10 +96,8 @@ class WrittenFunction:
 class SnapshotMoment:
     """Checkpoint for which the tasks of an increment save their state."""
 
-    checkpoint_id: int
-    """ID of the checkpoint; 0 for an increment without one."""
-    timestamp: int
-    """Milliseconds since 1970."""
+    checkpoint: CheckpointMetaData
+    """With id 0 for an increment without a checkpoint."""
     is_end_of_input: bool = field(default=False)
 
 
@@ -137,23 +141,6 @@ class SubtaskContext:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskStreams:
-    """
-    Opens state streams in one shared directory, independent of their scope.
-
-    State is written after each increment and is usually part of several checkpoints, so no file is exclusive to one.
-    """
-
-    storage: CheckpointStorage
-    directory: str
-    writing: StateWriting
-
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
-        """Open a stream; its file is created only when data is written."""
-        return FsCheckpointStateOutputStream.open(self.storage, self.directory, self.writing)
-
-
-@dataclass(frozen=True, slots=True)
 class TaskStorage:
     """Description of a storage that another process can open; its ``repr`` hides credentials."""
 
@@ -169,3 +156,37 @@ class TaskStorage:
     def open(self) -> CheckpointStorage:
         """Open the storage in this process."""
         return CheckpointStorage.open(self.base_uri, **self.options.reveal()).within(self.allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWriting:
+    """Description of the checkpoint storage that the tasks of an attempt write to."""
+
+    attempt: AttemptRef
+    config: CheckpointConfig
+
+    def worker_view(
+        self, storage: CheckpointStorage, restored: Iterable[OperatorSubtaskState]
+    ) -> CheckpointStorageWorkerView:
+        """
+        Return the view of a subtask.
+
+        :param storage: Storage of the checkpoint directory.
+        :param restored: Initial state of the subtask.
+        :raises InvalidConfigurationError: if the configured storage cannot be loaded.
+        """
+        view = load_checkpoint_storage(storage, self.attempt, self.config)
+        merging = FileMergingOptions.of(self.config)
+        manager = FileMergingSnapshotManager(self.attempt.epoch, merging) if merging.is_enabled else None
+        return view.to_file_merging_storage(manager, _Restored(tuple(restored)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """Environment of a subtask with its initial state."""
+
+    states: tuple[OperatorSubtaskState, ...]
+
+    @property
+    def restored_streams(self) -> Iterator[StreamStateHandle]:
+        return (stream for state in self.states for stream in streams_of_subtask(state))

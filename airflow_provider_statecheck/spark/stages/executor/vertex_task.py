@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
@@ -29,16 +30,16 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     SubtaskContext,
     TaskReport,
     TaskStorage,
-    TaskStreams,
+    TaskWriting,
     WrittenFunction,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkWriter
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+    from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +60,11 @@ class VertexTask:
     has_control: bool
     """Whether the input includes messages."""
     sink: Sink | None
-    state_directory: str
-    """Parent of the state directories of the subtasks."""
     storage: TaskStorage
-    data_inline_threshold: int
+    writing: TaskWriting
     moment: SnapshotMoment
-    job_id: str
     parallelism: int
     max_parallelism: int
-    epoch: int
     now_ms: int
     logical_date: Any
     state_backend: Any
@@ -100,17 +97,15 @@ class VertexTask:
     def _report(
         self, subtask: int, chain: FunctionChain, storage: Any, task_input: _TaskInput, writer: SinkWriter | None
     ) -> TaskReport:
-        streams = TaskStreams(
-            storage,
-            f"{self.state_directory}/keyed-{subtask}",
-            StateWriting(epoch=self.epoch, inline_threshold=self.data_inline_threshold),
-        )
         begin = time.monotonic()
+        view = self.writing.worker_view(storage, (o.states[subtask] for o in self.operators if subtask in o.states))
+        streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
         written = chain.snapshot(self.moment, streams)
+        states = view.make_durable(each.state for each in written.values() if each.state is not None)
         return TaskReport(
             vertex=self.vertex,
             subtask=subtask,
-            states=tuple(each.state for each in written.values() if each.state is not None),
+            states=states,
             committables=() if writer is None else tuple(writer.prepare_commit()),
             rows=task_input.rows,
             keys=chain.keys,
@@ -125,16 +120,18 @@ class VertexTask:
         from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 
         return self.sink.writer(
-            SinkTaskContext(subtask=subtask, epoch=self.epoch, task_id=uuid.uuid4().hex, schema=self.output_schema)
+            SinkTaskContext(
+                subtask=subtask, epoch=self.writing.attempt.epoch, task_id=uuid.uuid4().hex, schema=self.output_schema
+            )
         )
 
     def _context(self, subtask: int) -> SubtaskContext:
         return SubtaskContext(
-            job_id=self.job_id,
+            job_id=self.writing.attempt.job_id,
             subtask=subtask,
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
-            epoch=self.epoch,
+            epoch=self.writing.attempt.epoch,
             now_ms=self.now_ms,
             logical_date=self.logical_date,
             state_backend=self.state_backend,
@@ -232,7 +229,7 @@ class FunctionChain:
         """Number of keys of declared aggregates."""
         return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
 
-    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> dict[str, WrittenFunction]:
+    def snapshot(self, moment: SnapshotMoment, streams: CheckpointStreamFactory) -> dict[str, WrittenFunction]:
         """
         Save the state of all functions: call ``snapshot_state`` of each of them, then write their state.
 

@@ -21,11 +21,11 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     RecordDiscards,
     Resign,
     TakeOver,
-    Verdict,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError
@@ -104,7 +104,7 @@ def test_a_manifest_outside_of_the_checkpoint_is_refused(job: AlignedJob) -> Non
     for uri in ("memory://elsewhere/file", f"{location}/below/file", f"{location}/../file"):
         with pytest.raises(InvalidConfigurationError, match="manifest_uri"):
             job.rows.acknowledge(acknowledging(job, "try", manifest_uri=uri))
-    assert job.rows.acknowledge(acknowledging(job, "try", is_written=False)).verdict is Verdict.SUCCESS
+    assert job.rows.acknowledge(acknowledging(job, "try", is_written=False)).verdict is AcknowledgeResult.SUCCESS
 
 
 def test_the_last_acknowledgement_hands_out_the_finalization_again_if_it_is_repeated(job: AlignedJob) -> None:

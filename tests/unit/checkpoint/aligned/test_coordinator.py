@@ -11,11 +11,12 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StatePointer
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorError,
@@ -103,7 +104,7 @@ class Context:
 class FailingFiles(SnapshotFiles):
     """Files of which the metadata cannot be written."""
 
-    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StatePointer:
+    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
         raise StorageError("injected")
 
 

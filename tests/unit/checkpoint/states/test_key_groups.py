@@ -12,7 +12,6 @@ from airflow_provider_statecheck.checkpoint.states.key_groups import (
     default_max_parallelism,
     key_group_range_of,
     key_group_ranges,
-    operator_index_of,
     require_parallelism,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -51,7 +50,8 @@ class TestRangesOfSubtasks:
     ) -> None:
         parallelism, max_parallelism = sizes
         key_group = data.draw(st.integers(0, max_parallelism - 1))
-        index = operator_index_of(key_group, parallelism, max_parallelism)
+        # Spark computes the index with this expression.
+        index = key_group * parallelism // max_parallelism
         assert key_group in key_group_range_of(index, parallelism, max_parallelism)
 
     @pytest.mark.parametrize(("parallelism", "max_parallelism"), [(0, 4), (-1, 4), (5, 4), (1, 0), (1, 32769)])
@@ -60,7 +60,6 @@ class TestRangesOfSubtasks:
             lambda: require_parallelism(parallelism, max_parallelism),
             lambda: key_group_ranges(parallelism, max_parallelism),
             lambda: key_group_range_of(0, parallelism, max_parallelism),
-            lambda: operator_index_of(0, parallelism, max_parallelism),
         ):
             with pytest.raises(InvalidConfigurationError, match=f"max_parallelism {max_parallelism}"):
                 refuses()
@@ -73,11 +72,6 @@ class TestRangesOfSubtasks:
     def test_subtask_out_of_bounds_is_refused(self, index: int) -> None:
         with pytest.raises(InvalidConfigurationError, match="0 to 2"):
             key_group_range_of(index, 3, 10)
-
-    @pytest.mark.parametrize("key_group", [-1, 10])
-    def test_key_group_out_of_bounds_is_refused(self, key_group: int) -> None:
-        with pytest.raises(InvalidConfigurationError, match="0 to 9"):
-            operator_index_of(key_group, 3, 10)
 
 
 class TestDefaultMaxParallelism:

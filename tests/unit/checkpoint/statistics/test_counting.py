@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import snapshots_of
+from airflow_provider_statecheck.checkpoint.statistics_snapshot import snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -90,7 +90,8 @@ def test_counts_are_those_of_the_rows(steps: list[tuple[str, int]]) -> None:
     for step, which in steps:
         stage.do(step, which)
     view = stage.coordinator.describe(stage.attempt.job_id)
-    [snapshot] = snapshots_of(view)
+    [operator] = view.operators
+    snapshot = snapshot_of(view, operator)
     counts = snapshot.counts
     assert (counts.total, counts.in_progress, counts.completed, counts.failed) == counted_rows(view)
     assert (counts.restored, snapshot.duration.count) == (stage.restores, counts.completed)

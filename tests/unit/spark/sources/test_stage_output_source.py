@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,6 +13,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
+    LocationNotAllowedError,
     SourceChangedError,
     SourceRestartRequiredError,
 )
@@ -18,6 +22,8 @@ from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_B
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, reconcile_commits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.attempts import Attempt
 
@@ -300,10 +306,16 @@ def fork_of(path, count):
     return attempt
 
 
+def trusting(source):
+    """The source of a stage that may open any directory."""
+    source.open = partial(source.open, allowed=AllowedLocations().below("file:///"))
+    return source
+
+
 @pytest.fixture
 def fork(path):
     def fork(**named):
-        return StageOutputSource(f"{path}-fork", **{"checkpoints_per_increment": 1, **named})
+        return trusting(StageOutputSource(f"{path}-fork", **{"checkpoints_per_increment": 1, **named}))
 
     return fork
 
@@ -353,14 +365,124 @@ def test_a_fork_of_a_fork_remembers_both_jobs(path, source, fork):
 
 
 @pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
-def test_output_that_the_other_job_has_not_read_is_not_lost(path, source, fork, on_change):
+@pytest.mark.parametrize("new_run", [True, False])
+def test_a_fork_first_reads_what_the_other_job_has_listed_and_not_read_in_its_directory(
+    path, source, fork, new_run, on_change
+):
+    attempt = upstream_of_three(path)
+    state = after(source(), 1)
+    # The other job goes on after the cut.
+    attempt.add(3, 3)
+    fork_of(path, 2)
+
+    enumerator = fork(on_change=on_change).open(None, state, new_run=new_run, of_other_job=True)
+
+    assert read(enumerator) == [[2], [100], [200]]
+    assert read(fork().open(None, stored(enumerator), new_run=True)) == []
+
+
+def test_later_attempts_runs_and_forks_read_what_is_left_in_the_directory_of_the_first_job(path, source, fork):
+    attempt = upstream_of_three(path)
+    attempt.add(3, 3)
+    state = after(source(), 1)
+    own = fork_of(path, 1)
+    enumerator = fork().open(None, state, of_other_job=True)
+    assert read(enumerator, 1) == [[2]]
+    own.add(2, 200)
+
+    assert read(fork().open(None, stored(enumerator))) == [[3], [100]]
+    assert read(fork().open(None, stored(enumerator), new_run=True)) == [[3], [100], [200]]
+    Attempt(f"{path}-second", 1, job="second").open().add(1, 1000)
+    second = trusting(StageOutputSource(f"{path}-second", checkpoints_per_increment=1))
+    assert read(second.open(None, stored(enumerator), of_other_job=True)) == [[3], [100], [1000]]
+
+
+def test_a_directory_that_the_state_names_is_opened_only_where_it_is_allowed(path, source):
     upstream_of_three(path)
     state = after(source(), 1)
     fork_of(path, 1)
+    fork = StageOutputSource(f"{path}-fork", checkpoints_per_increment=1)
+    for target in ("http://127.0.0.1:9/elsewhere", path):
+        state["reader"]["target"] = target
+        with pytest.raises(LocationNotAllowedError, match=f"{target}', which was not opened"):
+            fork.open(None, state, of_other_job=True)
+    allowed = AllowedLocations().around(path)
+    assert read(fork.open(None, state, of_other_job=True, allowed=allowed)) == [[2], [100]]
 
-    with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} is unread") as caught:
+
+def files_gone(path):
+    for file in Path(path.removeprefix("file://")).glob("part-*.parquet"):
+        file.unlink()
+
+
+def directory_gone(path):
+    shutil.rmtree(path.removeprefix("file://"))
+
+
+LOST = [fallen_back, begun_again, files_gone, directory_gone]
+
+
+@pytest.mark.parametrize("lose", LOST)
+@pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
+def test_listed_output_of_the_other_job_that_is_lost_fails_before_anything_is_read(path, source, fork, lose, on_change):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    lose(path)
+    fork_of(path, 1)
+
+    with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} was retracted") as caught:
         fork(on_change=on_change).open(None, state, of_other_job=True)
-    assert "before its savepoint, or set the path" in str(caught.value)
+    assert f"for this stage in {path}, found" in str(caught.value)
+
+
+@pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
+def test_listed_output_of_the_other_job_that_is_retracted_while_it_is_read_is_noticed(path, source, fork, on_change):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    fork_of(path, 1)
+    enumerator = fork(on_change=on_change).open(None, state, of_other_job=True)
+    increment = enumerator.next_increment()
+    enumerator.load(increment)
+    begun_again(path)
+
+    with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} was retracted"):
+        enumerator.require_unchanged(increment)
+
+
+def test_output_that_the_other_job_has_read_may_be_lost(path, source, fork):
+    upstream_of_three(path)
+    state = after(source(), 2)
+    directory_gone(path)
+    fork_of(path, 1)
+
+    assert read(fork().open(None, state, of_other_job=True)) == [[100]]
+
+
+def test_a_directory_of_the_other_job_that_was_moved_is_read_where_it_is_now(path, source, fork):
+    attempt = upstream_of_three(path)
+    attempt.add(3, 3)
+    state = after(source(), 1)
+    Path(path.removeprefix("file://")).rename(f"{path.removeprefix('file://')}-moved")
+    moved = StageOutputSource(f"{path}-moved", checkpoints_per_increment=1).open(None, state, of_other_job=True)
+    assert read(moved, 1) == [[2]]
+    fork_of(path, 1)
+
+    assert read(fork().open(None, stored(moved), new_run=True)) == [[3], [100]]
+
+
+def test_the_state_has_no_directory_with_credentials():
+    for uri, stored_uri in (("s3://me:very-secret@lake/balances", ""), ("s3://lake/balances", "s3://lake/balances")):
+        assert stage_output_source._storable(CheckpointStorage.open(uri)) == stored_uri
+
+
+def test_listed_output_in_a_directory_with_credentials_is_not_found(path, source, fork):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    state["reader"]["target"] = ""
+    fork_of(path, 1)
+
+    with pytest.raises(SourceChangedError, match="in a directory whose URI has credentials, found that checkpoint 2"):
+        fork().open(None, state, of_other_job=True)
 
 
 def test_a_fork_may_first_read_what_is_left_in_the_directory_of_the_other_job(path, source, fork):
@@ -402,14 +524,13 @@ def test_another_directory_of_the_same_job_is_a_retraction(path, source, fork):
         fork().open(None, state, new_run=True)
 
 
-def test_reconciling_keeps_finished_commits_of_a_left_lineage_in_their_place():
+def test_reconciling_keeps_commits_of_a_left_lineage_in_their_place():
     old, unread, new = (Item.of(name, 1, "v") for name in ("old/1", "old/2", "new/1"))
     finished = Ledger((old,)).finish_items([0])
     how: Any = {"on_change": OnChange.FAIL, "new_run": True}
 
-    kept = reconcile_commits(finished, [new], left=frozenset({"old"}), **how)
-    assert (kept.items, list(kept.finished)) == ((old, new), [0])
-    with pytest.raises(SourceChangedError, match="checkpoint 2 of old is unread"):
-        reconcile_commits(Ledger((old, unread)).finish_items([0]), [new], left=frozenset({"old"}), **how)
+    before = Ledger((old, unread)).finish_items([0])
+    kept = reconcile_commits(before, [new], left=frozenset({"old"}), **how)
+    assert (kept.items, list(kept.finished)) == ((old, unread, new), [0])
     with pytest.raises(SourceChangedError, match="retracted checkpoint 1 of old"):
         reconcile_commits(finished, [new], **how)

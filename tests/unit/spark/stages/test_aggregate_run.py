@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP
 from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
@@ -16,12 +18,12 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
-    TaskStreams,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 KEYS, GROUPS, INCREMENTS = 10_000, 128, 3
@@ -67,14 +69,19 @@ def increment(number: int) -> Any:
 
 def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
     storage = CheckpointStorage.open(tmp_path.as_uri())
-    streams = TaskStreams(storage, f"{storage.base_uri}/state", StateWriting(epoch=1))
+    directory = f"{storage.base_uri}/state"
+    streams = FsCheckpointStreamFactory(
+        storage=storage, exclusive=directory, shared=directory, writing=StateWriting(epoch=1)
+    )
     state, given = OperatorSubtaskState(), []
     for number in range(INCREMENTS):
         run = run_of(storage, state)
         run.process_table(increment(number))
         if number == INCREMENTS - 1:
             given = [elements.table() for elements in run.end()]
-        saved = run.snapshot(SnapshotMoment(checkpoint_id=number + 1, timestamp=0), streams).state
+        saved = run.snapshot(
+            SnapshotMoment(checkpoint=CheckpointMetaData(number + 1, datetime.fromtimestamp(0, UTC))), streams
+        ).state
         assert saved is not None
         state = saved.subtask_states[0]
         run.close()

@@ -121,7 +121,7 @@ def test_functions_are_told_the_id_of_the_checkpoint_that_holds_their_state(writ
     told = []
 
     def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
-        told.append((moment.checkpoint_id, moment.is_end_of_input))
+        told.append((moment.checkpoint.checkpoint_id, moment.is_end_of_input))
         return one_output(increment, moment)
 
     LoopWithoutSpark(begun(written), RecordedSink(), job=job, checkpoint_interval="1 h").run(3)
@@ -178,7 +178,7 @@ def test_interval_begins_when_a_checkpoint_is_completed_and_not_an_increment_lat
     clock, told = [0.0], []
 
     def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
-        told.append(moment.checkpoint_id)
+        told.append(moment.checkpoint.checkpoint_id)
         clock[0] += 6 * MINUTES
         return one_output(increment, moment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -24,7 +26,6 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     SnapshotMoment,
     SubtaskContext,
     TaskReport,
-    TaskStreams,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
 from airflow_provider_statecheck.spark.stages.stage import MapNode
@@ -34,6 +35,7 @@ from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 UID = "stage/buffering"
@@ -90,8 +92,13 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
     chain.open()
     batch = pa.record_batch({"value": pa.array(values, pa.int64())}, schema=SCHEMA)
     given = [value for elements in chain.process([batch], ()) for value in elements.table()["value"].to_pylist()]
-    streams = TaskStreams(storage, f"file://{folder}/keyed-0", StateWriting(epoch=1))
-    written = chain.snapshot(SnapshotMoment(checkpoint_id=checkpoint_id, timestamp=0), streams)
+    directory = f"file://{folder}/state"
+    streams = FsCheckpointStreamFactory(
+        storage=storage, exclusive=directory, shared=directory, writing=StateWriting(epoch=1)
+    )
+    written = chain.snapshot(
+        SnapshotMoment(checkpoint=CheckpointMetaData(checkpoint_id, datetime.fromtimestamp(0, UTC))), streams
+    )
     chain.close()
     saved = tuple(each.state for each in written.values() if each.state is not None)
     states.update([TaskReport(vertex=0, subtask=0, states=saved)], [[UID]], checkpoint_id)

@@ -119,6 +119,9 @@ class FailingStreams:
         self._left -= 1
         return _FailingStream(stream) if self._left < 0 else stream
 
+    def could_reuse_state_handle(self, handle: Any) -> bool:
+        return self._streams.could_reuse_state_handle(handle)
+
 
 class _FailingStream:
     def __init__(self, stream: Any) -> None:

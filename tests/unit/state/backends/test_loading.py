@@ -11,7 +11,6 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends import loading
 from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.loading import ENTRY_POINT_GROUP, factory_of, load_state_backend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
@@ -162,4 +161,4 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     def entry_points(*, group: str, name: str) -> list[EntryPoint]:
         return [found] if (group, name) == (found.group, found.name) else []
 
-    monkeypatch.setattr(loading, "entry_points", entry_points)
+    monkeypatch.setattr("airflow_provider_statecheck.storage.views.loading.entry_points", entry_points)

@@ -1,4 +1,4 @@
-"""Backends that cannot be restored, and what is tried instead."""
+"""Backends that cannot be restored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.restored_state import restore_first, restoring
+from airflow_provider_statecheck.state.backends.restored_state import restoring
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.keyed_harness import KEY_GROUPS, KeyedHarness
@@ -56,34 +56,6 @@ def test_failure_says_that_the_backend_could_not_be_restored(error: Exception) -
 def test_errors_that_no_other_copy_would_cure_go_on_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)), restoring("balances"):
         raise error
-
-
-def test_alternatives_are_tried_in_order(keyed: KeyedHarness) -> None:
-    good = saved(keyed)
-    broken = replace(good, stream=ByteStreamStateHandle("local", b"nothing of the kind"))
-    tried = []
-
-    def create(handles: tuple[Any, ...]) -> Any:
-        tried.append(handles)
-        return keyed.open(handles)
-
-    backend = restore_first([(broken,), (good,), (broken, broken)], create)
-    assert tried == [(broken,), (good,)]
-    assert backend.num_entries() == 30
-
-
-def test_all_failures_are_reported(keyed: KeyedHarness) -> None:
-    good = saved(keyed)
-    first = replace(good, stream=ByteStreamStateHandle("local", b"nothing of the kind"))
-    second = replace(good, stream=ByteStreamStateHandle("remote", good.stream.data[:-40]))
-    with pytest.raises(BackendRestoreError, match=r"any of 2 sets.*1\. .*full snapshot.*2\. .*truncated") as failure:
-        restore_first([(first,), (second,)], keyed.open)
-    assert len(failure.value.failures) == 2
-
-
-def test_without_alternatives_nothing_is_restored(keyed: KeyedHarness) -> None:
-    with pytest.raises(BackendRestoreError, match="no handles"):
-        restore_first([], keyed.open)
 
 
 def test_each_byte_that_was_changed_is_noticed(keyed: KeyedHarness) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.state.functions.contexts import (
     FunctionInitializationContext,
@@ -30,6 +31,7 @@ TASK = TaskInfo(
     logical_date=datetime(2026, 1, 2, tzinfo=UTC),
 )
 STREAMS = MemoryCheckpointStreamFactory(max_state_size=1000)
+CHECKPOINT = CheckpointMetaData(5, datetime(2023, 11, 14, 22, 13, 20, 57_000, tzinfo=UTC))
 
 
 class RecordingStore:
@@ -91,19 +93,19 @@ class TestInitialization:
 
 class TestSnapshot:
     def test_it_tells_id_and_time(self) -> None:
-        context = FunctionSnapshotContext(5, 1_700_000_000_000)
+        context = FunctionSnapshotContext(CHECKPOINT)
         assert context.get_checkpoint_id() == 5
-        assert context.get_checkpoint_timestamp() == 1_700_000_000_000
+        assert context.get_checkpoint_timestamp() == 1_700_000_000_057
 
     def test_it_gives_the_streams_of_the_checkpoint(self) -> None:
-        assert StateSnapshotContext(5, 0, STREAMS).get_checkpoint_stream_factory() is STREAMS
+        assert StateSnapshotContext(CHECKPOINT, STREAMS).get_checkpoint_stream_factory() is STREAMS
 
     def test_a_checkpoint_without_streams_says_so(self) -> None:
         with pytest.raises(CoordinatorError, match="takes no raw state"):
-            StateSnapshotContext(5, 0).get_checkpoint_stream_factory()
+            StateSnapshotContext(CHECKPOINT).get_checkpoint_stream_factory()
 
     def test_there_is_one_raw_output(self) -> None:
-        context = StateSnapshotContext(5, 0, STREAMS)
+        context = StateSnapshotContext(CHECKPOINT, STREAMS)
         assert context.get_raw_operator_state_output() is context.get_raw_operator_state_output()
 
     @pytest.mark.parametrize(
@@ -116,14 +118,14 @@ class TestSnapshot:
         ],
     )
     def test_it_is_of_no_use_after_the_call(self, method: str) -> None:
-        context = StateSnapshotContext(5, 0, STREAMS)
+        context = StateSnapshotContext(CHECKPOINT, STREAMS)
         getattr(context, method)()
         context.end()
         with pytest.raises(CoordinatorError, match="during snapshot_state"):
             getattr(context, method)()
 
     def test_raw_output_is_of_no_use_after_the_call(self) -> None:
-        context = StateSnapshotContext(5, 0, STREAMS)
+        context = StateSnapshotContext(CHECKPOINT, STREAMS)
         output = context.get_raw_operator_state_output()
         context.end()
         with pytest.raises(CoordinatorError, match="found it closed"):

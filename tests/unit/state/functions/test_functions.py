@@ -19,9 +19,7 @@ from airflow_provider_statecheck.state.functions.lifecycle import (
 from airflow_provider_statecheck.state.functions.user_functions import (
     KeyedProcessFunction,
     MapFunction,
-    RichFlatMapFunction,
     RichMapFunction,
-    as_flat_map_function,
     as_map_function,
 )
 
@@ -29,12 +27,6 @@ from airflow_provider_statecheck.state.functions.user_functions import (
 class Double(MapFunction[int, int]):
     def map(self, value: int) -> int:
         return 2 * value
-
-
-class Repeat(RichFlatMapFunction[int, int]):
-    def flat_map(self, value: int) -> Iterable[int]:
-        for _ in range(value):
-            yield value
 
 
 class ByElement(KeyedProcessFunction[str, int, int]):
@@ -65,8 +57,6 @@ class TestPlainFunctions:
     def test_an_object_stays_what_it_is(self) -> None:
         function = Double()
         assert as_map_function(function) is function
-        flat = Repeat()
-        assert as_flat_map_function(flat) is flat
 
     def test_a_plain_function_becomes_a_map_function(self) -> None:
         def next_one(value: int) -> int:
@@ -74,21 +64,10 @@ class TestPlainFunctions:
 
         assert as_map_function(next_one).map(1) == 2
 
-    def test_a_plain_function_becomes_a_flat_map_function(self) -> None:
-        def twice(value: int) -> list[int]:
-            return [value, value]
-
-        assert list(as_flat_map_function(twice).flat_map(3)) == [3, 3]
-
     @pytest.mark.parametrize("found", [Double, 3, None])
     def test_what_is_neither_object_nor_function_is_refused(self, found: Any) -> None:
         with pytest.raises(InvalidConfigurationError, match="an object of a MapFunction"):
             as_map_function(found)
-
-    @pytest.mark.parametrize("found", [Repeat, 3, None])
-    def test_flat_map_refuses_classes_and_values(self, found: Any) -> None:
-        with pytest.raises(InvalidConfigurationError, match="an object of a FlatMapFunction"):
-            as_flat_map_function(found)
 
     def test_a_function_without_its_method_cannot_be_made(self) -> None:
         class Nothing(RichMapFunction[int, int]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
@@ -28,6 +30,7 @@ from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.state.functions.test_contexts import TASK
 
 STREAMS = MemoryCheckpointStreamFactory(max_state_size=1000)
+CHECKPOINT = CheckpointMetaData(3, datetime(1970, 1, 1, microsecond=99_000, tzinfo=UTC))
 
 
 class Recorder(RichMapFunction[int, int], CheckpointedFunction):
@@ -72,7 +75,7 @@ def started(function: object, **values: Any) -> FunctionLifecycle:
 def test_state_is_initialized_before_the_function_is_opened(is_restored: bool) -> None:
     function = Recorder()
     lifecycle = started(function, is_restored=is_restored)
-    lifecycle.snapshot(3, 99)
+    lifecycle.snapshot(CHECKPOINT)
     lifecycle.close()
     assert function.calls == [f"initialize_state({is_restored})", "open", "snapshot_state(3, 99)", "close"]
 
@@ -104,7 +107,7 @@ def test_a_function_whose_state_cannot_be_initialized_is_not_opened() -> None:
 def test_an_error_in_snapshot_state_fails_the_task() -> None:
     lifecycle = started(Recorder(failing="snapshot_state"))
     with pytest.raises(CheckpointException, match="of the user") as caught:
-        lifecycle.snapshot(3, 99)
+        lifecycle.snapshot(CHECKPOINT)
     assert caught.value.reason is CheckpointFailureReason.TASK_CHECKPOINT_FAILURE
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -115,7 +118,7 @@ def test_contexts_end_with_their_call_even_if_it_fails(failing: str) -> None:
     lifecycle = FunctionLifecycle(function, TASK)
     for step in (
         lambda: lifecycle.initialize(is_restored=True, operator_state_store=DefaultOperatorStateBackend()),
-        lambda: lifecycle.snapshot(3, 99),
+        lambda: lifecycle.snapshot(CHECKPOINT),
     ):
         try:
             step()
@@ -143,7 +146,7 @@ def test_the_runtime_context_ends_after_close(failing: str) -> None:
 @pytest.mark.parametrize("function", [len, lambda value: value, object(), None])
 def test_functions_without_a_life_are_left_alone(function: object) -> None:
     lifecycle = started(function)
-    assert lifecycle.snapshot(3, 99) == ()
+    assert lifecycle.snapshot(CHECKPOINT) == ()
     lifecycle.close()
 
 
@@ -165,7 +168,7 @@ class RawWriter(CheckpointedFunction):
 
 
 def test_raw_state_of_a_function_is_part_of_the_snapshot() -> None:
-    (handle,) = started(RawWriter()).snapshot(3, 99, STREAMS)
+    (handle,) = started(RawWriter()).snapshot(CHECKPOINT, STREAMS)
     assert [len(meta.offsets) for _, meta in handle.states] == [1]
 
 
@@ -175,10 +178,13 @@ class FailingStreams:
     def create_checkpoint_state_output_stream(self, scope: Any) -> Any:
         raise StorageError("no space left")
 
+    def could_reuse_state_handle(self, handle: Any) -> bool:
+        return True
+
 
 def test_an_error_of_the_storage_in_raw_state_fails_the_task() -> None:
     with pytest.raises(CheckpointException, match="no space left") as caught:
-        started(RawWriter()).snapshot(3, 99, FailingStreams())
+        started(RawWriter()).snapshot(CHECKPOINT, FailingStreams())
     assert caught.value.reason is CheckpointFailureReason.TASK_CHECKPOINT_FAILURE
 
 
@@ -197,7 +203,7 @@ def test_what_snapshot_state_puts_into_state_is_in_the_snapshot() -> None:
     function, backend = Buffering(), DefaultOperatorStateBackend()
     lifecycle = started(function, operator_state_store=backend)
     function.held = [1, 2]
-    lifecycle.snapshot(3, 99, STREAMS)
+    lifecycle.snapshot(CHECKPOINT, STREAMS)
     handle = backend.snapshot(3, 99, STREAMS).run().handle
     assert handle is not None
     assert isinstance(handle.stream, ByteStreamStateHandle)
@@ -208,7 +214,7 @@ def test_what_snapshot_state_puts_into_state_is_in_the_snapshot() -> None:
 
 
 def test_raw_state_comes_back_to_the_function(tmp_path: Path) -> None:
-    handles = started(RawWriter()).snapshot(3, 99, STREAMS)
+    handles = started(RawWriter()).snapshot(CHECKPOINT, STREAMS)
     function = RawWriter()
     storage = CheckpointStorage.open(str(tmp_path))
     started(function, raw_operator_state=raw_operator_state_inputs(storage, handles))
@@ -222,7 +228,7 @@ def test_raw_state_of_a_failed_snapshot_leaves_no_file(tmp_path: Path) -> None:
         storage=storage, exclusive=f"{storage.base_uri}/chk-3", shared=f"{storage.base_uri}/shared", writing=writing
     )
     with pytest.raises(CheckpointException, match="of the user"):
-        started(RawWriter(ValueError("of the user"))).snapshot(3, 99, streams)
+        started(RawWriter(ValueError("of the user"))).snapshot(CHECKPOINT, streams)
     assert list(storage.list_files(storage.base_uri)) == []
-    assert started(RawWriter()).snapshot(3, 99, streams)
+    assert started(RawWriter()).snapshot(CHECKPOINT, streams)
     assert len(list(storage.list_files(storage.base_uri))) == 1

@@ -264,7 +264,7 @@ class TestDamage:
     def test_the_magic_word_comes_first(self, handle: OperatorStateHandle, storage: CheckpointStorage) -> None:
         assert self.data_of(handle, storage).startswith(b"statecheck-operator-state 1 ")
 
-    @pytest.mark.parametrize("data", [b"", b"PAR1", b"statecheck-metadata 1 2\n{}", b"statecheck-operator-state\n"])
+    @pytest.mark.parametrize("data", [b"", b"ARROW1", b"statecheck-metadata 1 2\n{}", b"statecheck-operator-state\n"])
     def test_other_bytes_are_told(self, handle: OperatorStateHandle, data: bytes) -> None:
         with pytest.raises(CorruptStateError, match="begins with 'statecheck-operator-state'"):
             self.restore_bytes(handle, data)

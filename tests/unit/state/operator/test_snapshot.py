@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, DistributionMode
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    DistributionMode,
+    StreamStateHandle,
+)
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     SnapshotCancelledError,
@@ -178,6 +182,9 @@ class WatchedStreams:
         stream = self._streams.create_checkpoint_state_output_stream(scope)
         self.opened.append(Watched(stream, lambda step: self.before(step)))
         return self.opened[-1]
+
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        return self._streams.could_reuse_state_handle(handle)
 
 
 @pytest.fixture

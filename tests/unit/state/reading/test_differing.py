@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.state.reading.diff_states import differing
+from airflow_provider_statecheck.state.serializers.nested_columns import differing
 
 NAN = float("nan")
 RECORD = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])

@@ -61,7 +61,7 @@ def rows(pointer: str, name: str = "value", **arguments: Any) -> list[tuple[Any,
 
 def parts_of(tmp_path: Path) -> list[Path]:
     return sorted(
-        (each for each in tmp_path.rglob("keyed-*/*") if each.is_file()), key=lambda each: each.stat().st_mtime
+        (each for each in tmp_path.rglob("shared/*/state/*") if each.is_file()), key=lambda each: each.stat().st_mtime
     )
 
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pickle
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.storage.file_merging.manager import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey, manager_id
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, make_savepoint_directory
+from airflow_provider_statecheck.storage.views.fs_storage import (
+    NO_CHECKPOINT,
+    FsCheckpointStorageAccess,
+    make_savepoint_directory,
+)
 from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, make_access, save
 
 DEFAULT = CheckpointStorageLocationReference.default()
+SCOPES = (EXCLUSIVE, SHARED)
 
 
 def _path(uri: str) -> Path:
@@ -102,10 +102,9 @@ class TestSavepoints:
     def test_everything_lies_in_one_directory(self, storage: CheckpointStorage) -> None:
         target = f"{storage.base_uri}/savepoints"
         location = make_access(storage).initialize_location_for_savepoint(4, target)
-        for scope in (EXCLUSIVE, SHARED):
+        for scope in SCOPES:
             save(location.create_checkpoint_state_output_stream(scope), b"a")
         location.create_metadata_output_stream().close_and_finalize_checkpoint()
-        assert location.taskowned == location.exclusive
         assert {uri.rpartition("/")[0] for uri in files(storage)} == {location.exclusive}
         name = location.exclusive.removeprefix(f"{target}/")
         assert re.fullmatch(rf"savepoint-{ATTEMPT.job_id[:6]}-[0-9a-f]{{12}}", name)
@@ -127,7 +126,7 @@ class TestSavepoints:
     def test_a_task_finds_it_by_its_reference(self, storage: CheckpointStorage, local: CheckpointStorage) -> None:
         location = make_access(storage).initialize_location_for_savepoint(4, f"{local.base_uri}/savepoints")
         streams = make_access(storage).resolve_checkpoint_storage_location(4, location.location_reference)
-        for scope in (EXCLUSIVE, SHARED):
+        for scope in SCOPES:
             handle = save(streams.create_checkpoint_state_output_stream(scope), b"a")
             assert handle.uri.startswith(f"{location.exclusive}/")
             assert read_state(storage.allowing(location.exclusive), handle) == b"a"
@@ -173,6 +172,11 @@ class TestWorkers:
         handle = save(streams.create_checkpoint_state_output_stream(EXCLUSIVE), b"a")
         assert handle.uri.startswith(f"{job_of(storage)}/chk-4/")
 
+    def test_state_between_checkpoints_is_shared(self, storage: CheckpointStorage) -> None:
+        streams = make_access(storage).resolve_checkpoint_storage_location(NO_CHECKPOINT, DEFAULT)
+        places = {save(streams.create_checkpoint_state_output_stream(s), b"a").uri.rpartition("/")[0] for s in SCOPES}
+        assert places == {f"{job_of(storage)}/shared/{ATTEMPT.operator_id}/state"}
+
     @pytest.mark.parametrize("encoded", [b"\x05\x5f\x3f\x18", b"abcdefgh", b"\x05\x5f\x3f\x18\xff"])
     def test_a_reference_that_cannot_be_decoded_is_refused(self, storage: CheckpointStorage, encoded: bytes) -> None:
         with pytest.raises(InvalidConfigurationError, match="location reference"):
@@ -191,30 +195,6 @@ class TestWorkers:
         assert isinstance(small, ByteStreamStateHandle)
 
 
-class TestWithoutSubdirectory:
-    def test_checkpoints_lie_right_below_the_base(self, storage: CheckpointStorage) -> None:
-        access = make_access(storage, create_subdir=False)
-        access.initialize_base_locations_for_checkpoint()
-        assert access.initialize_location_for_checkpoint(1).exclusive == f"{storage.base_uri}/chk-1"
-
-    def test_a_directory_that_is_not_empty_is_refused(self, storage: CheckpointStorage) -> None:
-        storage.write_bytes(f"{storage.base_uri}/x/y", b"other")
-        with pytest.raises(InvalidConfigurationError, match="to be empty"):
-            make_access(storage, create_subdir=False).initialize_base_locations_for_checkpoint()
-
-    def test_the_same_job_may_come_again(self, storage: CheckpointStorage) -> None:
-        for _ in range(2):
-            access = make_access(storage, create_subdir=False)
-            access.initialize_base_locations_for_checkpoint()
-            save(access.create_task_owned_state_stream(), b"a")
-
-    def test_another_job_is_refused(self, storage: CheckpointStorage) -> None:
-        make_access(storage, create_subdir=False).initialize_base_locations_for_checkpoint()
-        other = AttemptRef(job_id=JobId("f" * 32), operator_id=ATTEMPT.operator_id, epoch=3)
-        with pytest.raises(InvalidConfigurationError, match="claimed by another job"):
-            FsCheckpointStorageAccess(storage, other, create_subdir=False).initialize_base_locations_for_checkpoint()
-
-
 def test_writing_in_the_name_of_another_epoch_is_refused(storage: CheckpointStorage) -> None:
     with pytest.raises(InvalidConfigurationError, match="epoch 3, found 4"):
         FsCheckpointStorageAccess(storage, ATTEMPT, writing=StateWriting(epoch=4))
@@ -223,46 +203,6 @@ def test_writing_in_the_name_of_another_epoch_is_refused(storage: CheckpointStor
 def test_state_is_written_as_the_attempt_where_nothing_is_said(storage: CheckpointStorage) -> None:
     stream = FsCheckpointStorageAccess(storage, ATTEMPT).create_task_owned_state_stream()
     assert save(stream, b"x" * 20481).uri.rpartition("/")[2].startswith("3-")
-
-
-@dataclass
-class _Environment:
-    subtask: SubtaskKey = field(
-        default_factory=lambda: SubtaskKey(
-            job_id=ATTEMPT.job_id, operator_id=ATTEMPT.operator_id, subtask_index=0, parallelism=2
-        )
-    )
-
-
-class TestMerging:
-    def test_without_a_manager_nothing_is_merged(self, storage: CheckpointStorage) -> None:
-        access = make_access(storage)
-        assert access.to_file_merging_storage(None, _Environment()) is access
-
-    def test_streams_of_the_configured_place_are_merged(self, storage: CheckpointStorage) -> None:
-        manager = FileMergingSnapshotManager(manager_id(ATTEMPT.job_id, "1"), ATTEMPT.epoch)
-        merging = make_access(storage).to_file_merging_storage(manager, _Environment())
-        streams = merging.resolve_checkpoint_storage_location(1, DEFAULT)
-        handles = [save(streams.create_checkpoint_state_output_stream(SHARED), data) for data in (b"a", b"bc")]
-        manager.make_durable(_Environment().subtask, 1)
-        assert {handle.uri for handle in handles} == files(storage)
-        assert handles[0].uri.startswith(f"{job_of(storage)}/shared/{ATTEMPT.operator_id}/")
-        assert [read_state(storage, handle) for handle in handles] == [b"a", b"bc"]
-
-    def test_savepoints_and_state_of_tasks_are_not_merged(self, storage: CheckpointStorage) -> None:
-        access = make_access(storage)
-        manager = FileMergingSnapshotManager(manager_id(ATTEMPT.job_id, "1"), ATTEMPT.epoch)
-        merging = access.to_file_merging_storage(manager, _Environment())
-        savepoint = access.initialize_location_for_savepoint(2, f"{storage.base_uri}/savepoints")
-        streams = merging.resolve_checkpoint_storage_location(2, savepoint.location_reference)
-        assert isinstance(save(streams.create_checkpoint_state_output_stream(SHARED), b"a"), FileStateHandle)
-        assert isinstance(save(merging.create_task_owned_state_stream(), b"a"), FileStateHandle)
-
-    def test_a_manager_of_other_directories_is_refused(self, storage: CheckpointStorage) -> None:
-        manager = FileMergingSnapshotManager(manager_id(ATTEMPT.job_id, "1"), ATTEMPT.epoch)
-        make_access(storage).to_file_merging_storage(manager, _Environment())
-        with pytest.raises(InvalidConfigurationError, match="directories of the first call"):
-            make_access(storage, create_subdir=False).to_file_merging_storage(manager, _Environment())
 
 
 def test_settings_of_writing_travel_to_other_processes() -> None:

@@ -153,4 +153,4 @@ def test_there_is_nothing_to_merge_or_to_copy() -> None:
     toolset = access.create_task_owned_checkpoint_state_toolset()
     assert not toolset.can_fast_duplicate(FileStateHandle("memory://x/y", 1))
     with pytest.raises(InvalidConfigurationError):
-        toolset.duplicate([])
+        toolset.duplicate([ByteStreamStateHandle("n", b"x")])

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.state_files import make_toolset, read_state
+from airflow_provider_statecheck.storage.views.state_files import FsCheckpointStateToolset, read_state
 from tests.unit.storage.views.places import EXCLUSIVE, files, make_access, save
 
 
@@ -100,4 +100,4 @@ def test_a_failure_leaves_no_copy(memory: CheckpointStorage) -> None:
     ],
 )
 def test_servers_copy_among_themselves_only(memory: CheckpointStorage, directory: str, uri: str, is_fast: bool) -> None:
-    assert make_toolset(memory, directory, 1).can_fast_duplicate(FileStateHandle(uri, 1)) is is_fast
+    assert FsCheckpointStateToolset(memory, directory, 1).can_fast_duplicate(FileStateHandle(uri, 1)) is is_fast

@@ -1,0 +1,148 @@
+"""
+Files of a checkpoint of a stage: its content, and the writer on the driver.
+
+The files of snapshots and of keyed state are written before, by Spark. ``_metadata`` is written last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, AttemptGrant, PendingCheckpoint
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, FileStateHandle, OperatorState
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    DocumentCache,
+    InlineStateHandle,
+    SnapshotHandle,
+    write_metadata,
+)
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting, spill_above_budget
+
+INLINE_STATE_BYTES = 20 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointContent:
+    """Content of a checkpoint whose files are already on storage."""
+
+    snapshots: tuple[SnapshotHandle, ...] = ()
+    """All live snapshots."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """State of the driver as JSON."""
+    operator_states: tuple[OperatorState, ...] = ()
+    """State of the functions of a stateful stage."""
+    has_commit: bool = False
+    """Whether a sink has committables to commit once the checkpoint is completed."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers for logs and pages, such as those of snapshots and finished items."""
+    summary: SnapshotSummary | None = None
+    """Figures for pages, without the time to write the metadata; ``None`` if they are unknown."""
+    new_bytes: int = 0
+    """Bytes that were written since the last checkpoint."""
+    increment_seconds: float = 0.0
+    """Duration of the increment, if the checkpoint was triggered before it."""
+    pinned: AbstractSet[str] = frozenset()
+    """URIs of snapshots that must not be deleted even if no checkpoint references them."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of all files that the checkpoint references."""
+        snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
+        return snapshot_bytes + sum(state.state_size for state in self.operator_states)
+
+
+class CheckpointFiles:
+    """
+    Writes the files of the checkpoints of an attempt.
+
+    :param storage: Storage of the checkpoints.
+    :param documents: Cache that keeps the written metadata.
+    :param grant: Grant of the attempt.
+    :param job_name: Display name of the job.
+    :param inline_threshold: Largest size in bytes of state that is stored inside the metadata.
+    :param monotonic: Clock for durations, in seconds.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        documents: DocumentCache,
+        grant: AttemptGrant,
+        job_name: str,
+        inline_threshold: int,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._storage = storage
+        self._documents = documents
+        self._grant = grant
+        self._job_name = job_name
+        writing = StateWriting(epoch=grant.attempt.epoch, inline_threshold=inline_threshold)
+        self._access = FsCheckpointStorageAccess(storage, grant.attempt, writing=writing)
+        self._monotonic = monotonic
+
+    def write(self, pending: PendingCheckpoint, content: CheckpointContent) -> AcknowledgeCheckpoint:
+        """
+        Write the state of the driver and the metadata of a checkpoint, and return the message that acknowledges it.
+
+        :raises StorageError: if the storage fails.
+        """
+        begin = self._monotonic()
+        state, state_bytes = self._write_state(pending, content.state)
+        document = self._document(pending, content, state)
+        file = write_metadata(self._storage, pending.location, document)
+        self._documents.remember(pending.checkpoint_id, document)
+        return AcknowledgeCheckpoint(
+            attempt=self._grant.attempt,
+            checkpoint_id=pending.checkpoint_id,
+            metadata_uri=file.uri,
+            metadata_size=file.size,
+            metadata_sha256=file.sha256,
+            state_size_bytes=content.new_bytes + state_bytes,
+            full_size_bytes=state_bytes + content.size_bytes,
+            counts=dict(content.counts),
+            has_commit=content.has_commit,
+            increment_seconds=content.increment_seconds,
+            summary=content.summary and replace(content.summary, write_seconds=self._monotonic() - begin),
+        )
+
+    def _write_state(
+        self, pending: PendingCheckpoint, state: dict[str, Any]
+    ) -> tuple[InlineStateHandle | FileStateHandle, int]:
+        data = json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
+        location = self._access.initialize_location_for_checkpoint(pending.checkpoint_id)
+        stream = location.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
+        stream.write(data)
+        handle = stream.close_and_get_handle()
+        if isinstance(handle, FileStateHandle):
+            return handle, len(data)
+        return InlineStateHandle(value=state), len(data)
+
+    def _document(
+        self, pending: PendingCheckpoint, content: CheckpointContent, state: InlineStateHandle | FileStateHandle
+    ) -> CheckpointDocument:
+        attempt = self._grant.attempt
+        return CheckpointDocument(
+            job_id=attempt.job_id,
+            job_name=self._job_name,
+            operator_id=attempt.operator_id,
+            uid=self._grant.uid,
+            checkpoint_id=pending.checkpoint_id,
+            epoch=attempt.epoch,
+            generation=self._grant.generation,
+            snapshots=content.snapshots,
+            state=state,
+            has_commit=content.has_commit,
+            request_key=pending.request_key,
+            operator_states=spill_above_budget(
+                content.operator_states, self._storage, directory=pending.location, epoch=attempt.epoch
+            ),
+            created_at=datetime.now(UTC).isoformat(),
+        )

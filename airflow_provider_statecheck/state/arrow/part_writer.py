@@ -1,0 +1,301 @@
+"""Writers of state files: sorted tables to parts, in blocks that belong to one key group each."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.states.handles import StreamStateHandle
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.state.arrow.layout import DELETED, KEY_GROUP, position_names, single
+from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, Parts
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
+
+_MAGIC_SIZE = 8
+_PREFIX_SIZE = 8
+
+
+class PartWriter:
+    """
+    Writer of sorted tables to parts.
+
+    :param schema: Arrow schema of the rows.
+    :param state: Schema of the state.
+    :param open_stream: Opens the stream of a new file.
+    :param settings: Sizes and compression.
+    :param open_file: Opens the file in a stream, by default an Arrow IPC file.
+    """
+
+    def __init__(
+        self,
+        schema: Any,
+        state: StateSchema,
+        open_stream: Callable[[], CheckpointStateOutputStream],
+        settings: ArrowStateSettings,
+        open_file: OpenPartFile | None = None,
+    ) -> None:
+        self._schema = schema
+        self._state = state
+        self._open_stream = open_stream
+        self._settings = settings
+        self._open_file = open_file or ArrowPartFile
+        self._pending: Any = None
+        self._file: PartFile | None = None
+        self._parts: list[Part] = []
+
+    @property
+    def parts(self) -> Parts:
+        """Return the complete parts."""
+        return tuple(self._parts)
+
+    def write_all(self, tables: Iterable[Any]) -> Parts:
+        """
+        Write tables and return all parts.
+
+        :raises StorageError: if the storage fails; complete parts remain on the storage.
+        """
+        try:
+            for table in tables:
+                self.write(table)
+            return self.finish()
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, table: Any) -> None:
+        """
+        Append sorted rows that follow all earlier rows.
+
+        :raises StorageError: if the storage fails.
+        """
+        import pyarrow as pa
+
+        if table.num_rows == 0:
+            return
+        rows = table if self._pending is None else pa.concat_tables([self._pending, table])
+        rows = (rows if rows.schema.equals(self._schema) else rows.cast(self._schema)).combine_chunks()
+        starts, end = self._block_starts(rows)
+        self._pending = rows.slice(end) if end < rows.num_rows else None
+        self._write_blocks(rows, [*starts, end])
+
+    def finish(self) -> Parts:
+        """
+        Write the buffered rows and return all parts.
+
+        :raises StorageError: if the storage fails.
+        """
+        if self._pending is not None:
+            rows, self._pending = self._pending, None
+            self._write_blocks(rows, [0, rows.num_rows])
+        self._close_file()
+        return self.parts
+
+    def abort(self) -> None:
+        """Discard the open file."""
+        if self._file is not None:
+            self._file.abort()
+            self._file = None
+
+    def _block_starts(self, rows: Any) -> tuple[list[int], int]:
+        """Return the start of each complete block, and the end of the last one. The other rows wait for more."""
+        import numpy as np
+
+        groups = single(rows.column(KEY_GROUP)).to_numpy()
+        limit = self._rows_per_block(rows)
+        edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
+        starts = [s for left, right in pairwise(edges) for s in range(left, right, limit)]
+        full = range(edges[-1], rows.num_rows - limit + 1, limit)
+        return [*starts, *full], full[-1] + limit if full else edges[-1]
+
+    def _rows_per_block(self, rows: Any) -> int:
+        width: int = max(1, rows.nbytes // max(1, rows.num_rows))
+        return max(1, min(self._settings.block_rows, self._settings.block_bytes // int(width)))
+
+    def _write_blocks(self, rows: Any, edges: list[int]) -> None:
+        for start, end in pairwise(edges):
+            if self._file is None:
+                self._file = self._open_file(self._schema, self._open_stream(), self._settings.compression)
+            self._file.write(rows.slice(start, end - start))
+            if self._file.size >= self._settings.part_bytes:
+                self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._parts.append(file.close(self._state))
+
+
+class PartFile(ABC):
+    """
+    Open state file. Subclasses define its format.
+
+    :param schema: Arrow schema of the rows.
+    :param stream: Stream of the file.
+    :param compression: Compression of the file.
+    """
+
+    def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
+        self._schema = schema
+        self._sink = PartSink(stream)
+        self._position_names = position_names(schema.names)
+        self._firsts: list[Any] = []
+        self._blocks: list[tuple[int, int, int, int]] = []
+        self._raw_bytes = 0
+        self._deletions = 0
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes written."""
+        return self._sink.position
+
+    def write(self, rows: Any) -> None:
+        """Write one block."""
+        self._blocks.append(self._write_block(rows))
+        self._firsts.append(rows.slice(0, 1).select(self._position_names))
+        self._raw_bytes += rows.nbytes
+        if DELETED in self._schema.names:
+            self._deletions += single(rows.column(DELETED)).true_count
+
+    def close(self, state: StateSchema) -> Part:
+        """Close the file and return its part."""
+        import numpy as np
+        import pyarrow as pa
+
+        try:
+            footer = self._write_end()
+        except BaseException:
+            self.abort()
+            raise
+        handle = self._sink.stream.close_and_get_handle()
+        if handle is None:
+            raise StorageError(
+                "Expected a handle of the state file, found none; the stream of the storage returned no file."
+            )
+        offsets, lengths, rows, checksums = zip(*self._blocks, strict=True)
+        return Part(
+            path=self._path_of(handle),
+            handle=handle,
+            state=state,
+            schema=self._schema,
+            firsts=pa.concat_tables(self._firsts).combine_chunks(),
+            offsets=np.array(offsets, np.int64),
+            lengths=np.array(lengths, np.int32),
+            rows=np.array(rows, np.int32),
+            checksums=np.array(checksums, np.uint32),
+            raw_bytes=self._raw_bytes,
+            deletions=self._deletions,
+            footer=footer,
+        )
+
+    def abort(self) -> None:
+        """Discard the file."""
+        self._sink.stream.close()
+
+    @abstractmethod
+    def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
+        """Write a block, and return its offset, length, number of rows and checksum."""
+
+    @abstractmethod
+    def _write_end(self) -> Footer | None:
+        """Write what follows the last block."""
+
+    @abstractmethod
+    def _path_of(self, handle: StreamStateHandle) -> str:
+        """Return the name of the file in the handle of a snapshot."""
+
+
+OpenPartFile = Callable[[Any, CheckpointStateOutputStream, str | None], PartFile]
+
+
+class ArrowPartFile(PartFile):
+    """Arrow IPC file, in which each record batch is a block."""
+
+    def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
+        import pyarrow as pa
+
+        super().__init__(schema, stream, compression)
+        options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+        self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
+
+    def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
+        start = self._sink.begin_block()
+        self._writer.write_batch(rows.to_batches()[0])
+        # Arrow writes the header of the file with the first block.
+        header = self._sink.header_length() if not self._blocks else 0
+        checksum = self._sink.checksum if not header else self._sink.checksum_from(header)
+        return start + header, self._sink.position - start - header, rows.num_rows, checksum
+
+    def _write_end(self) -> None:
+        self._writer.close()
+
+    def _path_of(self, handle: StreamStateHandle) -> str:
+        return f"{uuid.uuid4().hex}.arrow"
+
+
+class PartSink:
+    """File object for Arrow that counts bytes and computes the checksum of a block."""
+
+    def __init__(self, stream: CheckpointStateOutputStream) -> None:
+        self.stream = stream
+        self.position = 0
+        self.closed = False
+        self.checksum = 0
+        self._first: list[bytes] | None = []
+
+    def begin_block(self) -> int:
+        """Start a block and return its offset."""
+        if self.position:
+            self._first = None
+        self.checksum = 0
+        return self.position
+
+    def write(self, data: Any) -> int:
+        """Write bytes to the stream."""
+        data = bytes(data)
+        self.stream.write(data)
+        self.position += len(data)
+        if self._first is not None:
+            self._first.append(data)
+        else:
+            self.checksum = zlib.crc32(data, self.checksum)
+        return len(data)
+
+    def header_length(self) -> int:
+        """Return the size of the magic bytes and the schema, which precede the first block."""
+        written = b"".join(self._first or ())
+        return (
+            _MAGIC_SIZE + _PREFIX_SIZE + int.from_bytes(written[_MAGIC_SIZE + 4 : _MAGIC_SIZE + _PREFIX_SIZE], "little")
+        )
+
+    def checksum_from(self, start: int) -> int:
+        """Return the checksum of the first write, starting at an offset."""
+        return zlib.crc32(b"".join(self._first or ())[start:])
+
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self.position
+
+    def flush(self) -> None:
+        """Do nothing, because the stream has its own buffer."""
+
+    def close(self) -> None:
+        """Mark the file object as closed; the stream stays open."""
+        self.closed = True
+
+    def readable(self) -> bool:
+        """Return ``False``."""
+        return False
+
+    def writable(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return ``False``."""
+        return False

@@ -1,0 +1,259 @@
+"""Copies of checkpoints to savepoints, in the canonical format or in that of the state backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    DistributionMode,
+    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
+    OperatorState,
+    OperatorStateHandle,
+    OperatorSubtaskState,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.arrow.compaction import merge_tables
+from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
+from airflow_provider_statecheck.state.arrow.restore import is_known
+from airflow_provider_statecheck.state.operator.backend import read_restored
+from airflow_provider_statecheck.state.operator.stream_format import WrittenState
+from airflow_provider_statecheck.state.reading.checkpoint_states import (
+    CheckpointStates,
+    StateContent,
+    handles_of_subtask,
+    owned_handles,
+    written_schemas,
+)
+from airflow_provider_statecheck.state.reading.columns import StateColumns
+from airflow_provider_statecheck.state.reading.state_reader import StateRowsReader, StateView, columns_of
+from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, KeyedSubtask
+from airflow_provider_statecheck.state.writing.new_rows import split_by_ranges
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
+from airflow_provider_statecheck.storage.savepoints import StateCopies, WrittenSavepoint, write_copies
+from airflow_provider_statecheck.storage.views.state_files import read_state
+
+_BYTES_AT_ONCE = 64 << 20
+"""Approximate size of the stored state that is sorted in memory at once when key groups change."""
+
+
+def write_savepoint(
+    storage: CheckpointStorage,
+    source: CheckpointDocument,
+    *,
+    directory: str,
+    checkpoint_id: int,
+    properties: CheckpointProperties,
+    request_key: str = "",
+) -> WrittenSavepoint:
+    """
+    Copy a checkpoint into a savepoint directory in the format of the properties, and write its metadata last.
+
+    The call may be repeated after a crash.
+
+    :param source: Metadata of the checkpoint.
+    :param directory: URI of the savepoint directory; it must have no other writer.
+    :param checkpoint_id: Id of the savepoint.
+    :param properties: Properties of the savepoint.
+    :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
+    :raises CheckpointNotFoundError: if a file of the source is missing.
+    :raises CorruptStateError: if a file of the source is corrupt, and the savepoint is canonical.
+    :raises UnsupportedStateError: if only the code of the stage can interpret a state, and the savepoint is canonical.
+    :raises StorageError: if the storage fails.
+    """
+    copies = copies_of(storage, source, directory, properties)
+    return write_copies(copies, source, checkpoint_id=checkpoint_id, properties=properties, request_key=request_key)
+
+
+def copies_of(
+    storage: CheckpointStorage, source: CheckpointDocument, directory: str, properties: CheckpointProperties
+) -> StateCopies:
+    """Return the copies of a checkpoint in the format of a savepoint's properties."""
+    if properties.savepoint_format is SavepointFormat.NATIVE:
+        return StateCopies(storage, directory, source.epoch)
+    return CanonicalCopies(storage, directory, source)
+
+
+class CanonicalCopies(StateCopies):
+    """
+    Copies of a checkpoint in which the state of backends is Parquet.
+
+    :param storage: Storage of the checkpoint and of the copies.
+    :param directory: URI of the directory of the copies.
+    :param source: Metadata of the checkpoint.
+    :param max_parallelism: New number of key groups, ``None`` to keep it.
+    :param without: Uid of an operator and name of its keyed state to leave out.
+    :param bytes_at_once: Approximate size of the stored state that is sorted in memory when key groups change, in bytes.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        directory: str,
+        source: CheckpointDocument,
+        *,
+        max_parallelism: int | None = None,
+        without: tuple[str, str] | None = None,
+        bytes_at_once: int = _BYTES_AT_ONCE,
+    ) -> None:
+        super().__init__(storage, directory, source.epoch)
+        self._source = CheckpointStates(storage, source)
+        self._parquet = CanonicalFiles(storage, directory, source.epoch)
+        self._max_parallelism = max_parallelism
+        self._without = without
+        self._bytes_at_once = bytes_at_once
+
+    def of_operator(self, operator: OperatorState) -> OperatorState:
+        """
+        Write the state of an operator as Parquet, and copy what only its own code reads.
+
+        :raises CorruptStateError: if a file is corrupt.
+        :raises UnsupportedStateError: if only the code of the stage can interpret a state.
+        """
+        subtasks = operator.subtask_states
+        unread = {i: replace(each, managed_keyed=(), managed_operator=()) for i, each in subtasks.items()}
+        max_parallelism = self._max_parallelism or operator.max_parallelism
+        copied = super().of_operator(replace(operator, subtask_states=unread, max_parallelism=max_parallelism))
+        found = dict(copied.subtask_states)
+        for index, handle in self._keyed(operator):
+            found[index] = replace(found.get(index, OperatorSubtaskState()), managed_keyed=(handle,))
+            self.size_bytes += handle.state_size
+        for index, handles in self._operator_states(operator):
+            found[index] = replace(found[index], managed_operator=handles)
+        return replace(copied, subtask_states={i: each for i, each in found.items() if each.has_state})
+
+    @cached_property
+    def _taken_at_ms(self) -> int:
+        return self._source.taken_at_ms()
+
+    def _operator_states(self, operator: OperatorState) -> Iterator[tuple[int, tuple[OperatorStateHandle, ...]]]:
+        # Subtasks have equal broadcast state, so that one file is enough.
+        broadcast: dict[str, tuple[OperatorStateHandle, ...]] = {}
+        for index, subtask in sorted(operator.subtask_states.items()):
+            restored = read_restored((h, partial(read_state, self.storage, h.stream)) for h in subtask.managed_operator)
+            written: list[OperatorStateHandle] = []
+            for name, state in restored.items():
+                handles = broadcast.get(name) or self._written_elements(operator.uid, index, state)
+                written += handles
+                if state.mode is DistributionMode.BROADCAST:
+                    broadcast[name] = handles
+            yield index, tuple(written)
+
+    def _written_elements(self, uid: str, subtask: int, state: WrittenState) -> tuple[OperatorStateHandle, ...]:
+        handles = self._parquet.write_elements(uid, subtask, state)
+        self.size_bytes += sum(each.state_size for each in handles)
+        return handles
+
+    def _keyed(self, operator: OperatorState) -> Iterator[tuple[int, KeyedStateHandle]]:
+        convert = self._as_before if self._max_parallelism is None else self._regrouped
+        for index, files in convert(operator):
+            handle = files.handle(self._source.document.checkpoint_id)
+            if handle is not None:
+                yield index, handle
+
+    def _as_before(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
+        ranges = key_group_ranges(operator.parallelism, operator.max_parallelism)
+        for index, owned in enumerate(ranges):
+            contents = self._contents(operator, tuple(handles_of_subtask(operator, index)))
+            files: KeyedFiles | None = None
+            for content in contents:
+                files = files or self._keyed_files(operator, index, owned, content.key, operator.max_parallelism)
+                for tables in self._rows(content).sorted_tables(content.all_key_groups):
+                    files.write(content.schema, tables)
+            if files is not None:
+                yield index, files
+
+    def _regrouped(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
+        assert self._max_parallelism is not None  # noqa: S101 - for the type checker
+        ranges = key_group_ranges(operator.parallelism, self._max_parallelism)
+        files: list[KeyedFiles] = []
+        for content in self._contents(operator, tuple(owned_handles(operator))):
+            files = files or [
+                self._keyed_files(operator, index, owned, content.key, self._max_parallelism)
+                for index, owned in enumerate(ranges)
+            ]
+            for rows in self._rows_in_new_groups(content, self._max_parallelism):
+                for each, part in zip(files, split_by_ranges(rows, ranges), strict=True):
+                    each.write(content.schema, [part])
+        yield from enumerate(files)
+
+    def _keyed_files(
+        self, operator: OperatorState, index: int, owned: KeyGroupRange, key: SerializerSnapshot, max_parallelism: int
+    ) -> KeyedFiles:
+        subtask = KeyedSubtask(uid=operator.uid, index=index, owned=owned, key=key, max_parallelism=max_parallelism)
+        return KeyedFiles(self._parquet, subtask)
+
+    def _contents(self, operator: OperatorState, handles: tuple[KeyedStateHandle, ...]) -> Iterator[StateContent]:
+        for handle in handles:
+            _require_convertible(operator, handle)
+        schemas = written_schemas(self.storage, handles)
+        for state in schemas.keyed:
+            if schemas.key is not None and (operator.uid, state.name) != self._without:
+                yield StateContent(
+                    uid=operator.uid,
+                    schema=state,
+                    key=schemas.key,
+                    max_parallelism=operator.max_parallelism,
+                    handles=handles,
+                    taken_at_ms=self._taken_at_ms,
+                )
+
+    def _rows(self, content: StateContent) -> StateRowsReader:
+        rows = StateRowsReader(self.storage, content, columns_of(content, StateView()))
+        if has_custom(content.schema):
+            runs = rows.files(content.all_key_groups).runs
+            _require_one_type(content.schema, [part.state for parts in runs for part in parts])
+            _require_one_type(
+                content.schema, [s for h in content.handles for s in written_schemas(self.storage, [h]).keyed]
+            )
+        return rows
+
+    def _rows_in_new_groups(self, content: StateContent, max_parallelism: int) -> Iterator[Any]:
+        columns, rows = columns_of(content, StateView()), self._rows(content)
+        for window in content.windows(content.all_key_groups, self._bytes_at_once):
+            tables = (columns.layout.conform(t, namespace=True, deleted=False) for t in rows.tables(window))
+            regrouped = [_with_groups(columns, table, max_parallelism) for table in tables]
+            if regrouped:
+                yield merge_tables(regrouped)
+
+
+def _with_groups(columns: StateColumns, table: Any, max_parallelism: int) -> Any:
+    import pyarrow as pa
+
+    keys = [single(table.column(name)) for name in columns.layout.key_names]
+    groups = pa.array(columns.keys.key_groups_of(keys, max_parallelism), pa.int32())
+    return table.set_column(table.schema.get_field_index(KEY_GROUP), KEY_GROUP, groups)
+
+
+def _require_convertible(operator: OperatorState, handle: KeyedStateHandle) -> None:
+    if not is_known(handle):
+        found = handle.backend_id if isinstance(handle, IncrementalKeyedStateHandle) else "unknown"
+        raise UnsupportedStateError(
+            f"Expected keyed state of operator {operator.uid!r} that this release can convert, found state of the backend "
+            f"{found!r}; take a native savepoint."
+        )
+
+
+def has_custom(state: StateSchema) -> bool:
+    """Return whether a type of a state is, or contains, one of a user-defined serializer."""
+    return any(
+        f'"{PREFIX}' in json.dumps(encode_snapshot(each)) for each in (state.key, state.value) if each is not None
+    )
+
+
+def _require_one_type(state: StateSchema, found: list[StateSchema]) -> None:
+    if any((each.key, each.value) != (state.key, state.value) for each in found if each.name == state.name):
+        raise UnsupportedStateError(
+            f"Expected state {state.name!r} to be written with one version of its serializer, found several, which only the "
+            f"code of the stage can migrate; let the stage rewrite all of the state, or take a native savepoint."
+        )

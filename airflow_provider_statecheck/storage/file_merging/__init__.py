@@ -1,1 +1,0 @@
-"""File merging: stores the state of many streams in few physical files."""

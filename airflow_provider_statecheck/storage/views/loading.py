@@ -1,0 +1,163 @@
+"""Loading of checkpoint storages by name, entry point or dotted path."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.memory_storage import MemoryBackendCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+
+DEFAULT_STORAGE = "filesystem"
+Factory = TypeVar("Factory")
+
+
+@runtime_checkable
+class CheckpointStorageFactory(Protocol):
+    """Factory of the checkpoint storage of a job. ``execution.checkpointing.storage`` may name one by its dotted path."""
+
+    def create_checkpoint_storage(
+        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
+    ) -> CheckpointStorageAccess:
+        """
+        Return the views for an attempt; called on the driver and in each task.
+
+        :param storage: Storage of the checkpoint directory.
+        :param attempt: The writing attempt.
+        :param writing: Settings for writing state.
+        """
+        ...
+
+    def get_identifier(self) -> str:
+        """Return the name of the storage in configurations."""
+        ...
+
+
+class FsCheckpointStorageFactory(CheckpointStorageFactory):
+    """Factory of the ``filesystem`` storage."""
+
+    def create_checkpoint_storage(
+        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
+    ) -> FsCheckpointStorageAccess:
+        """Return a storage with state in files."""
+        return FsCheckpointStorageAccess(storage, attempt, writing=writing)
+
+    def get_identifier(self) -> str:
+        """Return ``filesystem``."""
+        return DEFAULT_STORAGE
+
+
+class MemoryCheckpointStorageFactory(CheckpointStorageFactory):
+    """Factory of the ``jobmanager`` storage."""
+
+    def create_checkpoint_storage(
+        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
+    ) -> MemoryBackendCheckpointStorageAccess:
+        """Return a storage with all state in the metadata."""
+        return MemoryBackendCheckpointStorageAccess(attempt, storage)
+
+    def get_identifier(self) -> str:
+        """Return ``jobmanager``."""
+        return "jobmanager"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFactories(Generic[Factory]):
+    """
+    Factories of one kind, which a setting names.
+
+    :param kind: Class or runtime-checkable protocol of the factories.
+    :param setting: Key of the setting, for errors.
+    :param group: Group of entry points.
+    :param known: Built-in factories by lower-case name.
+    """
+
+    kind: type[Factory]
+    setting: str
+    group: str
+    known: Mapping[str, Callable[[], Factory]]
+
+    def find(self, name: Any) -> Factory:
+        """
+        Return the factory of a built-in name, an entry point or a dotted path, in this order.
+
+        :raises InvalidConfigurationError: if no factory can be loaded.
+        """
+        known = self.known.get(name.lower()) if isinstance(name, str) else None
+        return self._create(name, known or self._load_entry_point(name) or self._import_path(name))
+
+    def _load_entry_point(self, name: Any) -> Any:
+        found = entry_points(group=self.group, name=name) if isinstance(name, str) else ()
+        for entry_point in found:
+            try:
+                return entry_point.load()
+            except (ImportError, AttributeError) as error:
+                reason = f"its entry point {entry_point.value} cannot be imported: {error}"
+                raise self._error(name, reason) from error
+        return None
+
+    def _import_path(self, name: Any) -> Any:
+        if not isinstance(name, str) or "." not in name:
+            raise self._error(name, "nothing has that name")
+        module, _, attribute = name.replace(":", ".").rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except Exception as error:  # user code runs on import
+            raise self._error(name, f"it cannot be imported: {error}") from error
+
+    def _create(self, name: Any, found: Any) -> Factory:
+        try:
+            factory = found() if isinstance(found, type) else found
+        except (StateCheckError, OSError):
+            raise
+        except Exception as error:
+            raise self._error(name, f"its factory cannot be created: {error}") from error
+        if not isinstance(factory, self.kind):
+            raise self._error(name, f"it is not a {self.kind.__name__}, a method is missing")
+        return factory
+
+    def _error(self, name: Any, reason: str) -> InvalidConfigurationError:
+        return InvalidConfigurationError(
+            f"Expected in {self.setting} one of {', '.join(sorted(self.known))}, the name of an entry point of {self.group}, or "
+            f"the dotted path of a {self.kind.__name__}, found {name!r}: {reason}; correct the setting."
+        )
+
+
+CHECKPOINT_STORAGES: NamedFactories[CheckpointStorageFactory] = NamedFactories(
+    CheckpointStorageFactory,  # type: ignore[type-abstract]
+    CheckpointConfig.checkpoint_storage.key,
+    "airflow_provider_statecheck.checkpoint_storages",
+    {
+        DEFAULT_STORAGE: FsCheckpointStorageFactory,
+        "jobmanager": MemoryCheckpointStorageFactory,
+        "memory": MemoryCheckpointStorageFactory,
+    },
+)
+
+
+def load_checkpoint_storage(
+    storage: CheckpointStorage, attempt: AttemptRef, config: CheckpointConfig
+) -> CheckpointStorageAccess:
+    """
+    Return the configured checkpoint storage of a job.
+
+    :param storage: Storage of the checkpoint directory.
+    :param attempt: The writing attempt.
+    :raises InvalidConfigurationError: if the configured storage cannot be loaded.
+    """
+    writing = StateWriting(
+        epoch=attempt.epoch,
+        inline_threshold=config.data_inline_threshold,
+        write_buffer_size=config.write_buffer_size,
+    )
+    factory = CHECKPOINT_STORAGES.find(config.checkpoint_storage or DEFAULT_STORAGE)
+    return factory.create_checkpoint_storage(storage, attempt, writing)

@@ -1,0 +1,120 @@
+"""A Dag run of three stages, of which a savepoint of the whole job is taken and restored: in place and as a fork."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter as Bag
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typing_extensions import override
+
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document
+from tests.airflow.examples import ROOT, Examples
+
+pytestmark = pytest.mark.airflow
+
+SUCCESS = "success"
+OUTPUTS = ("payments", "report", "audit")
+SECOND, THIRD = 10, 20
+"""Numbers of the first payments in the second and the third file, which are the second and the third increment."""
+
+
+class Pipelines(Examples):
+    """Runs the pipelines of the tests, whose stages wait at gates."""
+
+    @override
+    def prepare(self) -> None:
+        for country, number in (("de", 0), ("de", SECOND), ("fr", THIRD)):
+            folder = self.work / "input" / country
+            folder.mkdir(parents=True, exist_ok=True)
+            numbers = range(number, number + 10)
+            table = pa.table({"account": [f"a{n % 3}" for n in numbers], "number": list(numbers)})
+            pq.write_table(table, folder / f"{number}.parquet")
+
+    @override
+    def _environment(self) -> dict[str, str]:
+        dags = {"AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "tests" / "airflow" / "dags"), "STAGE_WORK": str(self.work)}
+        return super()._environment() | dags
+
+    @contextmanager
+    def closed_gates(self, *numbers: int) -> Iterator[int]:
+        """Let the stage wait at some payments, and return what tells that it has reached one."""
+        for name in ("reached", *(f"gate-{number}" for number in numbers)):
+            os.mkfifo(self.work / name)
+        reached = os.open(self.work / "reached", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            yield reached
+        finally:
+            os.close(reached)
+            for number in numbers:
+                (self.work / f"gate-{number}").unlink(missing_ok=True)
+
+    @contextmanager
+    def at_gate(self, reached: int, number: int) -> Iterator[None]:
+        """Do something while the stage waits at a payment."""
+        self.wait_for(reached)
+        os.read(reached, 1)
+        try:
+            yield
+        finally:
+            with (self.work / f"gate-{number}").open("w"):
+                (self.work / f"gate-{number}").unlink()
+
+    def committed(self, job: str, output: str, up_to: float = inf) -> Bag[str]:
+        """Return the rows that the checkpoints of a job up to one have committed."""
+        files = (f for f in committed_files(str(self.work / job / output)) if f.checkpoint_id <= up_to)
+        tables = (pq.ParquetFile(file.uri.removeprefix("file://")).read() for file in files)
+        return Bag(repr(row) for table in tables for row in table.to_pylist())
+
+    def outputs(self, job: str) -> dict[str, Bag[str]]:
+        """Return the rows that the stages of a job have committed."""
+        return {output: self.committed(job, output) for output in OUTPUTS}
+
+
+@pytest.fixture
+def pipelines(airflow_db: Path, tmp_path: Path) -> Iterator[Pipelines]:
+    running = Pipelines(airflow_db, tmp_path)
+    yield running
+    running.close()
+
+
+def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run(pipelines: Pipelines) -> None:
+    assert pipelines.run("undisturbed") == SUCCESS, pipelines.log
+    undisturbed = pipelines.outputs("undisturbed")
+    with pipelines.closed_gates(SECOND, THIRD) as reached:
+        pipelines.start("disturbed")
+        # The mapped stage has ended, its reader runs, and the third stage waits.
+        with pipelines.at_gate(reached, SECOND):
+            pipelines.statecheck("savepoint", "test/disturbed", "--no-wait")
+        with pipelines.at_gate(reached, THIRD):
+            pipelines.statecheck("gc", "test/disturbed")
+            (pipelines.work / "wrong").touch()
+        assert pipelines.end() == SUCCESS, pipelines.log
+    (pipelines.work / "wrong").unlink()
+    assert pipelines.outputs("disturbed")["report"] != undisturbed["report"]
+    [savepoint] = [c for c in pipelines.job("disturbed").checkpoints if c.properties.is_savepoint]
+    document = load_document(CheckpointStorage.open(savepoint.location), savepoint)
+    cut = {part.uid: part.checkpoint_id for part in document.parts}
+    assert set(cut) == {"load[de]", "load[fr]", "report"}
+
+    printed = pipelines.statecheck("restore", "test/disturbed", "--from", savepoint.location, "--yes")
+    assert "airflow tasks clear disturbed" in printed
+    assert pipelines.run("disturbed") == SUCCESS, pipelines.log
+    assert pipelines.outputs("disturbed") == undisturbed
+
+    assert pipelines.run("rehearsal", pointer=savepoint.location) == SUCCESS, pipelines.log
+    found = {
+        "payments": pipelines.committed("disturbed", "payments") + pipelines.committed("rehearsal", "payments"),
+        "report": pipelines.committed("disturbed", "report", cut["report"])
+        + pipelines.committed("rehearsal", "report"),
+        "audit": pipelines.committed("rehearsal", "audit"),
+    }
+    assert found == undisturbed

@@ -1,0 +1,79 @@
+"""Savepoints of stages as Parquet: other tools read them, and a stage goes on from them with any backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import find_source
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.spark.stages.functions import RunningBalance
+from tests.spark.stages.stage_tries import JOB, StageTries
+from tests.spark.stages.test_stage import balances, payments, running_stage
+
+
+def savepoint(tries: StageTries) -> str:
+    """Take a canonical savepoint of the stage, which does not run, and return its pointer."""
+    [operator] = tries.view().operators
+    savepoints = JobSavepoints(tries.store)
+    savepoints.request(RequestSavepoint(job_id=job_id_of(JOB), operator_id=operator.operator_id, request_key=new_key()))
+    [taken] = serve_idle(savepoints, tries.view(), CheckpointStorage.open, f"file://{tries.folder}/savepoints")
+    assert taken.pointer is not None
+    return taken.pointer
+
+
+def files_of(pointer: str, name: str) -> list[str]:
+    found = Path(pointer.removeprefix("file://")).glob(f"state/stage_balance-*/keyed/{name}-*/*.parquet")
+    return sorted(map(str, found))
+
+
+def sources(tries: StageTries, pointer: str, mode: RestoreMode) -> dict[str, Any]:
+    source = find_source(
+        tries.storage, pointer, uid="stage", mode=mode, renamed_uids={}, allow_non_restored_state=False
+    )
+    return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
+
+
+@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+def test_tools_read_the_savepoint_of_a_stage(tries: StageTries, backend: str) -> None:
+    parts = payments()
+    tries.write_input(*parts)
+    tries.run(running_stage(tries, RunningBalance(), state_backend=backend))
+    files, expected = files_of(savepoint(tries), "balance"), balances(parts)
+    with_spark = tries.spark.read.parquet(*files)
+    assert {row.account: row.value for row in with_spark.collect()} == expected
+    with duckdb.connect() as connection:
+        assert dict(connection.execute(f"SELECT account, value FROM read_parquet({files})").fetchall()) == expected
+    assert dict(polars.read_parquet(files).select("account", "value").iter_rows()) == expected
+    assert sum(polars.read_parquet(files_of(savepoint(tries), "purposes"))["map_value"]) == sum(
+        len(part["amount"]) for part in parts
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "other", "mode"),
+    [("arrow", "hashmap", RestoreMode.NO_CLAIM), ("hashmap", "arrow", RestoreMode.CLAIM)],
+)
+def test_another_backend_goes_on_from_the_savepoint_of_a_stage(
+    tries: StageTries, backend: str, other: str, mode: RestoreMode
+) -> None:
+    parts = payments()
+    tries.write_input(*parts[:-1])
+    tries.run(running_stage(tries, RunningBalance(), parallelism=2, state_backend=backend))
+    pointer = savepoint(tries)
+    tries.write_input(parts[-1])
+    stage = running_stage(tries, RunningBalance(), parallelism=3, state_backend=other)
+    tries.run(stage, **sources(tries, pointer, mode))
+    last: dict[str, tuple[int, int]] = {}
+    for row in tries.rows():
+        last[row["account"]] = max(last.get(row["account"], (-1, 0)), (row["number"], row["balance"]))
+    assert {account: balance for account, (_, balance) in last.items()} == balances(parts)

@@ -1,0 +1,560 @@
+"""Canonical savepoints: Parquet that other tools read, and state that any backend restores at any parallelism."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    DistributionMode,
+    FileStateHandle,
+    IncrementalKeyedStateHandle,
+    OperatorState,
+    OperatorStateHandle,
+    OperatorStateMeta,
+    OperatorSubtaskState,
+    streams_of,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import (
+    BackendRestoreError,
+    CorruptStateError,
+    StateCheckError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.state.reading.diff_states import diff_states
+from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, read_state
+from airflow_provider_statecheck.state.writing.canonical import write_savepoint
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
+from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from tests.written_state import GROUPS, StatefulJob
+
+BACKENDS: dict[str, Callable[[], Any]] = {"arrow": ArrowStateBackend, "fs": FsStateBackend}
+TTL = StateTtlConfig(timedelta(seconds=100))
+NAMES = ("value", "account", "tags", "amounts", "total", "mean", "seen", "seen_tags", "sketch")
+KEYS = KeySerializer((KeyField("key_group", pa.string()), KeyField("day", pa.date32())))
+
+
+@dataclass
+class Account:
+    balance: float
+    opened: time
+    note: str | None = None
+
+
+class Words:
+    """Serializer of the user."""
+
+    class_id = "words"
+
+    def __init__(self, version: int = 1) -> None:
+        self.version = version
+
+    def serialize(self, value: list[str]) -> bytes:
+        return ",".join(value).encode()
+
+    def deserialize(self, data: bytes) -> list[str]:
+        return data.decode().split(",")
+
+
+class Mean:
+    def create_accumulator(self) -> tuple[int, float]:
+        return (0, 0.0)
+
+    def add(self, value: float, accumulator: tuple[int, float]) -> tuple[int, float]:
+        return (accumulator[0] + 1, accumulator[1] + value)
+
+    def get_result(self, accumulator: tuple[int, float]) -> float:
+        return accumulator[1] / accumulator[0]
+
+    def merge(self, a: tuple[int, float], b: tuple[int, float]) -> tuple[int, float]:
+        return (a[0] + b[0], a[1] + b[1])
+
+
+def plus(a: int, b: int) -> int:
+    return a + b
+
+
+DESCRIPTORS: list[Any] = [
+    ValueStateDescriptor("value", int),
+    ValueStateDescriptor("account", Account),
+    ListStateDescriptor("tags", str),
+    MapStateDescriptor("amounts", str, Decimal),
+    ReducingStateDescriptor("total", plus, int),
+    AggregatingStateDescriptor("mean", Mean(), tuple[int, float]),
+    ValueStateDescriptor("seen", int, ttl=TTL),
+    ListStateDescriptor("seen_tags", str, ttl=TTL),
+    ValueStateDescriptor("sketch", Words()),
+]
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> CheckpointStorage:
+    return CheckpointStorage.open(tmp_path.as_uri())
+
+
+@pytest.fixture
+def job(backend: str, storage: CheckpointStorage) -> Iterator[StatefulJob]:
+    made = StatefulJob(storage, BACKENDS[backend](), DESCRIPTORS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def arrow_job(storage: CheckpointStorage) -> Iterator[StatefulJob]:
+    made = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS)
+    yield made
+    made.close()
+
+
+def filled(job: StatefulJob, keys: int = 12, parallelism: int = 3) -> str:
+    """Fill the state over two checkpoints, and return the pointer to the second one."""
+    job.open(parallelism)
+    for number in range(keys):
+        update(job, number)
+    job.save()
+    job.now_ms += 1000
+    for number in range(0, keys, 3):
+        job.state(f"key {number}", "value").update(number + 100)
+        job.state(f"key {number}", "seen").update(number + 100)
+    job.state("key 1", "value").clear()
+    job.state("key 2", "value", "window").update(7)
+    return job.save()
+
+
+def update(job: StatefulJob, number: int) -> None:
+    key = f"key {number}"
+    job.state(key, "value").update(number)
+    job.state(key, "account").update(Account(number / 2, time(1, 2, 3, number), None if number % 2 else "even"))
+    job.state(key, "tags").update([f"{key}-{i}" for i in range(number % 3)])
+    job.state(key, "amounts").put("x", Decimal(number))
+    job.state(key, "amounts").put("y", None)
+    for value in (number, 1):
+        job.state(key, "total").add(value)
+        job.state(key, "mean").add(float(value))
+    job.state(key, "seen").update(number)
+    job.state(key, "seen_tags").update([key, "and more"])
+    job.state(key, "sketch").update([key, "word"])
+
+
+def content(job: StatefulJob, keys: int = 12) -> dict[str, Any]:
+    """Return what functions read of each key."""
+    return {
+        key: (
+            job.state(key, "value").value(),
+            job.state(key, "account").value(),
+            list(job.state(key, "tags").get() or ()),
+            dict(job.state(key, "amounts").entries()),
+            job.state(key, "total").get(),
+            job.state(key, "mean").get(),
+            job.state(key, "seen").value(),
+            list(job.state(key, "seen_tags").get() or ()),
+            job.state(key, "sketch").value(),
+            job.state(key, "value", "window").value(),
+        )
+        for key in (f"key {number}" for number in range(keys))
+    }
+
+
+def save(
+    pointer: str, kind: SavepointFormat = SavepointFormat.CANONICAL, storage: Any = None, name: str = "0" * 12
+) -> WrittenSavepoint:
+    states = CheckpointStates.load(pointer)
+    return write_savepoint(
+        storage or states.storage,
+        states.document,
+        directory=directory_of(pointer, name),
+        checkpoint_id=99,
+        properties=CheckpointProperties.for_savepoint(savepoint_format=kind),
+    )
+
+
+def directory_of(pointer: str, name: str = "0" * 12) -> str:
+    return f"{pointer.rpartition('/')[0]}/savepoint-000000-{name}"
+
+
+def savepoint(pointer: str, kind: SavepointFormat = SavepointFormat.CANONICAL) -> str:
+    save(pointer, kind)
+    return directory_of(pointer)
+
+
+def files_of(pointer: str, name: str = "*") -> list[Path]:
+    """Return the Parquet files of the keyed states of a savepoint."""
+    return sorted(Path(pointer.removeprefix("file://")).glob(f"state/*/keyed/{name}-*/*.parquet"))
+
+
+def shown(pointer: str, name: str, **options: Any) -> list[dict[str, Any]]:
+    return by_key(read_state(pointer, name, namespaces=True, with_times=True, **options).read_all().to_pylist())
+
+
+def by_key(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["account"], row["namespace"], row.get("map_key", "")))
+
+
+def with_duckdb(paths: list[Path]) -> list[dict[str, Any]]:
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        found = connection.sql(f"SELECT * FROM read_parquet({list(map(str, paths))})").to_arrow_table()
+    return found.to_pylist()  # type: ignore[no-any-return]
+
+
+def with_polars(paths: list[Path]) -> list[dict[str, Any]]:
+    return polars.read_parquet(paths).to_dicts()
+
+
+@pytest.mark.parametrize("read", [with_duckdb, with_polars])
+def test_other_tools_read_each_state(job: StatefulJob, read: Callable[[list[Path]], Any]) -> None:
+    pointer = savepoint(filled(job))
+    for name in NAMES:
+        require_equal(read, pointer, name)
+
+
+def require_equal(read: Callable[[list[Path]], Any], pointer: str, name: str) -> None:
+    rows = by_key(read(files_of(pointer, name)))
+    expected = shown(pointer, name)
+    assert {row["key_group"] for row in rows} <= set(range(GROUPS))
+    columns = [column for column in expected[0] if column not in {"value", "map_value"}]
+    assert [{c: row[c] for c in columns} for row in rows] == [{c: row[c] for c in columns} for row in expected]
+    value = "map_value" if name == "amounts" else "value"
+    assert [as_text(row[value]) for row in rows] == [as_text(row[value]) for row in expected]
+
+
+def as_text(value: Any) -> str:
+    # Spark has no type for times of day, so that they are text.
+    return json.dumps(
+        value, default=lambda part: part.isoformat("microseconds") if isinstance(part, time) else str(part)
+    )
+
+
+def test_columns_are_those_of_the_user_with_the_time_of_expiry(job: StatefulJob) -> None:
+    pointer = savepoint(filled(job))
+    names = {name: pq.read_schema(files_of(pointer, name)[0]).names for name in ("amounts", "seen", "seen_tags")}
+    assert names == {
+        "amounts": ["key_group", "account", "namespace", "map_key", "map_value"],
+        "seen": ["key_group", "account", "namespace", "value", "last_access", "expires_at"],
+        "seen_tags": ["key_group", "account", "namespace", "value", "last_access", "expires_at"],
+    }
+    [row] = [row for row in with_polars(files_of(pointer, "seen")) if row["account"] == "key 3"]
+    assert row["expires_at"] - row["last_access"] == timedelta(seconds=100)
+    [row] = [row for row in with_polars(files_of(pointer, "seen_tags")) if row["account"] == "key 3"]
+    assert [b - a for a, b in zip(row["last_access"], row["expires_at"], strict=True)] == [timedelta(seconds=100)] * 2
+
+
+def test_file_describes_its_state(job: StatefulJob) -> None:
+    pointer = savepoint(filled(job))
+    described = json.loads(pq.read_schema(files_of(pointer, "tags")[0]).metadata[b"statecheck"])
+    assert (described["uid"], described["number_of_key_groups"]) == ("stage/balance", GROUPS)
+    assert [(state["name"], state["kind"]) for state in described["schemas"]["keyed"]] == [("tags", "list")]
+    assert described["schemas"]["key"]["config"] == {"fields": [{"name": "account", "type": "string"}]}
+
+
+def test_file_is_found_by_the_uid_and_the_name_of_the_state(job: StatefulJob) -> None:
+    pointer = savepoint(filled(job))
+    names = [file.relative_to(pointer.removeprefix("file://")).as_posix() for file in files_of(pointer, "value")]
+    readable = [name.split("/")[1].startswith("stage_balance-") for name in names]
+    assert (len(names), set(readable)) == (3, {True})
+    assert [name.rpartition("/")[2] for name in names] == [f"1-0000{i}-00000.parquet" for i in range(3)]
+
+
+@pytest.mark.parametrize("target", sorted(BACKENDS))
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_any_backend_restores_it_at_any_parallelism(
+    job: StatefulJob, storage: CheckpointStorage, target: str, parallelism: int
+) -> None:
+    checkpoint = filled(job)
+    expected = content(job)
+    pointer = savepoint(checkpoint)
+    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS, job_name="heir", now_ms=job.now_ms)
+    heir.open(parallelism, CheckpointStates.load(pointer).document.operator_states[0])
+    assert content(heir) == expected
+    heir.state("key 4", "value").update(-4)
+    heir.state("key 5", "tags").clear()
+    later = heir.save()
+    again = StatefulJob(heir.storage, BACKENDS[target](), DESCRIPTORS, job_name="again", now_ms=job.now_ms)
+    again.open(2, CheckpointStates.of(heir.storage, later).document.operator_states[0])
+    assert content(again) == expected | {
+        "key 4": (-4, *expected["key 4"][1:]),
+        "key 5": (*expected["key 5"][:2], [], *expected["key 5"][3:]),
+    }
+    save(later, storage=heir.storage)
+    assert shown(directory_of(later), "amounts") == shown(pointer, "amounts")
+    again.close()
+    heir.close()
+
+
+@pytest.mark.parametrize("target", sorted(BACKENDS))
+def test_state_without_a_descriptor_is_carried_on(job: StatefulJob, storage: CheckpointStorage, target: str) -> None:
+    pointer = savepoint(filled(job))
+    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS[:1], job_name="heir")
+    heir.open(2, CheckpointStates.load(pointer).document.operator_states[0])
+    heir.state("key 4", "value").update(-4)
+    later = heir.save()
+    assert shown(later, "tags", allowed_locations=[pointer]) == shown(pointer, "tags")
+    heir.close()
+
+
+def test_values_expire_after_a_restore(job: StatefulJob, storage: CheckpointStorage) -> None:
+    pointer = savepoint(filled(job))
+    heir = StatefulJob(storage.allowing(pointer), BACKENDS["arrow"](), DESCRIPTORS, now_ms=job.now_ms - 1000 + 100_000)
+    heir.open(2, CheckpointStates.load(pointer).document.operator_states[0])
+    assert [heir.state(f"key {i}", "seen").value() for i in (2, 3)] == [None, 103]
+    heir.close()
+
+
+@pytest.mark.parametrize("target", ["fs", "arrow"])
+def test_native_savepoint_has_the_files_of_the_backend(
+    job: StatefulJob, backend: str, storage: CheckpointStorage, target: str
+) -> None:
+    checkpoint = filled(job)
+    expected = content(job)
+    pointer = savepoint(checkpoint, SavepointFormat.NATIVE)
+    before, after = CheckpointStates.load(checkpoint).document, CheckpointStates.load(pointer).document
+    assert digests(after) == digests(before)
+    assert after.operator_states[0].state_size == before.operator_states[0].state_size
+    if backend != "arrow" and target == "arrow":
+        return
+    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS, job_name="heir", now_ms=job.now_ms)
+    heir.open(2, after.operator_states[0])
+    assert content(heir) == expected
+    heir.close()
+
+
+def digests(document: CheckpointDocument) -> list[str]:
+    return [s.sha256 for state in document.operator_states for s in streams_of(state) if isinstance(s, FileStateHandle)]
+
+
+def test_savepoint_equals_the_checkpoint(job: StatefulJob) -> None:
+    checkpoint = filled(job)
+    pointer = savepoint(checkpoint)
+    for name in NAMES:
+        assert shown(pointer, name) == shown(checkpoint, name)
+        assert diff_states(checkpoint, pointer, name, namespaces=True).read_all().num_rows == 0
+    assert CheckpointStates.load(pointer).document.relocatable
+
+
+def test_row_group_has_one_key_group_and_rows_are_sorted(job: StatefulJob) -> None:
+    for file in files_of(savepoint(filled(job, 60)), "value"):
+        parquet = pq.ParquetFile(file)
+        groups = [parquet.read_row_group(number) for number in range(parquet.num_row_groups)]
+        assert all(len(set(rows["key_group"].to_pylist())) == 1 for rows in groups)
+        rows = [tuple(row.values())[:3] for row in parquet.read().to_pylist()]
+        assert rows == sorted(rows)
+
+
+def test_range_of_key_groups_reads_only_its_row_groups(arrow_job: StatefulJob) -> None:
+    pointer = savepoint(filled(arrow_job, 60, parallelism=1))
+    states = CheckpointStates.load(pointer)
+    [file] = files_of(pointer, "value")
+    data = bytearray(file.read_bytes())
+    row_groups = pq.read_metadata(file)
+    for number in range(1, row_groups.num_row_groups):
+        data[row_groups.row_group(number).column(0).data_page_offset + 40] ^= 1
+    file.write_bytes(data)
+    reader = StateReader(states.storage, states.content("value"), StateView(namespaces=True))
+    assert sum(table.num_rows for table in reader.tables(KeyGroupRange(0, 0))) == row_groups.row_group(0).num_rows
+    with pytest.raises(CorruptStateError, match="rows of state value"):
+        list(reader.tables(KeyGroupRange(1, 1)))
+
+
+@pytest.mark.parametrize("target", sorted(BACKENDS))
+@pytest.mark.parametrize("damage", ["row group", "footer", "truncated"])
+def test_damaged_file_is_refused(arrow_job: StatefulJob, storage: CheckpointStorage, damage: str, target: str) -> None:
+    pointer = savepoint(filled(arrow_job))
+    for file in files_of(pointer):
+        data = bytearray(file.read_bytes())
+        data[{"row group": 30, "footer": -20, "truncated": 0}[damage]] ^= damage != "truncated"
+        file.write_bytes(data[:-10] if damage == "truncated" else data)
+    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS, job_name="heir")
+
+    def read() -> None:
+        heir.open(2, CheckpointStates.load(pointer).document.operator_states[0])
+        content(heir)
+
+    with pytest.raises((CorruptStateError, BackendRestoreError), match="corrupt"):
+        read()
+
+
+@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+def test_conversion_that_failed_at_any_call_is_completed_by_the_next(job: StatefulJob, mode: FaultMode) -> None:
+    job.descriptors = DESCRIPTORS[:1]
+    job.open(2)
+    for number in range(4):
+        job.state(f"key {number}", "value").update(number)
+    checkpoint = job.save()
+    storage = CheckpointStates.load(checkpoint).storage
+    save(checkpoint, name="f" * 12)
+    expected = contents(storage, directory_of(checkpoint, "f" * 12))
+    for point in range(1, 200):
+        name, plan = f"{point:012x}", FaultPlan(point, mode)
+        try:
+            save(checkpoint, storage=faulty_storage(storage, plan), name=name)
+        except StateCheckError:
+            assert not storage.exists(f"{directory_of(checkpoint, name)}/_metadata") or mode is FaultMode.REPLY_LOST
+            save(checkpoint, name=name)
+            assert contents(storage, directory_of(checkpoint, name)) == expected
+            continue
+        assert len(plan.calls) < point
+        return
+    pytest.fail("expected a run without a fault")
+
+
+def contents(storage: CheckpointStorage, directory: str) -> dict[str, bytes]:
+    names = storage.list_files(directory).keys() - {"_metadata"}
+    return {name: storage.read_bytes(f"{directory}/{name}") for name in names}
+
+
+def test_savepoint_that_is_written_again_is_the_same(job: StatefulJob) -> None:
+    checkpoint = filled(job)
+    assert save(checkpoint) == save(checkpoint)
+
+
+def test_file_of_another_writer_is_not_replaced(job: StatefulJob) -> None:
+    checkpoint = filled(job)
+    [first, *_] = files_of(savepoint(checkpoint), "value")
+    Path(f"{directory_of(checkpoint)}/_metadata".removeprefix("file://")).unlink()
+    first.write_bytes(b"other")
+    with pytest.raises(StorageError, match="two writers"):
+        save(checkpoint)
+    assert first.read_bytes() == b"other"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (pa.uint64(), (1 << 64) - 1, Decimal((1 << 64) - 1)),
+        (pa.float16(), 0.5, 0.5),
+        (pa.time32("s"), time(1, 2, 3), "01:02:03"),
+        (pa.duration("ms"), timedelta(seconds=5), timedelta(seconds=5)),
+        (pa.binary(4), b"four", b"four"),
+        (pa.list_(pa.time64("us")), [time(1, 2, 3, 4)], ["01:02:03.000004"]),
+        (pa.map_(pa.string(), pa.uint8()), {"a": 255}, [("a", 255)]),
+        (pa.struct([("t", pa.time64("us"))]), {"t": time(4)}, {"t": "04:00:00.000000"}),
+    ],
+    ids=lambda each: str(each) if isinstance(each, pa.DataType) else "",
+)
+@pytest.mark.parametrize("ttl", [None, TTL], ids=["", "ttl"])
+def test_types_that_spark_lacks_are_stored_in_others_and_come_back(
+    storage: CheckpointStorage, kind: Any, value: Any, stored: Any, ttl: StateTtlConfig | None
+) -> None:
+    job = StatefulJob(storage, BACKENDS["arrow"](), [ValueStateDescriptor("odd", kind, ttl=ttl)])
+    job.open(1)
+    job.state("ann", "odd").update(value)
+    pointer = savepoint(job.save())
+    [file] = files_of(pointer, "odd")
+    assert pq.ParquetFile(file).read().to_pylist()[0]["value"] == stored
+    for backend in BACKENDS.values():
+        heir = StatefulJob(storage.allowing(pointer), backend(), job.descriptors, job_name="heir", now_ms=job.now_ms)
+        heir.open(1, CheckpointStates.load(pointer).document.operator_states[0])
+        assert heir.state("ann", "odd").value() == value
+        heir.close()
+    job.close()
+
+
+def test_names_of_key_columns_that_the_file_uses_get_a_prefix(storage: CheckpointStorage) -> None:
+    job = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS[:1], keys=KEYS)
+    job.open(1)
+    job.state(("a", date(2026, 1, 2)), "value").update(1)
+    pointer = savepoint(job.save())
+    [file] = files_of(pointer, "value")
+    group = KEYS.key_group_of(("a", date(2026, 1, 2)), GROUPS)
+    assert pq.ParquetFile(file).read().to_pylist() == [
+        {"key_group": group, "key_key_group": "a", "day": date(2026, 1, 2), "namespace": "", "value": 1}
+    ]
+    job.close()
+
+
+def test_large_key_group_has_several_row_groups(storage: CheckpointStorage) -> None:
+    job = StatefulJob(storage, BACKENDS["fs"](), [ValueStateDescriptor("text", str)], max_parallelism=1)
+    job.open(1)
+    for number in range(12):
+        job.state(f"key {number:02}", "text").update("x" * (1 << 20))
+    pointer = savepoint(job.save())
+    [file] = files_of(pointer, "text")
+    assert 2 < pq.read_metadata(file).num_row_groups < 12
+    heir = StatefulJob(storage.allowing(pointer), BACKENDS["arrow"](), job.descriptors, max_parallelism=1)
+    heir.open(1, CheckpointStates.load(pointer).document.operator_states[0])
+    assert [len(heir.state(f"key {number:02}", "text").value()) for number in range(12)] == [1 << 20] * 12
+    heir.close()
+    job.close()
+
+
+def test_state_of_an_unknown_backend_is_refused(arrow_job: StatefulJob) -> None:
+    filled(arrow_job)
+    handle = IncrementalKeyedStateHandle(
+        backend_id="rocks", key_group_range=KeyGroupRange(0, GROUPS - 1), checkpoint_id=1
+    )
+    operator = OperatorState(
+        operator_id=operator_id_of("stage/other"),
+        uid="stage/other",
+        parallelism=1,
+        max_parallelism=GROUPS,
+        subtask_states={0: OperatorSubtaskState(managed_keyed=(handle,))},
+    )
+    pointer = arrow_job.publish(operator)
+    with pytest.raises(UnsupportedStateError, match=r"'stage/other'.*'rocks'.*native"):
+        save(pointer)
+    save(pointer, SavepointFormat.NATIVE, name="1" * 12)
+
+
+def test_several_versions_of_a_serializer_of_the_user_are_refused(storage: CheckpointStorage) -> None:
+    job = StatefulJob(storage, BACKENDS["fs"](), [ValueStateDescriptor("sketch", Words())])
+    job.open(1)
+    job.state("ann", "sketch").update(["a"])
+    old = job.operator().subtask_states[0].managed_keyed
+    job.descriptors = [ValueStateDescriptor("sketch", Words(2))]
+    job.open(1)
+    job.state("bob", "sketch").update(["b"])
+    new = job.operator()
+    both = OperatorSubtaskState(managed_keyed=(*old, *new.subtask_states[0].managed_keyed))
+    pointer = job.publish(new.put_state(0, both))
+    with pytest.raises(UnsupportedStateError, match=r"'sketch'.*one version of its serializer"):
+        save(pointer)
+    job.close()
+
+
+def test_raw_state_and_that_of_coordinators_is_copied(arrow_job: StatefulJob) -> None:
+    filled(arrow_job)
+    raw = OperatorStateHandle(
+        (("_default_", OperatorStateMeta((0,), DistributionMode.SPLIT_DISTRIBUTE)),), ByteStreamStateHandle("r", b"raw")
+    )
+    operator = arrow_job.operator()
+    subtask = replace(operator.subtask_states[0], raw_operator=(raw,))
+    pointer = savepoint(arrow_job.publish(operator.put_state(0, subtask)))
+    uri = f"{pointer}/_metadata"
+    [copied] = decode_metadata(arrow_job.storage.read_bytes(uri), uri=uri).operator_states
+    assert copied.subtask_states[0].raw_operator == (raw,)
+    assert copied.coordinator_state == operator.coordinator_state
