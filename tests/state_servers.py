@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio._backends._asyncio  # noqa: F401 - imported once, before the servers are forked
 import httpx
+import uvicorn.lifespan.on
+import uvicorn.loops.auto
+import uvicorn.protocols.http.auto  # noqa: F401 - as above
 
 from airflow_provider_statecheck.api.state_server import (
     StateServerSettings,

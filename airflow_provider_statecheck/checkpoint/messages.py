@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import (
@@ -26,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.checkpoint.texts import storable_text
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, json_size, truncated
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint
 from airflow_provider_statecheck.checkpoint.records import (
@@ -25,7 +25,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     StatisticsRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.checkpoint.texts import json_size, truncated
 
 log = logging.getLogger(__name__)
 

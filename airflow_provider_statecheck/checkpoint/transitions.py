@@ -23,9 +23,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.run_order import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.checkpoint.subsumption import subsumed_by_retention
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.spark.step_figures import StepFigures, figures_
 from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, Scope, StepKey, describe
 from airflow_provider_statecheck.state.part_progress import BadPart, PartProgress
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +37,7 @@ class StageState(MutableMapping[str, Any]):
     """
     Named values that are restored with their types.
 
-    Supports the types of :func:`~airflow_provider_statecheck.storage.state_codec.encode_state`: numbers, text, bytes,
+    Supports the types of :func:`~airflow_provider_statecheck.storage.state_json.encode_state`: numbers, text, bytes,
     dates, decimals and collections of these. Intended for cursors and counters, not for data.
 
     :raises UnsupportedStateError: on assignment of a value of another type.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_statecheck.state.loop_progress import Scope, StepKey
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 Pieces = Sequence[Sequence[int]]
 """Items and row groups of a part as plain values, as the enumerator of its source encodes them."""

@@ -10,7 +10,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     encode_metadata,
 )
 from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 __all__ = [
     "CheckpointDocument",

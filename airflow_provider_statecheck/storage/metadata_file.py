@@ -36,14 +36,6 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.relative_uris import (
-    OF_DIRECTORY,
-    OF_JOB,
-    RelativeUris,
-    directory_of,
-    job_directory_of,
-    lengthen,
-)
 from airflow_provider_statecheck.storage.state_json import (
     UriForm,
     boolean,
@@ -54,7 +46,15 @@ from airflow_provider_statecheck.storage.state_json import (
     encode_operator_state,
     encode_properties,
 )
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import (
+    OF_DIRECTORY,
+    OF_JOB,
+    RelativeUris,
+    directory_of,
+    job_directory_of,
+    lengthen,
+    redact,
+)
 from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointMetadataOutputStream
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import cast
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, SnapshotContent
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, JobId
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord

@@ -16,12 +16,14 @@ import signal
 import socket
 import sys
 from datetime import datetime
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyarrow  # noqa: F401 - imported once, before the servers are forked
+import anyio._backends._asyncio  # noqa: F401 - imported once, before the servers are forked
+import pyarrow  # noqa: F401 - as above
 import uvicorn
+import uvicorn.loops.auto
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
@@ -44,24 +46,28 @@ MAINTENANCE_DAG = "dag"
 SECRET = "the secret that the test's tasks know"
 
 
-class FolderClock:
-    """Time as the test wrote it into a file."""
+class Served:
+    """The folder that is served: its database, the time, and the runs whose task runs, as the test wrote them into files."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "now"
+    def __init__(self) -> None:
+        self.folder = Path()
+
+    @cached_property
+    def _engine(self) -> Engine:
+        elsewhere = self.folder / DATABASE_FILE
+        if elsewhere.exists():
+            return create_engine(elsewhere.read_text())
+        return create_engine(f"sqlite:///{self.folder}/state.db", connect_args={"timeout": 30})
+
+    def engine(self) -> Engine:
+        return self._engine
 
     def now(self) -> datetime:
-        return datetime.fromisoformat(self._file.read_text())
-
-
-class FolderLiveness:
-    """Which runs have a task that runs, as the test wrote it into a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / RUNNING_FILE
+        return datetime.fromisoformat((self.folder / "now").read_text())
 
     def is_running(self, owner: AttemptOwner) -> bool:
-        return self._file.exists() and owner.run_id in self._file.read_text().splitlines()
+        running = self.folder / RUNNING_FILE
+        return running.exists() and owner.run_id in running.read_text().splitlines()
 
 
 class TrustingTasks:
@@ -110,26 +116,18 @@ class DiesBeforeReplies:
         return True
 
 
-def serve(listener: socket.socket, folder: Path) -> None:
-    @cache
-    def engine() -> Engine:
-        elsewhere = folder / DATABASE_FILE
-        if elsewhere.exists():
-            return create_engine(elsewhere.read_text())
-        return create_engine(f"sqlite:///{folder}/state.db", connect_args={"timeout": 30})
-
-    app = create_server_app(
+def make_app(served: Served) -> Any:
+    """Return the API over what is served when a request arrives."""
+    return create_server_app(
         Services(
-            engine,
+            served.engine,
             TrustingTasks(),
-            liveness=FolderLiveness(folder),
-            clock=FolderClock(folder),
+            liveness=served,
+            clock=served,
             maintenance_dags=lambda: frozenset({MAINTENANCE_DAG}),
             open_storage=CheckpointStorage.open,
         )
     )
-    server = uvicorn.Server(uvicorn.Config(DiesBeforeReplies(app, folder), lifespan="off", log_level="warning"))
-    server.run(sockets=[listener])
 
 
 class Forker:
@@ -137,7 +135,10 @@ class Forker:
 
     def __init__(self, port: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
-        self._folder = Path()
+        self._served = Served()
+        # The application and the modules of the server are loaded once, which takes longer than most tests.
+        self._app = make_app(self._served)
+        uvicorn.Config(self._app, lifespan="off").load()
         self._child = 0
 
     @property
@@ -147,7 +148,7 @@ class Forker:
     def serve(self, folder: Path) -> None:
         """Serve another folder from now on."""
         self.stop()
-        self._folder = folder
+        self._served.folder = folder
         self._fork()
 
     def replace_dead(self) -> None:
@@ -167,7 +168,8 @@ class Forker:
             try:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                serve(self._listener, self._folder)
+                app = DiesBeforeReplies(self._app, self._served.folder)
+                uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning")).run(sockets=[self._listener])
             finally:
                 os._exit(1)
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
@@ -22,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     EndHandles,
     EnqueueRequest,
 )
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus

@@ -18,9 +18,9 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
     ResourceVersion,
     StateHandleStore,

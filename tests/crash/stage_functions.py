@@ -14,8 +14,7 @@ from typing_extensions import override
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.staged_files import ParquetSinkWriter
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.target_files import ParquetSinkWriter, TargetFiles
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from airflow_provider_statecheck.testing.faults import STORAGE_CALLS, FaultPlan, _Counted

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
 
 DAYS = [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2), None]

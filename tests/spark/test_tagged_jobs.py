@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
+from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 
 LIMIT_SECONDS = 60.0
 

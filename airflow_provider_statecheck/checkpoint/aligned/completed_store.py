@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner, no_op
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
     RetrievableStateHandle,
     StateHandleStore,

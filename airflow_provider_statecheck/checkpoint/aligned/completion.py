@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter, running
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     TakeOver,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    CompletedCheckpoint,
     SnapshotContent,
     completed_of,
     contents,

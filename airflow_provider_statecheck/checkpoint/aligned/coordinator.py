@@ -12,7 +12,6 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointDeleter, CheckpointsCleaner, StateDiscarder
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
@@ -43,6 +42,7 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
 from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, CoordinatorRows, EnqueueRequest
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    CompletedCheckpoint,
     SnapshotStorage,
 )
 from airflow_provider_statecheck.checkpoint.aligned.triggering import CheckpointTrigger, PeriodicTrigger, failure_of

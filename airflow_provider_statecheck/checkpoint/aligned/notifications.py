@@ -17,8 +17,8 @@ from enum import StrEnum
 from functools import partial
 from threading import Lock
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import SnapshotPart
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotPart
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState

@@ -10,10 +10,10 @@ from enum import StrEnum
 from threading import Condition
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OutcomeOf, RequestOutcome
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    CompletedCheckpoint,
     SnapshotContent,
     SnapshotStorage,
     completed_of,

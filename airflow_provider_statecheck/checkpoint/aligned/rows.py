@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider, Choice
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.checkpoint.texts import storable_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

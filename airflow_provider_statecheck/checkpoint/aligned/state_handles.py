@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     CoordinatorRows,
     EndHandles,
@@ -22,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     RemoveHandles,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    CompletedCheckpoint,
     SnapshotStorage,
     completed_of,
     metadata_of,

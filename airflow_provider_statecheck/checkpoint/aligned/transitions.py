@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     ReportFailure,
     TakeLeadership,
 )
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, OperatorId
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_savepoint_directory, is_savepoint_of
@@ -43,7 +43,6 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.statistics import truncated_cause
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.checkpoint.texts import storable_text
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from random import Random
 
 from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
-from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer, written
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
@@ -21,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     ChooseRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    CompletedCheckpoint,
     SnapshotContent,
     coordinator_content,
 )

@@ -1,5 +1,5 @@
 """
-Interruptible execution of a stage in a thread.
+Interruptible execution of a stage in a thread, and cancellation of its Spark jobs by a tag.
 
 Python runs signal handlers in the main thread only. A main thread that waits inside py4j runs them only after the Spark job
 ends. The stage therefore runs in a separate thread, and the main thread waits interruptibly.
@@ -12,14 +12,17 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_provider_statecheck.spark.driver.session import is_connect
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
 
 log = logging.getLogger(__name__)
 
@@ -137,3 +140,69 @@ def _cancel_all(spark: SparkSession) -> None:
         spark.interruptAll()
     else:
         spark.sparkContext.cancelAllJobs()
+
+
+class TaggedJobs:
+    """
+    Runs Spark jobs under a job tag.
+
+    :param spark: The session.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        tag = f"statecheck-{uuid.uuid4().hex}"
+        self._tags: _SessionTag | _ContextTag = (
+            _SessionTag(spark, tag) if is_connect(spark) else _ContextTag(spark, tag)
+        )
+
+    @contextmanager
+    def tagged(self) -> Iterator[None]:
+        """Give the tag to the jobs that this thread starts during the block."""
+        self._tags.add()
+        try:
+            yield
+        finally:
+            self._tags.remove()
+
+    def collect(self, frame: DataFrame) -> list[Any]:
+        """Run a job and return its rows; only this job of the thread has the tag."""
+        with self.tagged():
+            return frame.collect()
+
+    def cancel(self) -> None:
+        """Cancel the running jobs, if there are any; may be called from any thread."""
+        self._tags.cancel()
+
+
+class _SessionTag:
+    """A job tag of a Spark Connect session."""
+
+    def __init__(self, spark: SparkSession, tag: str) -> None:
+        self._spark = spark
+        self._tag = tag
+
+    def add(self) -> None:
+        self._spark.addTag(self._tag)
+
+    def remove(self) -> None:
+        self._spark.removeTag(self._tag)
+
+    def cancel(self) -> None:
+        self._spark.interruptTag(self._tag)
+
+
+class _ContextTag:
+    """A job tag of the Spark context; tags of a classic session are visible only to the thread that added them."""
+
+    def __init__(self, spark: SparkSession, tag: str) -> None:
+        self._context = spark.sparkContext
+        self._tag = tag
+
+    def add(self) -> None:
+        self._context.addJobTag(self._tag)
+
+    def remove(self) -> None:
+        self._context.removeJobTag(self._tag)
+
+    def cancel(self) -> None:
+        self._context.cancelJobsWithTag(self._tag)

@@ -11,12 +11,16 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitF
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.delta.appended_files import AppendedFiles
 from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaDestination, DeltaOutput
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaCommittable, DeltaFiles
-from airflow_provider_statecheck.spark.sinks.delta.delta_writer import DeltaSinkWriter
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaCommittable, DeltaFiles, DeltaSinkWriter
 from airflow_provider_statecheck.spark.sinks.delta.upserted_rows import UpsertedRows
-from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, SinkTaskContext, require_one_of
+from airflow_provider_statecheck.spark.sinks.sink import (
+    OnEarlierOutput,
+    SinkContext,
+    SinkTaskContext,
+    require_one_of,
+    unique_names,
+)
 from airflow_provider_statecheck.spark.sinks.target_files import LEDGER_DIRECTORY, OpenedTarget, open_target
-from airflow_provider_statecheck.spark.sinks.upserts import unique_names
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.spark.tables.delta import (

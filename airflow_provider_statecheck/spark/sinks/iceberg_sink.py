@@ -23,8 +23,7 @@ from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
     require_partitionable,
     require_writable_table,
 )
-from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.upserts import unique_names
+from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, SinkTaskContext, unique_names
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress
 
 _DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024

@@ -21,11 +21,11 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     StagedFile,
     require_one_of,
 )
-from airflow_provider_statecheck.spark.sinks.staged_files import ParquetSinkWriter
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory, require_fitting, require_unchanged
 from airflow_provider_statecheck.spark.sinks.target_files import (
     LEDGER_DIRECTORY,
     OpenedTarget,
+    ParquetSinkWriter,
     TargetFiles,
     checkpoint_of_file,
     final_name,

@@ -1,17 +1,17 @@
-"""Contract between a stage and its sinks, and the committables that tasks pass to the driver."""
+"""Contract between a stage and its sinks, their committables, and upserts by key."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -266,3 +266,49 @@ def decode_file(kind: type[File], document: Mapping[str, Any]) -> File:
     """
     types = {"int": int, "str": str}
     return kind(**{each.name: types[str(each.type)](document[each.name]) for each in fields(kind)})
+
+
+LINEAGE, CHECKPOINT = "_statecheck_lineage", "_statecheck_checkpoint"
+"""Columns that record the lineage and the checkpoint that inserted a row."""
+ROW = "_statecheck_row"
+"""Column that rows have only during an upsert."""
+
+
+def unique_names(argument: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """
+    Return the column names of an argument.
+
+    :raises InvalidConfigurationError: if it is not a list, or a name is empty or repeated.
+    """
+    if isinstance(columns, str) or not all(columns) or len(set(columns)) != len(columns):
+        raise InvalidConfigurationError(
+            f"Expected {argument} as a list of unique column names, found {columns!r}; correct the list."
+        )
+    return tuple(columns)
+
+
+def require_key_values(table: Any, keys: Iterable[str]) -> None:
+    """
+    Require a value in the key columns of each row of an Arrow table.
+
+    :raises UnsupportedStateError: if a key is null or missing.
+    """
+    empty = [name for name in keys if name not in table.column_names or table.column(name).null_count]
+    if empty:
+        raise UnsupportedStateError(
+            f"Expected values in the columns of upsert_by, found null in {', '.join(empty)}; drop such rows in the stage, "
+            "or fill the column."
+        )
+
+
+def numbered(table: Any, first: int = 0) -> Any:
+    """Return an Arrow table with the column :data:`ROW`, which numbers its rows."""
+    import pyarrow as pa
+
+    return table.append_column(ROW, pa.array(range(first, first + table.num_rows), pa.int64()))
+
+
+def last_rows(table: Any, keys: Sequence[str]) -> Any:
+    """Return the last row of each key, in the order of the rows."""
+    newest = numbered(table.select(keys)).group_by(list(keys)).aggregate([(ROW, "max")]).column(f"{ROW}_max")
+    return table if len(newest) == table.num_rows else table.take(newest.combine_chunks().sort())

@@ -8,13 +8,18 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
-from airflow_provider_statecheck.spark.sinks.sink import Committable, OnEarlierOutput, SinkContext, SinkTaskContext
+from airflow_provider_statecheck.spark.sinks.sink import (
+    Committable,
+    OnEarlierOutput,
+    SinkContext,
+    SinkTaskContext,
+    unique_names,
+)
 from airflow_provider_statecheck.spark.sinks.sql.loading import SqlSinkWriter
 from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.sql.tables import TableName, require_columns
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
 from airflow_provider_statecheck.spark.sinks.target_files import OpenedTarget, TargetFiles
-from airflow_provider_statecheck.spark.sinks.upserts import unique_names
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, shown_address
 

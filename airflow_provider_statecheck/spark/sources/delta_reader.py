@@ -11,10 +11,9 @@ from typing_extensions import override
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, SourcePath
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
-from airflow_provider_statecheck.spark.sources.source_changes import Changes, OnChange, require_unchanged
+from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, require_unchanged
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PartitionValues, Position
-from airflow_provider_statecheck.spark.tables.frames import quoted_column, union_all
-from airflow_provider_statecheck.spark.tables.partitions import partition_values
+from airflow_provider_statecheck.spark.tables.frames import partition_values, quoted_column, union_all
 from airflow_provider_statecheck.spark.tables.schemas import parse_schema
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.file_operations import in_parallel

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.spark.sources.delta_reader import DeltaReader
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, hidden_options, parse_columns
 from airflow_provider_statecheck.spark.sources.planning import parse_limits
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error, some_of
+from airflow_provider_statecheck.spark.sources.source import OnChange, change_error, some_of
 from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess, library_options
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PlainTable, Position
 from airflow_provider_statecheck.state.source_items import Ledger

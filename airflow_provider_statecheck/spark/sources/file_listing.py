@@ -23,8 +23,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sources.source_changes import Changes
-from airflow_provider_statecheck.spark.tables.partitions import partition_values
+from airflow_provider_statecheck.spark.sources.source import Changes
+from airflow_provider_statecheck.spark.tables.frames import partition_values
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.file_operations import find

@@ -28,9 +28,8 @@ from airflow_provider_statecheck.spark.sources.file_listing import (
 )
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.planning import parse_limits
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, require_unchanged
-from airflow_provider_statecheck.spark.tables.frames import quoted_column, union_all
-from airflow_provider_statecheck.spark.tables.partitions import partition_values
+from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged
+from airflow_provider_statecheck.spark.tables.frames import partition_values, quoted_column, union_all
 from airflow_provider_statecheck.spark.tables.schemas import parse_schema, select_fields, to_struct_type
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sources.enumerator import SourceState
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error
+from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
 from airflow_provider_statecheck.state.source_items import Item, decoding
 from airflow_provider_statecheck.storage.uris import redact
 

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
 )
 from airflow_provider_statecheck.spark.sources.planning import Limits, automatic_bytes
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, parse_on_change, reconcile
+from airflow_provider_statecheck.spark.sources.source import OnChange, parse_on_change, reconcile
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 

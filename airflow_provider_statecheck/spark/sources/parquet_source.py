@@ -11,7 +11,7 @@ from typing_extensions import override
 from airflow_provider_statecheck.spark.sources.cutting_reader import CuttingReader
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
 from airflow_provider_statecheck.spark.sources.file_source import FileReader, FileSource
-from airflow_provider_statecheck.spark.tables.partitions import partition_values
+from airflow_provider_statecheck.spark.tables.frames import partition_values
 from airflow_provider_statecheck.spark.tables.row_groups import RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.tables.schemas import reads_like_spark
 from airflow_provider_statecheck.state.source_items import Item

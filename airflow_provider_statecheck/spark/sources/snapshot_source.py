@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.sources.cutting_reader import CuttingRead
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening
 from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.sources.source import OnChange
 from airflow_provider_statecheck.spark.tables.row_groups import RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.tables.schemas import parse_schema, reads_like_spark
 from airflow_provider_statecheck.state.source_items import Item, Ledger

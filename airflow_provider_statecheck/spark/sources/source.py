@@ -1,5 +1,5 @@
 """
-Contract between a stage and its sources.
+Contract between a stage and its sources, and changes between two listings of a source.
 
 A source lists bounded input and cuts it into splits. Its enumerator groups splits into increments, one per Spark job,
 and keeps track of finished splits in the state of the stage.
@@ -7,9 +7,18 @@ and keeps track of finished splits in the state of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_statecheck.exceptions import (
+    InvalidConfigurationError,
+    SourceChangedError,
+    SourceRestartRequiredError,
+)
+from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,3 +125,164 @@ class Source(Protocol):
         :raises SourceRestartRequiredError: if it has changed and the source is configured to restart the stage.
         """
         ...
+
+
+_SHOWN = 5
+
+
+class OnChange(Enum):
+    """Policy for input that changed during a run."""
+
+    FAIL = "fail"
+    IGNORE = "ignore"
+    RESTART = "restart"
+
+
+def parse_on_change(value: str | OnChange) -> OnChange:
+    """
+    Parse the argument ``on_change``.
+
+    :raises InvalidConfigurationError: if there is no such policy.
+    """
+    try:
+        return OnChange(value)
+    except ValueError as error:
+        raise InvalidConfigurationError(
+            f"Expected on_change to be 'fail', 'ignore' or 'restart'; found {value!r}."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Differences between two listings."""
+
+    appeared: tuple[Item, ...] = ()
+    vanished: tuple[Item, ...] = ()
+    changed: tuple[Item, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.appeared or self.vanished or self.changed)
+
+
+def compare(before: Sequence[Item], now: Sequence[Item]) -> Changes:
+    """Return the differences between two listings."""
+    known, found = {item.name: item for item in before}, {item.name: item for item in now}
+    return Changes(
+        appeared=tuple(item for item in now if item.name not in known),
+        vanished=tuple(item for item in before if item.name not in found),
+        changed=tuple(item for item in now if item.name in known and known[item.name].digest != item.digest),
+    )
+
+
+def describe_changes(changes: Changes) -> str:
+    """Describe changes for a message; names a few of the files."""
+    clauses = [
+        *(f"{redact(item.name)} appeared" for item in changes.appeared),
+        *(f"{redact(item.name)} vanished" for item in changes.vanished),
+        *(f"{redact(item.name)} changed" for item in changes.changed),
+    ]
+    return ", ".join(_sample(clauses, changes)) + _rest(clauses)
+
+
+def _sample(clauses: list[str], changes: Changes) -> list[str]:
+    # The sample has at least one clause of each kind.
+    lengths = [len(changes.appeared), len(changes.vanished), len(changes.changed)]
+    starts = [sum(lengths[:i]) for i in range(3) if lengths[i]]
+    rest = [i for i in range(len(clauses)) if i not in starts]
+    return [clauses[i] for i in sorted([*starts, *rest[: _SHOWN - len(starts)]])]
+
+
+def reconcile(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_run: bool) -> Ledger:
+    """
+    Return the ledger for a source that was listed again.
+
+    A restarted run reads the files of its first listing; by default any difference is an error. A new run also reads
+    files that appeared since, and drops finished files that were deleted.
+
+    :param now: The current listing.
+    :param new_run: ``True`` if a new run begins, ``False`` if a run is restarted.
+    :raises SourceChangedError: if the changes do not allow the stage to continue.
+    :raises SourceRestartRequiredError: if they require a restart of the stage.
+    """
+    changes = compare(ledger.items, now)
+    require_no_changes(_unexpected_in_new_run(ledger, changes) if new_run else changes, on_change)
+    _require_unfinished_items(ledger, changes)
+    return ledger.with_items(_items_of_new_run(ledger, now) if new_run else _items_of_restarted_run(ledger, now))
+
+
+def require_no_changes(changes: Changes, on_change: OnChange) -> None:
+    """
+    Apply a policy to changes.
+
+    :raises SourceChangedError: if there are changes and the policy is ``FAIL``.
+    :raises SourceRestartRequiredError: if there are changes and the policy is ``RESTART``.
+    """
+    if changes and on_change is not OnChange.IGNORE:
+        raise change_error(
+            f"Expected the source as it was listed at the start, found that {describe_changes(changes)}",
+            "Restore the files, or set on_change to 'ignore' to continue with the listed files, or to 'restart' to read "
+            "everything again.",
+            on_change,
+        )
+
+
+def change_error(found: str, remedy: str, on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:
+    """
+    Return the error for input that has changed.
+
+    :param found: What was expected and found.
+    :param remedy: What the user can do, unless the policy restarts the stage.
+    """
+    if on_change is OnChange.RESTART:
+        return SourceRestartRequiredError(f"{found}; the stage starts over, because on_change is 'restart'.")
+    return SourceChangedError(f"{found}. {remedy}")
+
+
+def some_of(texts: Sequence[str]) -> str:
+    """Return the first few texts, and the number of the others."""
+    return ", ".join(texts[:_SHOWN]) + _rest(texts)
+
+
+def _rest(texts: Sequence[str]) -> str:
+    return f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+
+
+def require_unchanged(changes: Changes, on_change: OnChange) -> None:
+    """
+    Require that files of an increment have not changed, even if the policy ignores other changes.
+
+    :raises SourceChangedError: if there are changes, unless the policy is ``RESTART``.
+    :raises SourceRestartRequiredError: if there are changes and the policy is ``RESTART``.
+    """
+    require_no_changes(changes, OnChange.RESTART if on_change is OnChange.RESTART else OnChange.FAIL)
+
+
+def _unexpected_in_new_run(ledger: Ledger, changes: Changes) -> Changes:
+    finished = ledger.finished_names
+    return Changes(vanished=tuple(i for i in changes.vanished if i.name not in finished), changed=changes.changed)
+
+
+def _require_unfinished_items(ledger: Ledger, changes: Changes) -> None:
+    # No policy can replace a file that is still to be read, or a partially read file that has other row groups now.
+    finished = ledger.finished_names
+    in_part = {ledger.items[i].name for i in ledger.partial}
+    lost = Changes(
+        vanished=tuple(item for item in changes.vanished if item.name not in finished),
+        changed=tuple(item for item in changes.changed if item.name in in_part),
+    )
+    if lost:
+        raise SourceChangedError(
+            f"Expected all files that are still to be read as they were listed, found that {describe_changes(lost)}. Restore "
+            "the files, or set on_change to 'restart' to read everything again."
+        )
+
+
+def _items_of_restarted_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
+    found = {item.name: item for item in now}
+    return [found.get(item.name, item) for item in ledger.items]
+
+
+def _items_of_new_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
+    found, known = {item.name: item for item in now}, {item.name for item in ledger.items}
+    existing = [found[item.name] for item in ledger.items if item.name in found]
+    return [*existing, *(item for item in now if item.name not in known)]

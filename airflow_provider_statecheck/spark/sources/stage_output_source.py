@@ -33,9 +33,9 @@ from airflow_provider_statecheck.spark.sources.file_listing import FileListing, 
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, hidden_options, parse_columns
 from airflow_provider_statecheck.spark.sources.planning import parse_limits
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error, compare, some_of
+from airflow_provider_statecheck.spark.sources.source import OnChange, change_error, compare, some_of
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
-from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
 from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -271,7 +271,8 @@ def _require_ledger(target: CheckpointStorage) -> None:
 def _inherited_targets(opening: Opening) -> dict[str, str]:
     state = opening.reader_state
     items = opening.before.ledger.items if opening.before is not None and opening.is_of_other_job else ()
-    inherited: dict[str, str] = state.get(_INHERITED, {})
+    with decoding("the directories of earlier output"):
+        inherited = {str(lineage): str(uri) for lineage, uri in dict(state.get(_INHERITED, {})).items()}
     return dict.fromkeys(map(_lineage_in, items), str(state.get(_TARGET, ""))) | inherited
 
 

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, Coor
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.costs.pacing import Pace
-from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
+from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
-from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
+from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource

@@ -33,7 +33,7 @@ from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_sc
 from airflow_provider_statecheck.state.snapshots import StateSize
 from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import read_state
 

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.partitions import partition_values
+from airflow_provider_statecheck.spark.tables.frames import partition_values
 from airflow_provider_statecheck.storage.failures import advice
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.schemes import conceal, harmless

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry
-from airflow_provider_statecheck.spark.tables.partitions import partition_path, partition_values
+from airflow_provider_statecheck.spark.tables.frames import partition_path, partition_values
 from airflow_provider_statecheck.state.source_items import Item, decoding
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

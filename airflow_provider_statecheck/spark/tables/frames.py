@@ -1,4 +1,4 @@
-"""DataFrames of tables: rows that tasks read in Python, unions, and columns by their names."""
+"""DataFrames of tables: rows read in Python, unions, columns by name, and partition values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.storage.schemes import conceal
@@ -92,3 +93,28 @@ def quoted_column(name: str) -> Column:
 def _unpacked(packed: bytes) -> list[Any]:
     found: list[Any] = json.loads(zlib.decompress(packed))
     return found
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = frozenset("\"#%'*/:=?\\{}[]^<>| \x7f") | {chr(code) for code in range(32)}
+
+
+def partition_values(root: str, uri: str) -> dict[str, str | None]:
+    """Return the partition values in the directory names between a root and a file; ``None`` for a null value."""
+    directories = uri.removeprefix(root).split("/")[:-1]
+    pairs = (directory.partition("=") for directory in directories if "=" in directory)
+    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
+
+
+def partition_names(directory: str) -> tuple[str, ...]:
+    """Return the partition columns in the name of a directory."""
+    return tuple(partition_values("", f"{directory}/"))
+
+
+def partition_path(values: Mapping[str, str | None]) -> str:
+    """Return the name of the directory with partition values; a null value is ``None`` or empty, as in Spark."""
+    return "/".join(f"{_escaped(name)}={_escaped(value) if value else _NULL}" for name, value in values.items())
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"%{ord(character):02X}" if character in _ESCAPED else character for character in text)

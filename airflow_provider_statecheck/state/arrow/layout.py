@@ -146,6 +146,9 @@ def _comparable(array: Any) -> Any:
         return array.cast(pa.string())
     if types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
         return array.cast(pa.binary())
+    if types.is_decimal(kind) and kind.bit_width < 128:
+        # Arrow cannot sort these.
+        return array.cast(pa.decimal128(kind.precision, kind.scale))
     if types.is_nested(kind):
         return pa.array([repr(value) for value in array.to_pylist()], pa.string())
     return array

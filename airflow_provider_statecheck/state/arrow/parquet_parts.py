@@ -45,11 +45,11 @@ class RowGroups:
         offset, length, checksum = part.footer
         (footer,) = files.read(part.handle, [(offset, length)])
         if len(footer) != length or zlib.crc32(footer) != checksum:
-            raise CorruptStateError(
-                f"Expected the footer of a Parquet file of state {part.state.name}, found bytes that do not match the checksum; "
-                f"the file is corrupt or truncated, restore from another checkpoint."
-            )
-        metadata = parquet.read_metadata(pa.BufferReader(footer))
+            raise _corrupt_footer(part, "bytes that do not match the checksum")
+        try:
+            metadata = parquet.read_metadata(pa.BufferReader(footer))
+        except (pa.ArrowException, OSError) as error:
+            raise _corrupt_footer(part, f"other data ({error})") from error
         return cls(metadata, {_offset_of(metadata.row_group(n)): n for n in range(metadata.num_row_groups)})
 
     def rows(self, part: Part, block: int, data: memoryview | bytes) -> Any:
@@ -65,6 +65,13 @@ class RowGroups:
         source = pa.PythonFile(_Window(data, offset), mode="r")
         file = parquet.ParquetFile(source, metadata=self.metadata)
         return _in_layout(part, file.read_row_group(self.numbers[offset], use_threads=False))
+
+
+def _corrupt_footer(part: Part, found: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"Expected the footer of a Parquet file of state {part.state.name}, found {found}; the file is corrupt or truncated, "
+        f"restore from another checkpoint."
+    )
 
 
 def _offset_of(row_group: Any) -> int:

@@ -227,8 +227,8 @@ def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
         return decode(part, row, data)
-    except (pa.ArrowException, OSError) as error:
-        raise _corrupt_block(part, row, f"other data ({error})") from error
+    except (pa.ArrowException, OSError, LookupError) as error:
+        raise _corrupt_block(part, row, f"other data ({error!r})") from error
 
 
 def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import StreamStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
-from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
+from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, Parts
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 
@@ -156,8 +157,15 @@ def _decode_part(
         checksums=checksums,
         raw_bytes=described["raw_bytes"],
         deletions=described["deletions"],
-        footer=tuple(described["footer"]) if "footer" in described else None,
+        footer=_footer_of(described, streams[described["path"]]) if "footer" in described else None,
     )
+
+
+def _footer_of(described: Mapping[str, Any], stream: StreamStateHandle) -> Footer:
+    offset, length, checksum = map(index, described["footer"])
+    if not 0 <= offset <= offset + length <= stream.state_size:
+        raise ValueError(f"a footer of {length} bytes at {offset} of {stream.state_size} bytes")
+    return offset, length, checksum
 
 
 def _ipc(table: Any) -> bytes:

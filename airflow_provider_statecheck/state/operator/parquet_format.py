@@ -12,6 +12,7 @@ from airflow_provider_statecheck.state.serializers.portable_types import (
     DESCRIPTION,
     conformed,
     portable_schema,
+    storing,
     to_portable,
 )
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
@@ -39,7 +40,9 @@ def encode_parquet(state: WrittenState) -> bytes:
     schema = portable_schema(piece.table.schema)
     schema = schema.with_metadata({DESCRIPTION: json.dumps(description, sort_keys=True)})
     sink = pa.BufferOutputStream()
-    parquet.write_table(to_portable(piece.table, schema), sink, compression="zstd", write_page_checksum=True)
+    table = to_portable(piece.table, schema)
+    with storing():
+        parquet.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue())
 
 

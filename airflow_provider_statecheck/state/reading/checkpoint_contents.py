@@ -27,7 +27,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     named_snapshots,
 )
 from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
-from airflow_provider_statecheck.storage.state_codec import decode_state
+from airflow_provider_statecheck.storage.state_json import decode_state
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 Content = TypeVar("Content")

@@ -130,13 +130,14 @@ class StateColumns:
 
 def key_column_names(names: list[str]) -> tuple[str, ...]:
     """Return the names of the key columns, with the prefix ``key_`` on reserved names."""
-    taken, found = _RESERVED | set(names), []
+    # Spark and DuckDB do not distinguish names by case.
+    taken, found = _RESERVED | {name.lower() for name in names}, []
     for name in names:
         shown = name
-        while shown in _RESERVED or (shown != name and shown in taken):
+        while shown.lower() in _RESERVED or (shown != name and shown.lower() in taken):
             shown = f"key_{shown}"
         found.append(shown)
-        taken |= {shown}
+        taken |= {shown.lower()}
     return tuple(found)
 
 

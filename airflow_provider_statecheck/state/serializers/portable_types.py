@@ -6,7 +6,8 @@ Several types of state have no equivalent in Spark. Their columns are stored in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import time
 from typing import Any
 
@@ -62,11 +63,27 @@ def to_portable(table: Any, schema: Any) -> Any:
     """
     import pyarrow as pa
 
+    with storing():
+        # Arrow fails to cast a list of nulls, even to its own type.
+        columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(table.columns, schema, strict=True)]
+    return pa.table(columns, schema=schema)
+
+
+@contextlib.contextmanager
+def storing() -> Iterator[None]:
+    """
+    Report what Parquet cannot hold.
+
+    :raises UnsupportedStateError: if the block fails because of a type or a value.
+    """
+    import pyarrow as pa
+
     try:
-        return table.cast(schema)
-    except pa.ArrowException as error:
+        yield
+    except (pa.ArrowException, OSError) as error:
         raise UnsupportedStateError(
-            f"Expected values that the columns of Parquet files can hold, found another: {error}; take a native savepoint."
+            f"Expected types and values that the columns of Parquet files can hold, found others: {error}; take a native "
+            f"savepoint."
         ) from error
 
 
@@ -95,10 +112,18 @@ def _plain_type(kind: Any) -> Any:
     if types.is_time(kind):
         # Spark's type for times of day is disabled in most sessions.
         return pa.string()
-    if types.is_decimal(kind) and kind.precision <= 38:
-        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_decimal(kind):
+        return _decimal(kind)
     is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
     return kind if is_number or types.is_string(kind) or types.is_binary(kind) or types.is_date32(kind) else None
+
+
+def _decimal(kind: Any) -> Any:
+    import pyarrow as pa
+
+    # A negative scale is valid in Arrow only.
+    precision, scale = kind.precision - min(kind.scale, 0), max(kind.scale, 0)
+    return pa.decimal128(precision, scale) if precision <= 38 else None
 
 
 def conformed(array: Any, wanted: Any, place: str) -> Any:

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.state.arrow.compaction import merge_tables
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
 from airflow_provider_statecheck.state.arrow.restore import is_known
@@ -118,8 +118,20 @@ class CanonicalCopies(StateCopies):
         Write the state of an operator as Parquet, and copy what only its own code reads.
 
         :raises CorruptStateError: if a file is corrupt.
-        :raises UnsupportedStateError: if only the code of the stage can interpret a state.
+        :raises UnsupportedStateError: if only the code of the stage can interpret a state, or a state cannot be converted.
         """
+        try:
+            return self._converted(operator)
+        except StateCheckError:
+            raise
+        except Exception as error:
+            # The state is the user's, and a failed savepoint must not end the stage.
+            raise UnsupportedStateError(
+                f"Expected state of operator {operator.uid!r} that can be written as Parquet, found a state that fails: "
+                f"{error}; take a native savepoint."
+            ) from error
+
+    def _converted(self, operator: OperatorState) -> OperatorState:
         subtasks = operator.subtask_states
         unread = {i: replace(each, managed_keyed=(), managed_operator=()) for i, each in subtasks.items()}
         max_parallelism = self._max_parallelism or operator.max_parallelism

@@ -41,7 +41,12 @@ from airflow_provider_statecheck.state.reading.columns import EXPIRES_AT, LAST_A
 from airflow_provider_statecheck.state.reading.state_reader import registered, restored_keys
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, encode_schemas
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
-from airflow_provider_statecheck.state.serializers.portable_types import DESCRIPTION, portable_schema, to_portable
+from airflow_provider_statecheck.state.serializers.portable_types import (
+    DESCRIPTION,
+    portable_schema,
+    storing,
+    to_portable,
+)
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_streams import (
@@ -54,6 +59,8 @@ KEYED = "keyed"
 _SETTINGS = ArrowStateSettings(block_rows=1 << 16, block_bytes=4 << 20, part_bytes=128 << 20, compression="zstd")
 """Row groups are larger than the blocks of a running stage, which reads single keys."""
 _BUFFER_BYTES = 8 << 20
+_LONGEST_US = 1 << 62
+"""Longest time to live in a file in microseconds; the sum with a time of access still fits 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +217,19 @@ class ParquetPartFile(PartFile):
         super().__init__(schema, stream, compression)
         self._columns = columns
         self._description = description
-        self._writer = parquet.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"),
-            self._stored_schema,
-            compression=compression or "none",
-            write_page_checksum=True,
-        )
+        with storing():
+            self._writer = parquet.ParquetWriter(
+                pa.PythonFile(self._sink, mode="w"),
+                self._stored_schema,
+                compression=compression or "none",
+                write_page_checksum=True,
+            )
+
+    def abort(self) -> None:
+        """Discard the file."""
+        super().abort()
+        # Otherwise the writer writes its footer to the closed stream when it is destroyed.
+        self._writer.is_open = False
 
     @cached_property
     def _stored_schema(self) -> Any:
@@ -231,11 +245,13 @@ class ParquetPartFile(PartFile):
         import pyarrow as pa
 
         state = self._columns.state.schema()
-        return pa.scalar(state.ttl_ms * 1000, pa.duration("us")) if state.ttl_ms is not None else None
+        return pa.scalar(min(state.ttl_ms * 1000, _LONGEST_US), pa.duration("us")) if state.ttl_ms is not None else None
 
     def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
         start = self._sink.begin_block()
-        self._writer.write_table(self._stored(rows), row_group_size=rows.num_rows)
+        stored = self._stored(rows)
+        with storing():
+            self._writer.write_table(stored, row_group_size=rows.num_rows)
         return start, self._sink.position - start, rows.num_rows, self._sink.checksum
 
     def _write_end(self) -> Footer:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.staged_files import ParquetSinkWriter
+from airflow_provider_statecheck.spark.sinks.target_files import ParquetSinkWriter
 from tests.spark.stages.functions import RunningBalance
 
 LIMIT_SECONDS = 60

@@ -351,8 +351,6 @@ def test_state_of_operators_counts_is_verified_and_is_committed_again(stage, los
     attempt = stage.attempt(num_retained=2)
     files = [state_file(stage.storage, attempt.grant.attempt, b"x" * 100) for _ in range(2)]
     take(attempt, files[0])
-    document = attempt._document
-    attempt._document = lambda *values: replace(document(*values), has_commit=True)
     newest = take(attempt, *files, has_commit=True)
     attempt.finish(AttemptStatus.FAILED)
     (done,) = recover(lost)

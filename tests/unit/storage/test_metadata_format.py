@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
 from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle, decode_metadata, encode_metadata
-from airflow_provider_statecheck.storage.state_codec import MAX_DEPTH, decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import MAX_DEPTH, decode_state, encode_state
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
 
 OPTIONAL = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 SCALARS = st.one_of(
     st.none(),

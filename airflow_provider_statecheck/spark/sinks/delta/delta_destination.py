@@ -39,8 +39,12 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     Start,
 )
 from airflow_provider_statecheck.spark.sinks.commits.committer import require_newest
-from airflow_provider_statecheck.spark.sinks.delta.delta_checks import require_fitting, require_writable_table
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles, application
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
+    DeltaFiles,
+    application,
+    require_fitting,
+    require_writable_table,
+)
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import lineage_directory
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess

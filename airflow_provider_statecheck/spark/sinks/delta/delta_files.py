@@ -1,18 +1,49 @@
-"""Data files of a Delta sink: their names, their committables, and their checks."""
+"""Data files of a Delta sink: checks of the table, names, committables, and tasks that write."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError
-from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable, decode_file
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory, missing_file_cause
-from airflow_provider_statecheck.spark.tables.delta import DeltaFile, DeltaSnapshot
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.sinks.sink import (
+    SinkTaskContext,
+    TaskCommittable,
+    decode_file,
+    encode_schema,
+    require_key_values,
+)
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    TargetFiles,
+    lineage_directory,
+    missing_file_cause,
+    staged_name,
+    staging_directory,
+)
+from airflow_provider_statecheck.spark.tables.data_files import (
+    DataFileWriter,
+    FileLayout,
+    WrittenFile,
+    require_partitionable,
+)
+from airflow_provider_statecheck.spark.tables.delta import DeltaFile, DeltaSnapshot, DeltaTableAccess
+from airflow_provider_statecheck.spark.tables.delta_columns import (
+    file_schema,
+    incompatibilities,
+    statistics_of,
+    stored_schema,
+)
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 
 _DATA_FILE = re.compile(r"statecheck-([0-9a-f]{12})/(?:.*/)?g(\d+)-e(\d+)-\d+-[0-9a-f]{32}\.parquet", re.DOTALL)
@@ -117,3 +148,163 @@ def own_files(snapshot: DeltaSnapshot) -> frozenset[str]:
     # Only the tail is compared, because the URI of the table has several spellings.
     tails = (uri[uri.rfind("/statecheck-") + 1 :] for uri in snapshot.file_uris)
     return frozenset(tail for tail in tails if lineage_of_data_file(tail) is not None)
+
+
+_WRITER_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
+        "columnMapping",
+    }
+)
+"""Features that restrict a writer only if the table uses them; the use is checked separately."""
+_TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+
+
+def require_writable_table(table: DeltaTableAccess, snapshot: DeltaSnapshot) -> None:
+    """
+    Require a table without features that plain data files would violate, and with unlimited transaction retention.
+
+    :raises EnvironmentNotReadyError: if the table has such a feature.
+    """
+    metadata, protocol = snapshot.handle.metadata(), snapshot.handle.protocol()
+    found = [*_table_restrictions(metadata.configuration), *_column_restrictions(snapshot)]
+    found += [f"the table feature {name}" for name in protocol.writer_features or () if name not in _WRITER_FEATURES]
+    if found:
+        raise EnvironmentNotReadyError(
+            f"Expected a Delta table at {table.shown} without restrictions on plain data files, found "
+            f"{', '.join(sorted(set(found)))}; remove them from the table, or choose another one."
+        )
+
+
+def require_fitting(
+    table: DeltaTableAccess, snapshot: DeltaSnapshot | None, schema: Any, partition_by: tuple[str, ...], *, merges: bool
+) -> None:
+    """
+    Require output that is compatible with the table.
+
+    :param schema: Arrow schema of the output; ``None`` if it is not known yet.
+    :raises UnsupportedStateError: if the schema is incompatible; the message lists the differences.
+    """
+    if schema is not None:
+        require_partitionable(file_schema(schema), partition_by)
+    if snapshot is None:
+        return
+    found = [] if schema is None else incompatibilities(snapshot.schema, stored_schema(schema), merges=merges)
+    if snapshot.partition_by != partition_by:
+        found.append(
+            f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "
+            f"{', '.join(partition_by) or 'nothing'}"
+        )
+    if found:
+        raise UnsupportedStateError(
+            f"Expected output that fits the Delta table {table.shown}, found: {'; '.join(found)}. Convert it in the stage, or "
+            "choose another table.",
+            differences=found,
+        )
+
+
+def _table_restrictions(configuration: Mapping[str, str]) -> list[str]:
+    found = [f"the constraint {name}" for name in configuration if name.startswith("delta.constraints.")]
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        found.append("column mapping")
+    if configuration.get("delta.enableDeletionVectors", "false") == "true":
+        found.append("deletion vectors")
+    if configuration.get("delta.enableRowTracking", "false") == "true":
+        found.append("row tracking")
+    if _TRANSACTION_RETENTION in configuration:
+        found.append(f"{_TRANSACTION_RETENTION}, which expires the records of committed checkpoints")
+    return found
+
+
+def _column_restrictions(snapshot: DeltaSnapshot) -> list[str]:
+    rules = {
+        "delta.generationExpression": "generated",
+        "delta.identity.start": "an identity",
+        "delta.invariants": "checked",
+    }
+    return [
+        f"the column {column['name']!r}, which is {description}"
+        for column in json.loads(snapshot.handle.schema().to_json())["fields"]
+        for rule, description in rules.items()
+        if rule in column["metadata"]
+    ]
+
+
+class DeltaSinkWriter:
+    """
+    Writes data files under their permanent names.
+
+    A failed or duplicate task leaves orphan files.
+
+    :param files: Files of the table.
+    :param layout: Layout of the files.
+    :param generation: Generation of the attempt.
+    :param context: Spark task that writes.
+    :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
+    :param new_name: Function that returns unique keys.
+    """
+
+    def __init__(
+        self,
+        files: DeltaFiles,
+        layout: FileLayout,
+        generation: int,
+        context: SinkTaskContext,
+        keys: Sequence[str] = (),
+        new_name: Callable[[], str] = new_key,
+    ) -> None:
+        self._lineage = files.lineage
+        self._context = context
+        self._schema = file_schema(context.schema)
+        self._keys = keys
+
+        def name(directory: str) -> str:
+            if keys:
+                return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_name())}"
+            return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_name())
+
+        self._rows = DataFileWriter(files, layout, self._schema, name)
+
+    def write(self, table: Any) -> None:
+        """
+        Write a table with the columns of the schema, in any order.
+
+        :raises UnsupportedStateError: if a key is null or missing.
+        """
+        require_key_values(table, self._keys)
+        self._rows.write(table)
+
+    def prepare_commit(self) -> list[dict[str, Any]]:
+        """Finish all files and return their committable."""
+        committable = DeltaCommittable(
+            lineage=self._lineage,
+            epoch=self._context.epoch,
+            subtask=self._context.subtask,
+            schema=encode_schema(self._schema),
+            files=tuple(_delta_file(file) for file in self._rows.finish()),
+        )
+        return [committable.to_json()]
+
+    def abort(self) -> None:
+        """Delete the written files; files that cannot be deleted are orphans, and a later sweep deletes them."""
+        self._rows.abort()
+
+
+def _delta_file(file: WrittenFile) -> DeltaFile:
+    return DeltaFile(
+        name=file.name,
+        size_bytes=file.size_bytes,
+        rows=file.rows,
+        footer_sha256=file.footer_sha256,
+        statistics=statistics_of(file.metadata),
+    )

@@ -35,8 +35,8 @@ from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
     own_files,
     require_files_exist,
 )
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW, last_rows
 from airflow_provider_statecheck.spark.sinks.target_files import sweep_staged
-from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW, last_rows
 from airflow_provider_statecheck.spark.tables.delta import (
     DeltaCommit,
     DeltaFile,

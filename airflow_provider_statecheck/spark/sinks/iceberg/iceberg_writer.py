@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext, TaskCommittable
-from airflow_provider_statecheck.spark.sinks.upserts import last_rows, require_key_values
+from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext, TaskCommittable, last_rows, require_key_values
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.iceberg import encode_data_file, portable_metadata, storage_properties_of
 from airflow_provider_statecheck.storage.schemes import conceal, harmless

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitRange
 from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import has_marks
-from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW, last_rows, numbered
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW, last_rows, numbered
 
 _IS_OURS = "_statecheck_is_ours"
 _MOST_VALUES = 200

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, EnvironmentNotReadyError, UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE
 from airflow_provider_statecheck.spark.sinks.target_files import missing_file_cause
-from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES
 
 _TABLE_FORMAT = 2

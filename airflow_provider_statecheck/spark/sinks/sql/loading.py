@@ -8,11 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.spark.sinks.sink import Committable, SinkTaskContext, StagedFile
+from airflow_provider_statecheck.spark.sinks.sink import (
+    CHECKPOINT,
+    LINEAGE,
+    ROW,
+    Committable,
+    SinkTaskContext,
+    StagedFile,
+    numbered,
+    require_key_values,
+)
 from airflow_provider_statecheck.spark.sinks.sql.tables import PLACE
-from airflow_provider_statecheck.spark.sinks.staged_files import ParquetSinkWriter
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause, staging_directory
-from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW, numbered, require_key_values
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    ParquetSinkWriter,
+    TargetFiles,
+    missing_file_cause,
+    staging_directory,
+)
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 

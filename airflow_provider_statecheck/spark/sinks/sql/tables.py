@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.upserts import CHECKPOINT, LINEAGE, ROW
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW
 from airflow_provider_statecheck.spark.tables.sql_types import column_type
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, change_error
+from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
 from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange, Relation
 from airflow_provider_statecheck.spark.tables.databases import Database
 

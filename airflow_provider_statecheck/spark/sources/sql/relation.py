@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.tables.schemas import (
 )
 from airflow_provider_statecheck.spark.tables.sql_types import is_cast_to_text, spark_type, sql_type
 from airflow_provider_statecheck.state.source_items import decoding
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from airflow_provider_statecheck.spark.sources.sql import reader
 from airflow_provider_statecheck.spark.sources.sql.reader import RangeReader
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 Rows = list[dict[str, Any]]
 

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSour
 from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.tables import delta_files
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
 
 NO_SPARK: Any = None

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 )
 from airflow_provider_statecheck.spark.sources.planning import Limits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sources.test_planning import FILES, LIMITS
 
 

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.spark.sources.file_source import CsvSource, Jso
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES, automatic_bytes
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 SCHEMA = "id bigint"
 

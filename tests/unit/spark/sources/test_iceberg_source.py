@@ -27,10 +27,10 @@ from airflow_provider_statecheck.spark.sources import iceberg_source
 from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
 from airflow_provider_statecheck.spark.sources.iceberg_ranges import IcebergRanges
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergFileReader, IcebergSource, pack_shares
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.sources.source import OnChange
 from airflow_provider_statecheck.spark.tables.frames import read_tasks
 from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.iceberg.tables import (
     TABLE,
     append_as_somebody_else as append,

@@ -10,7 +10,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sources.source_changes import (
+from airflow_provider_statecheck.spark.sources.source import (
     Changes,
     OnChange,
     compare,

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
     InvalidConfigurationError,
     LocationNotAllowedError,
     SourceChangedError,
@@ -19,12 +20,12 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sources import stage_output_source
 from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.sources.source import OnChange
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, reconcile_commits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.attempts import Attempt
 
 StageOutputSource: Any = stage_output_source.StageOutputSource  # no session is needed here
@@ -408,6 +409,17 @@ def test_a_directory_that_the_state_names_is_opened_only_where_it_is_allowed(pat
             fork.open(None, state, of_other_job=True)
     allowed = AllowedLocations().around(path)
     assert read(fork.open(None, state, of_other_job=True, allowed=allowed)) == [[2], [100]]
+
+
+@pytest.mark.parametrize("forged", [None, ["lineage"], "lineage", 5])
+def test_forged_directories_of_earlier_output_are_refused(path, source, fork, forged):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    state["reader"]["inherited"] = forged
+    fork_of(path, 1)
+
+    with pytest.raises(CorruptStateError, match="directories of earlier output"):
+        fork().open(None, state, of_other_job=True)
 
 
 def files_gone(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import time
+from decimal import Decimal
 from pathlib import Path
 
 import duckdb
@@ -16,12 +17,17 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    DistributionMode,
+    FileStateHandle,
+    OperatorState,
+    OperatorSubtaskState,
+)
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.parquet_format import decode_parquet
-from airflow_provider_statecheck.state.operator.stream_format import decode
+from airflow_provider_statecheck.state.operator.parquet_format import decode_parquet, encode_parquet
+from airflow_provider_statecheck.state.operator.stream_format import ElementSerializers, WrittenState, decode
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
@@ -140,6 +146,12 @@ def test_subtasks_share_one_file_of_a_broadcast_map(storage: CheckpointStorage, 
     assert [len(subtask.managed_operator) for subtask in saved.subtask_states.values()] == [4, 4, 4]
 
 
+def test_size_is_that_of_the_files(storage: CheckpointStorage) -> None:
+    copies = CanonicalCopies(storage, directory(storage), EMPTY_DOCUMENT)
+    copies.of_operator(operator_of({index: written(storage, index) for index in range(SUBTASKS)}))
+    assert copies.size_bytes == sum(storage.list_files(directory(storage)).values()) > 0
+
+
 def test_elements_of_several_types_are_in_several_files(storage: CheckpointStorage) -> None:
     subtasks: list[OperatorSubtaskState] = []
     for kind, value in ((pa.int32(), 1), (pa.int64(), 2)):
@@ -171,6 +183,13 @@ def test_damaged_file_is_refused(storage: CheckpointStorage, saved: OperatorStat
         DefaultOperatorStateBackend.restore(storage, [handle])
     with pytest.raises(CorruptStateError, match="Parquet"):
         decode_parquet(data[:-10])
+
+
+def test_type_that_parquet_cannot_hold_is_refused() -> None:
+    serializers = ElementSerializers.of(ListStateDescriptor("items", pa.decimal256(60, -2)))
+    state = WrittenState("items", DistributionMode.UNION, (serializers.write([Decimal(100)]),))
+    with pytest.raises(UnsupportedStateError, match="native"):
+        encode_parquet(state)
 
 
 def test_file_without_a_description_is_refused(storage: CheckpointStorage) -> None:

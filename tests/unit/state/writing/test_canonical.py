@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date, time, timedelta
@@ -38,6 +41,8 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.part_files import Part
+from airflow_provider_statecheck.state.arrow.snapshot_metadata import decode_meta, encode_meta
 from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -51,17 +56,21 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, read_state
+from airflow_provider_statecheck.state.serializers.serializer import AS_IS, Compatibility
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
+from airflow_provider_statecheck.state.writing.canonical_files import KeyedFiles
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
 from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint
+from airflow_provider_statecheck.storage.views.state_files import read_state as read_file
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.written_state import GROUPS, StatefulJob
+from tests.written_state import GROUPS, SMALL, StatefulJob
 
 BACKENDS: dict[str, Callable[[], Any]] = {"arrow": ArrowStateBackend, "fs": FsStateBackend}
 TTL = StateTtlConfig(timedelta(seconds=100))
+DAY = timedelta(days=1)
 NAMES = ("value", "account", "tags", "amounts", "total", "mean", "seen", "seen_tags", "sketch")
-KEYS = KeySerializer((KeyField("key_group", pa.string()), KeyField("day", pa.date32())))
+KEYS = KeySerializer((KeyField("key_group", pa.string()), KeyField("day", pa.date32()), KeyField("Value", pa.int8())))
 
 
 @dataclass
@@ -84,6 +93,11 @@ class Words:
 
     def deserialize(self, data: bytes) -> list[str]:
         return data.decode().split(",")
+
+
+class WordsOfAnyVersion(Words):
+    def resolve_compatibility(self, old: Any) -> Compatibility:
+        return AS_IS
 
 
 class Mean:
@@ -408,6 +422,50 @@ def test_damaged_file_is_refused(arrow_job: StatefulJob, storage: CheckpointStor
         read()
 
 
+@pytest.mark.parametrize("target", sorted(BACKENDS))
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda part, data: replace(part, footer=(0, 100, zlib.crc32(data[:100]))),
+        lambda part, _: replace(part, footer=(0, 1 << 62, 0)),
+        lambda part, _: replace(part, footer=(0, -1, 0)),
+        lambda part, _: replace(part, footer=("0", "1", "2")),
+        lambda part, _: replace(part, footer=(1,)),
+        lambda part, _: replace(part, schema=part.schema.append(pa.field("more", pa.int64()))),
+        lambda part, data: _at(part, data, int(part.offsets[0]) + 1),
+    ],
+)
+def test_forged_description_is_refused(
+    arrow_job: StatefulJob, storage: CheckpointStorage, forge: Callable[[Any, bytes], Any], target: str
+) -> None:
+    arrow_job.descriptors = DESCRIPTORS[:1]
+    arrow_job.open(1)
+    arrow_job.state("key 0", "value").update(1)
+    pointer = savepoint(arrow_job.save())
+    [file] = files_of(pointer)
+    operator = CheckpointStates.load(pointer).document.operator_states[0]
+    [handle] = operator.subtask_states[0].managed_keyed
+    assert isinstance(handle, IncrementalKeyedStateHandle)
+    assert isinstance(handle.meta, ByteStreamStateHandle)
+    meta = decode_meta(handle.meta.data, dict(handle.shared), "")
+    [files] = meta.states
+    forged = replace(meta, states=(replace(files, runs=((forge(files.runs[0][0], file.read_bytes()),),)),))
+    handle = replace(handle, meta=ByteStreamStateHandle("forged", encode_meta(forged)))
+    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS[:1], job_name="heir")
+
+    def read() -> None:
+        heir.open(1, operator.put_state(0, OperatorSubtaskState(managed_keyed=(handle,))))
+        heir.state("key 0", "value").value()
+
+    with pytest.raises((CorruptStateError, BackendRestoreError), match="restore from another checkpoint"):
+        read()
+
+
+def _at(part: Any, data: bytes, offset: int) -> Any:
+    checksum = zlib.crc32(data[offset : offset + int(part.lengths[0])])
+    return replace(part, offsets=part.offsets * 0 + offset, checksums=part.checksums * 0 + checksum)
+
+
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
 def test_conversion_that_failed_at_any_call_is_completed_by_the_next(job: StatefulJob, mode: FaultMode) -> None:
     job.descriptors = DESCRIPTORS[:1]
@@ -442,6 +500,16 @@ def test_savepoint_that_is_written_again_is_the_same(job: StatefulJob) -> None:
     assert save(checkpoint) == save(checkpoint)
 
 
+def test_size_is_that_of_the_written_state(job: StatefulJob) -> None:
+    checkpoint = filled(job)
+    size = save(checkpoint).state_size_bytes
+    [operator] = CheckpointStates.load(directory_of(checkpoint)).document.operator_states
+    assert size == sum(
+        each.state_size for subtask in operator.subtask_states.values() for each in subtask.managed_keyed
+    )
+    assert size > sum(file.stat().st_size for file in files_of(directory_of(checkpoint))) > 0
+
+
 def test_file_of_another_writer_is_not_replaced(job: StatefulJob) -> None:
     checkpoint = filled(job)
     [first, *_] = files_of(savepoint(checkpoint), "value")
@@ -460,6 +528,9 @@ def test_file_of_another_writer_is_not_replaced(job: StatefulJob) -> None:
         (pa.time32("s"), time(1, 2, 3), "01:02:03"),
         (pa.duration("ms"), timedelta(seconds=5), timedelta(seconds=5)),
         (pa.binary(4), b"four", b"four"),
+        (pa.decimal32(5, 2), Decimal("1.50"), Decimal("1.50")),
+        (pa.decimal128(5, -2), Decimal(12300), Decimal(12300)),
+        (pa.list_(pa.null()), [None, None], [None, None]),
         (pa.list_(pa.time64("us")), [time(1, 2, 3, 4)], ["01:02:03.000004"]),
         (pa.map_(pa.string(), pa.uint8()), {"a": 255}, [("a", 255)]),
         (pa.struct([("t", pa.time64("us"))]), {"t": time(4)}, {"t": "04:00:00.000000"}),
@@ -484,15 +555,59 @@ def test_types_that_spark_lacks_are_stored_in_others_and_come_back(
     job.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [(pa.decimal256(60, -2), Decimal(100)), (pa.duration("s"), timedelta.max.days * DAY)]
+)
+def test_what_parquet_cannot_hold_is_refused(
+    storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, kind: Any, value: Any
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    job = StatefulJob(storage, BACKENDS["arrow"](), [ValueStateDescriptor("odd", kind)])
+    job.open(1)
+    job.state("ann", "odd").update(value)
+    pointer = job.save()
+    with pytest.raises(UnsupportedStateError, match=r"found others: .* native"):
+        save(pointer)
+    gc.collect()
+    assert unraisable == []
+    job.close()
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_map_with_keys_of_a_narrow_decimal(storage: CheckpointStorage, backend: str) -> None:
+    job = StatefulJob(storage, BACKENDS[backend](), [MapStateDescriptor("odd", pa.decimal32(5, 2), int)])
+    job.open(1)
+    for text in ("2.50", "-1.25", "10.00"):
+        job.state("ann", "odd").put(Decimal(text), 1)
+    pointer = savepoint(job.save())
+    [file] = files_of(pointer)
+    assert pq.read_table(file)["map_key"].to_pylist() == [Decimal("-1.25"), Decimal("2.50"), Decimal("10.00")]
+    job.close()
+
+
+def test_expiry_of_a_time_to_live_without_end_fits_its_column(storage: CheckpointStorage) -> None:
+    job = StatefulJob(
+        storage, BACKENDS["arrow"](), [ValueStateDescriptor("seen", int, ttl=StateTtlConfig(timedelta.max))]
+    )
+    job.open(1)
+    job.state("ann", "seen").update(1)
+    [file] = files_of(savepoint(job.save()))
+    [expiry] = pq.read_table(file)["expires_at"].cast(pa.int64()).to_pylist()
+    assert expiry > 100_000 * timedelta(days=365) // timedelta(microseconds=1)
+    job.close()
+
+
 def test_names_of_key_columns_that_the_file_uses_get_a_prefix(storage: CheckpointStorage) -> None:
     job = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS[:1], keys=KEYS)
     job.open(1)
-    job.state(("a", date(2026, 1, 2)), "value").update(1)
+    key = ("a", date(2026, 1, 2), 5)
+    job.state(key, "value").update(1)
     pointer = savepoint(job.save())
     [file] = files_of(pointer, "value")
-    group = KEYS.key_group_of(("a", date(2026, 1, 2)), GROUPS)
+    group = KEYS.key_group_of(key, GROUPS)
     assert pq.ParquetFile(file).read().to_pylist() == [
-        {"key_group": group, "key_key_group": "a", "day": date(2026, 1, 2), "namespace": "", "value": 1}
+        {"key_group": group, "key_key_group": "a", "day": key[1], "key_Value": 5, "namespace": "", "value": 1}
     ]
     job.close()
 
@@ -530,6 +645,19 @@ def test_state_of_an_unknown_backend_is_refused(arrow_job: StatefulJob) -> None:
     save(pointer, SavepointFormat.NATIVE, name="1" * 12)
 
 
+def test_state_that_fails_to_convert_fails_the_savepoint_and_not_the_stage(
+    arrow_job: StatefulJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointer = filled(arrow_job)
+
+    def failing(*_: Any) -> Any:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(KeyedFiles, "write", failing)
+    with pytest.raises(UnsupportedStateError, match=r"that fails: too large; take a native savepoint"):
+        save(pointer)
+
+
 def test_several_versions_of_a_serializer_of_the_user_are_refused(storage: CheckpointStorage) -> None:
     job = StatefulJob(storage, BACKENDS["fs"](), [ValueStateDescriptor("sketch", Words())])
     job.open(1)
@@ -544,6 +672,32 @@ def test_several_versions_of_a_serializer_of_the_user_are_refused(storage: Check
     with pytest.raises(UnsupportedStateError, match=r"'sketch'.*one version of its serializer"):
         save(pointer)
     job.close()
+
+
+def test_several_versions_of_a_serializer_in_the_files_of_a_subtask_are_refused(storage: CheckpointStorage) -> None:
+    job = StatefulJob(storage, ArrowStateBackend(SMALL), [ValueStateDescriptor("sketch", Words())])
+    job.open(1)
+    for number in range(50):
+        job.state(f"key {number}", "sketch").update(["a"])
+    job.save()
+    job.descriptors = [ValueStateDescriptor("sketch", WordsOfAnyVersion(2))]
+    job.open(1, CheckpointStates.of(storage, job.save()).document.operator_states[0])
+    job.state("bob", "sketch").update(["b"])
+    pointer = job.save()
+    versions = {part.state.value.version for part in parts_of(storage, pointer)}
+    assert versions == {1, 2}
+    with pytest.raises(UnsupportedStateError, match=r"'sketch'.*one version of its serializer"):
+        save(pointer)
+    job.close()
+
+
+def parts_of(storage: CheckpointStorage, pointer: str) -> list[Part]:
+    """Return the files of the first state."""
+    [handle] = CheckpointStates.of(storage, pointer).document.operator_states[0].subtask_states[0].managed_keyed
+    assert isinstance(handle, IncrementalKeyedStateHandle)
+    assert handle.meta is not None
+    meta = decode_meta(read_file(storage, handle.meta), dict(handle.shared), "")
+    return [part for run in meta.states[0].runs for part in run]
 
 
 def test_raw_state_and_that_of_coordinators_is_copied(arrow_job: StatefulJob) -> None:
