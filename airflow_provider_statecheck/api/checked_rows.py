@@ -105,7 +105,7 @@ class CheckedRows:
         view = None if known_version is None else self._views.get(job_id)
         if view is None:
             about_to_wait()
-            return self._rows.latest_checkpoints(job_id, known_version)
+            return self._read_again(job_id, known_version)
         return None if view.latest.job.rows_version == known_version else view.latest
 
     def describe(self, job_id: JobId) -> JobView:
@@ -115,6 +115,14 @@ class CheckedRows:
     def forget(self, job_id: JobId) -> None:
         """Let the next check of a job read its newest checkpoints, which have changed."""
         self._views.remove(job_id)
+
+    def _read_again(self, job_id: JobId, known_version: RowsVersion | None) -> LatestCheckpoints | None:
+        began = self._now()
+        found = self._rows.latest_checkpoints(job_id, known_version)
+        if found is not None and self._max_staleness:
+            # No check may follow for a while, and the last one has an older version.
+            self._newest(job_id, found, began)
+        return found
 
     async def _read_rows(self, job_id: JobId, _: str, known_version: RowsVersion | None) -> LatestCheckpoints | None:
         return await run_in_threadpool(self._rows.latest_checkpoints, job_id, known_version)

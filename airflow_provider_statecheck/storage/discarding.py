@@ -165,7 +165,7 @@ class EffectDiscards:
     def _delete(self, checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
         document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self._storage, checkpoint)
         if document is not None and _is_written_by_another(checkpoint, document):
-            return self._delete_unreferenced(checkpoint, document, discarder)
+            return self._delete_unreferenced(checkpoint, document, keep, discarder)
         if keep is None and self._may_be_referenced(checkpoint, document):
             return self._wait(checkpoint)
         # Deleting the metadata first prevents a restore from a partially deleted checkpoint.
@@ -179,18 +179,29 @@ class EffectDiscards:
         return True
 
     def _delete_unreferenced(
-        self, checkpoint: CheckpointRecord, document: CheckpointDocument, discarder: StorageDiscarder
+        self,
+        checkpoint: CheckpointRecord,
+        document: CheckpointDocument,
+        keep: AbstractSet[str] | None,
+        discarder: StorageDiscarder,
     ) -> bool:
         log.warning(
             "The directory of checkpoint %s contains a checkpoint of another coordinator and is retained: %s",
             checkpoint.checkpoint_id,
             redact(checkpoint.location),
         )
+        own = self._unreferenced_files(checkpoint, document)
+        unneeded = [] if keep is None else [uri for uri in own if uri not in keep]
+        for uri in unneeded:
+            discarder.discard_file(uri)
+        return len(unneeded) == len(own) or self._wait(checkpoint)
+
+    def _unreferenced_files(self, checkpoint: CheckpointRecord, document: CheckpointDocument) -> list[str]:
+        """Return the files of the checkpoint's epoch in its directory that the metadata there does not name."""
         referenced = {uri.rpartition("/")[2] for uri in document_uris(document)}
-        for name in self._storage.allowing(checkpoint.location).list_files(checkpoint.location):
-            if epoch_of(name) == checkpoint.epoch and name not in referenced:
-                discarder.discard_file(f"{checkpoint.location}/{name}")
-        return True
+        names = self._storage.allowing(checkpoint.location).list_files(checkpoint.location)
+        own = (name for name in names if epoch_of(name) == checkpoint.epoch and name not in referenced)
+        return [f"{checkpoint.location}/{name}" for name in own]
 
     def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
         if document is not None:

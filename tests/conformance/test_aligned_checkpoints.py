@@ -14,12 +14,15 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
+    AbortCheckpoints,
+    AbortScope,
     AcknowledgedCheckpoint,
     BeginCheckpoint,
     ChooseRequest,
     CoordinatorRows,
     EndHandles,
     EnqueueRequest,
+    OutcomeOf,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -197,6 +200,19 @@ class AlignedContract:
         first, again = job.rows.choose(paused), job.rows.choose(paused)
         assert [r.request_key for r in first.dropped] == ["a" * 32]
         assert again.dropped == first.dropped
+
+    def test_a_request_that_another_process_has_begun_since_is_not_too_early(self, job: AlignedJob) -> None:
+        job.coordinator().trigger_checkpoint(CHECKPOINT, request_key="a" * 32)
+        enqueue(job, "b" * 32)
+        assert job.leader is not None
+        reason = CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS
+        for key in ("a" * 32, "b" * 32):
+            early = AbortCheckpoints(leader=job.leader, scope=AbortScope.QUEUED, reason=reason, request_key=key)
+            assert job.rows.abort(early) == ()
+        assert job.status(1) == "pending"
+        failed = job.rows.outcome(OutcomeOf(leader=job.leader, request_key="b" * 32)).request
+        assert failed is not None
+        assert failed.failure_reason == reason.value
 
     def test_a_repeated_request_names_those_that_the_full_queue_refused_again(self, job: AlignedJob) -> None:
         enqueue(job, "a" * 32, is_periodic=True)

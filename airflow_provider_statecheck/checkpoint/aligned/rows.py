@@ -189,6 +189,8 @@ class AbortScope(StrEnum):
     """The pending checkpoint with an id."""
     REQUEST = "request"
     """The pending checkpoint of a request; a request without a checkpoint fails."""
+    QUEUED = "queued"
+    """No checkpoint; a request without a checkpoint fails."""
     ATTEMPT = "attempt"
     """The pending checkpoints that an attempt has not acknowledged."""
     EXPIRED = "expired"

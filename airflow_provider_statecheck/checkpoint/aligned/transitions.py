@@ -335,7 +335,7 @@ def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecor
     before = _aborted_before(tx, message)
     if before:
         return before
-    if message.scope in (AbortScope.REQUEST, AbortScope.EVERYTHING):
+    if message.scope in (AbortScope.REQUEST, AbortScope.QUEUED, AbortScope.EVERYTHING):
         _fail_queued(tx, message)
     chosen = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if _includes(tx, message, c)]
     keyed = [replace(c, finalizer=message.abort_key) for c in chosen]

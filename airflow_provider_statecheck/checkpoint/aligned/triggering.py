@@ -76,7 +76,9 @@ class CheckpointTrigger:
         if choice.retry_in_seconds is not None:
             self._rearm(timedelta(seconds=choice.retry_in_seconds))
         for dropped in choice.dropped:
-            self._refuse(dropped, CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS))
+            early = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
+            # Another process of the leader may have begun the request since.
+            self._refuse(dropped, early, AbortScope.QUEUED)
         if choice.run is None:
             return bool(choice.dropped)
         self._serve(choice.run)
@@ -96,7 +98,8 @@ class CheckpointTrigger:
         except StaleAttemptError:
             raise
         except Exception as error:
-            self._refuse(request, failure_of(error))
+            # The request has a checkpoint if its begin was committed although it reported an error.
+            self._refuse(request, failure_of(error), AbortScope.REQUEST)
             return
         if checkpoint is not None:
             self._trigger(checkpoint, plan)
@@ -131,9 +134,8 @@ class CheckpointTrigger:
         self._components.completed_store.recover()
         return self._components.completed_store.get_latest_checkpoint()
 
-    def _refuse(self, request: SnapshotRequest, error: CheckpointException) -> None:
-        # The request has a checkpoint if its begin was committed although it reported an error.
-        if not self._aborter.abort(AbortScope.REQUEST, error, request_key=request.request_key):
+    def _refuse(self, request: SnapshotRequest, error: CheckpointException, scope: AbortScope) -> None:
+        if not self._aborter.abort(scope, error, request_key=request.request_key):
             self._components.count_failure(error, properties=request.properties)
 
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:

@@ -174,12 +174,14 @@ def files_to_retire(handles: Iterable[StreamStateHandle], max_amplification: flo
     """
     Return the URIs of the files whose segments must be rewritten for the space amplification to fall below its limit.
 
-    Files with the largest wasted share come first. Files of unknown size are not counted.
+    Files with the largest wasted share come first. Files of unknown size are not counted, nor is exclusive state, which each
+    checkpoint rewrites.
 
     :param handles: All referenced state of a subtask.
     :param max_amplification: Maximum number of stored bytes per referenced byte.
     """
-    known = {h for h in handles if isinstance(h, SegmentFileStateHandle) and h.file_size}
+    segments = (h for h in handles if isinstance(h, SegmentFileStateHandle))
+    known = {h for h in segments if h.file_size and h.scope is CheckpointedStateScope.SHARED}
     sizes = {handle.uri: handle.file_size for handle in known}
     live = dict.fromkeys(sizes, 0)
     for handle in known:

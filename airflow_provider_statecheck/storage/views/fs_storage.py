@@ -239,7 +239,7 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
         return FsCheckpointStateOutputStream.open(self.storage, self.directory_of(scope), self.writing)
 
     def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
-        """Return ``True``, because each file is deleted with its state."""
+        """Return ``True``; files that were merged before merging was disabled are not rewritten."""
         return True
 
 

@@ -293,3 +293,16 @@ def test_job_that_was_checked_least_recently_is_evicted_and_read_again(monkeypat
     rows.reads.clear()
     asyncio.run(check(second))
     assert rows.reads == [(second, None)]
+
+
+def test_what_was_read_again_is_not_followed_by_an_older_check() -> None:
+    async def scenario(api: Api, clock: Clock) -> None:
+        checks = checks_of(api, clock, staleness=60.0)
+        assert await version(checks.check(JOB, "ann")) == 1
+        newer = checks.latest_checkpoints(JOB)
+        assert newer is not None
+        assert newer.job.version == 2
+        assert checks.latest_checkpoints(JOB, newer.job.rows_version) is None
+        assert await version(checks.check(JOB, "ann")) == 2
+
+    run(scenario)

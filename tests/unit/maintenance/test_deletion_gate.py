@@ -17,20 +17,21 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
+from tests.unit.storage.keyed_files import exclusive_file, keyed, take
 from tests.unit.written_stage import JOB, WrittenStage
 
 _WRITERS = {
     "maintenance/gc.py",  # passes deletions on and counts them
     "state/rescaling.py",
     "state/writing/savepoint_edit.py",
-    "spark/snapshots/live_snapshots.py",
     "storage/discarding.py",
-    "storage/file_merging/file_bodies.py",
     "storage/orphans.py",
     "storage/snapshot_files.py",
     "storage/views/state_streams.py",
@@ -119,6 +120,22 @@ def test_what_a_stage_wrote_beside_another_checkpoint_goes(restored: Any) -> Non
     assert len(stage.storage.list_files(directory)) == len(before) + 1
     attempt.finish(AttemptStatus.FINISHED)
     assert stage.storage.list_files(directory) == before
+
+
+def test_state_that_a_stage_wrote_beside_another_checkpoint_stays_while_the_next_one_names_it(restored: Any) -> None:
+    other, stage = restored
+    attempt = stage.attempt()
+    attempt.restore()
+    pending = attempt.begin_checkpoint(60.0)
+    foreign_files(other)
+    before = stage.storage.list_files(pending.location)
+    file = exclusive_file(stage.storage, attempt.grant.attempt, pending.checkpoint_id)
+    assert attempt.complete_checkpoint(pending, CheckpointContent(operator_states=(keyed(file),))) is None
+    assert attempt.begin_checkpoint(60.0) is not None, "the other one has this id too"
+    assert CheckpointVerifier(stage.storage, is_deep=True).verify(take(attempt, file)).is_restorable
+    take(attempt)
+    attempt.finish(AttemptStatus.FINISHED)
+    assert stage.storage.list_files(pending.location) == before
 
 
 def test_metadata_that_names_the_snapshot_of_another_job_deletes_nothing_of_it(stage: WrittenStage) -> None:

@@ -188,8 +188,8 @@ class TestDurability:
         assert set(others) <= set(streams_of(state))
 
 
-def segment(uri: str, start: int, length: int, file_size: int) -> SegmentFileStateHandle:
-    return SegmentFileStateHandle(uri, start, length, SHARED, f"{uri}-{start}", "", file_size)
+def segment(uri: str, start: int, length: int, file_size: int, scope: Any = SHARED) -> SegmentFileStateHandle:
+    return SegmentFileStateHandle(uri, start, length, scope, f"{uri}-{start}", "", file_size)
 
 
 class TestSpace:
@@ -198,6 +198,11 @@ class TestSpace:
         streams = merging(storage, [wasteful, thrifty, thrifty], max_space_amplification=1.5)
         found = streams.resolve_checkpoint_storage_location(5, DEFAULT)
         assert [found.could_reuse_state_handle(handle) for handle in (wasteful, thrifty)] == [False, True]
+
+    def test_state_that_each_checkpoint_rewrites_hides_no_waste(self, storage: CheckpointStorage) -> None:
+        wasteful, exclusive = segment("memory://f/1", 0, 10, 100), segment("memory://f/2", 0, 500, 500, EXCLUSIVE)
+        streams = merging(storage, [wasteful, exclusive], max_space_amplification=2.0)
+        assert not streams.resolve_checkpoint_storage_location(5, DEFAULT).could_reuse_state_handle(wasteful)
 
     @pytest.mark.parametrize("limit", [2.5, float("inf")])
     def test_below_the_limit_everything_may_stay(self, storage: CheckpointStorage, limit: float) -> None:

@@ -49,7 +49,7 @@ def test_the_limit_is_5_mib_where_nothing_is_said() -> None:
 def test_state_above_the_limit_is_an_error_at_closing_that_says_both_sizes_and_what_to_do() -> None:
     stream = MemoryCheckpointOutputStream(3)
     stream.write(b"abcd")
-    with pytest.raises(StorageError, match=r"at most 3 bytes.*found 4.*execution.checkpointing.dir"):
+    with pytest.raises(StorageError, match=r"at most 3 bytes.*found 4.*execution.checkpointing.storage to filesystem"):
         stream.close_and_get_handle()
 
 
