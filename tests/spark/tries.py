@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -15,8 +17,8 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.spark import script
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 JOB = "context"
@@ -87,10 +89,12 @@ class Tries:
             "renamed_uids": {},
             "allow_non_restored_state": False,
         }
-        attempt = open_attempt(self.spark, **settings | changes)
-        disk: Any = Disk(attempt.storage, self)
-        attempt.storage = disk
+        with patch.object(script, "CheckpointStorage", SimpleNamespace(open=self._open_disk)):
+            attempt = script.open_attempt(self.spark, **settings | changes)
         return StageContext(self.spark, attempt, overhead_budget=overhead_budget, monotonic=self.monotonic)
+
+    def _open_disk(self, *args: Any, **options: Any) -> Disk:
+        return Disk(CheckpointStorage.open(*args, **options), self)
 
     @contextmanager
     def failing(self, **changes: Any) -> Iterator[StageContext]:
