@@ -346,7 +346,7 @@ class SnapshotRequest:
     failure_reason: str | None = None
     failure_message: str = ""
     failed_by: str | None = None
-    """Key of the request that was one too many for the queue, if this one failed for it; a repeated call finds it again."""
+    """Key of the request for which the full queue refused this one; a repeated call finds it again."""
 
 
 class JobAction(StrEnum):

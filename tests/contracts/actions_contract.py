@@ -57,30 +57,15 @@ from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import complete_checkpoint
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.running_tasks import RunningTasks
-from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsOfAJob, day, rows_of
+from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
 
 FAILED = AttemptStatus.FAILED
 _KEYS = count()
 """Requests of the same time are listed in the order of their keys."""
 
 
-class ActionsContract(RunsOfAJob):
+class ActionsContract(RunsWithTasks):
     """What a user confirms happens once, to what the preview showed, and the rows tell how far it is."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """Return the clock that the store uses."""
-        return ManualClock()
-
-    @pytest.fixture
-    def liveness(self) -> RunningTasks:
-        """Return which tasks run."""
-        return RunningTasks()
-
-    @pytest.fixture
-    def gateway(self, store: JobStore, liveness: RunningTasks) -> AttemptCoordinator:
-        """Return the coordinator on the same rows."""
-        return AttemptCoordinator(store, liveness)
 
     @pytest.fixture
     def maintenance(self, store: JobStore, clock: ManualClock) -> JobMaintenance:
