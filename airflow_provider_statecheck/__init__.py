@@ -19,23 +19,28 @@ if TYPE_CHECKING:
         AsyncQueryableStateClient as AsyncQueryableStateClient,
         QueryableStateClient as QueryableStateClient,
     )
-    from airflow_provider_statecheck.queryable.local_client import LocalStateClient as LocalStateClient
+    from airflow_provider_statecheck.queryable.reads import LocalStateClient as LocalStateClient
     from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor as CheckpointSensor
     from airflow_provider_statecheck.spark.context import StageContext as StageContext
-    from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink as DeltaSink
-    from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink as IcebergSink
-    from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink as ParquetSink
-    from airflow_provider_statecheck.spark.sinks.read_committed import (
+    from airflow_provider_statecheck.spark.sinks.parquet_sink import (
+        ParquetSink as ParquetSink,
         committed_files as committed_files,
         read_committed as read_committed,
     )
-    from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink as SqlSink
+    from airflow_provider_statecheck.spark.sinks.table_sinks import (
+        DeltaSink as DeltaSink,
+        IcebergSink as IcebergSink,
+        SqlSink as SqlSink,
+    )
     from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TwoPhaseCommitSink as TwoPhaseCommitSink
-    from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource as DataFrameSource
     from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource as DeltaSource
-    from airflow_provider_statecheck.spark.sources.file_source import CsvSource as CsvSource, JsonSource as JsonSource
+    from airflow_provider_statecheck.spark.sources.file_source import (
+        CsvSource as CsvSource,
+        JsonSource as JsonSource,
+        ParquetSource as ParquetSource,
+    )
     from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource as IcebergSource
-    from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource as ParquetSource
+    from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource as DataFrameSource
     from airflow_provider_statecheck.spark.sources.sql_source import SqlSource as SqlSource
     from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource as StageOutputSource
     from airflow_provider_statecheck.spark.stages.stage import (
@@ -76,20 +81,16 @@ _MODULES = {
     "operators.spark_submit": ("CheckpointedSparkSubmitOperator", "CheckpointedStageSubmitOperator"),
     "operators.stage": ("CheckpointedStageOperator",),
     "queryable.client": ("AsyncQueryableStateClient", "QueryableStateClient"),
-    "queryable.local_client": ("LocalStateClient",),
+    "queryable.reads": ("LocalStateClient",),
     "sensors.checkpoint": ("CheckpointSensor",),
     "spark.context": ("StageContext",),
-    "spark.sinks.delta_sink": ("DeltaSink",),
-    "spark.sinks.iceberg_sink": ("IcebergSink",),
-    "spark.sinks.parquet_sink": ("ParquetSink",),
-    "spark.sinks.read_committed": ("committed_files", "read_committed"),
-    "spark.sinks.sql_sink": ("SqlSink",),
+    "spark.sinks.parquet_sink": ("ParquetSink", "committed_files", "read_committed"),
+    "spark.sinks.table_sinks": ("DeltaSink", "IcebergSink", "SqlSink"),
     "spark.sinks.two_phase_commit_sink": ("TwoPhaseCommitSink",),
-    "spark.sources.dataframe_source": ("DataFrameSource",),
     "spark.sources.delta_source": ("DeltaSource",),
-    "spark.sources.file_source": ("CsvSource", "JsonSource"),
+    "spark.sources.file_source": ("CsvSource", "JsonSource", "ParquetSource"),
     "spark.sources.iceberg_source": ("IcebergSource",),
-    "spark.sources.parquet_source": ("ParquetSource",),
+    "spark.sources.item_source": ("DataFrameSource",),
     "spark.sources.sql_source": ("SqlSource",),
     "spark.sources.stage_output_source": ("StageOutputSource",),
     "spark.stages.stage": ("Count", "Max", "Min", "Stage", "StageSettings", "Sum"),

@@ -27,8 +27,12 @@ from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations, parse_locations
-from airflow_provider_statecheck.storage.uris import normalise_base, normalise_pointer
+from airflow_provider_statecheck.storage.uris import (
+    AllowedLocations,
+    normalise_base,
+    normalise_pointer,
+    parse_locations,
+)
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement, make_registration
 from benchmarks.measure import Result, seconds
 from benchmarks.postgres import postgres
 

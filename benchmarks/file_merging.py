@@ -21,8 +21,12 @@ from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    KeyGroupRange,
+    OperatorState,
+    OperatorSubtaskState,
+    key_group_range_of,
+)
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskWriting
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.queries import ABSENT, AsOf
-from airflow_provider_statecheck.queryable.state_cache import StateCache
 from benchmarks import q1_peers as peers
 from benchmarks.measure import Result, in_turn
 from benchmarks.q1_peers import Get

@@ -21,7 +21,7 @@ from starlette.routing import Mount
 from airflow_provider_statecheck.api.app import create_server_app
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.state_server import StateServerSettings, create_state_app, run_server
-from airflow_provider_statecheck.gateway.protocol import VERSION_PATH
+from airflow_provider_statecheck.gateway.verbs import VERSION_PATH
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.api_process import TrustingTasks
 

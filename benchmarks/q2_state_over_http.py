@@ -22,8 +22,8 @@ from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.api.services import USER_LIFETIME, TokenKeeper
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
-from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
-from airflow_provider_statecheck.metadata.token_records import UserCaller
+from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.metadata.tables import UserCaller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 from benchmarks.measure import Result
 from benchmarks.postgres import postgres

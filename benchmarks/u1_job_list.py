@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobSort, ListedStatus
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, VERSION_PATH
+from airflow_provider_statecheck.gateway.verbs import JOB_PAGES, VERSION_PATH
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import (
     ATTEMPTS,
@@ -35,8 +35,8 @@ from airflow_provider_statecheck.metadata.tables import (
     METADATA,
     OPERATORS,
     STATISTICS,
+    Caller,
 )
-from airflow_provider_statecheck.metadata.token_records import Caller
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from benchmarks.measure import Result, seconds
 from benchmarks.postgres import postgres

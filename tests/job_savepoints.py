@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AwaitedTask,
     BeginCheckpoint,
@@ -17,13 +17,14 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
     ALIGNED_UID,
+    METADATA_FILE,
     JobId,
     OperatorId,
     job_id_of,
     new_key,
+    new_savepoint_uri,
     operator_id_of,
 )
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
@@ -36,7 +37,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     encode_metadata,
     load_document,
 )
-from airflow_provider_statecheck.storage.savepoints import StateCopies
+from airflow_provider_statecheck.storage.pointers import StateCopies
 from airflow_provider_statecheck.testing.messages import make_leadership
 
 SAVEPOINT_ID = 90

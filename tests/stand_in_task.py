@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.plugins import listeners
 from tests.conformance.api_process import SECRET

@@ -11,10 +11,12 @@ from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_o
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
-from airflow_provider_statecheck.state.backends.loading import factory_of
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    OperatorState,
+    OperatorSubtaskState,
+    key_group_range_of,
+)
+from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment, factory_of
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import decode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -11,10 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE, epoch_name, shared_uri, slug
+from airflow_provider_statecheck.checkpoint.ids import (
+    MANIFEST_FILE,
+    epoch_name,
+    job_id_of,
+    operator_id_of,
+    shared_uri,
+    slug,
+)
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions, PartitionWriter
-from airflow_provider_statecheck.state.loop_progress import Scope
+from airflow_provider_statecheck.state.progress import Scope
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,

@@ -12,11 +12,14 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    OperatorState,
+    OperatorSubtaskState,
+    key_group_range_of,
+)
 from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
-from airflow_provider_statecheck.api.job_access import Checked, bearer_token, require_job
+from airflow_provider_statecheck.api.checked_rows import Checked, bearer_token, require_job
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
 from airflow_provider_statecheck.checkpoint.aligned.rows import PutHandle, TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, is_test_job, job_id_of
@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob
-from airflow_provider_statecheck.metadata.token_records import Caller, TokenRecord
+from airflow_provider_statecheck.metadata.tables import Caller, TokenRecord
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 

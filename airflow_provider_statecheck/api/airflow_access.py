@@ -22,7 +22,7 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import select
 
 from airflow_provider_statecheck.api.access import ServicesDep, dags_of
-from airflow_provider_statecheck.api.job_access import JobGrant, TokenAccess, bearer
+from airflow_provider_statecheck.api.checked_rows import JobGrant, TokenAccess, bearer
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId

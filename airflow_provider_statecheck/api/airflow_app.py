@@ -17,8 +17,8 @@ from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.api.pages.rendering import PageFiles
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import USER_LIFETIME, IssuedToken
-from airflow_provider_statecheck.gateway.protocol import VERSION_PATH
-from airflow_provider_statecheck.metadata.token_records import Caller, UserCaller
+from airflow_provider_statecheck.gateway.verbs import VERSION_PATH
+from airflow_provider_statecheck.metadata.tables import Caller, UserCaller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 
 router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)

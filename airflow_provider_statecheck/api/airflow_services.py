@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.api.metrics import airflow_metrics
+from airflow_provider_statecheck.api.app import airflow_metrics
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
@@ -22,10 +22,10 @@ from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_sta
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
-from airflow_provider_statecheck.gateway.protocol import CHALLENGE_KEY, challenge_of
+from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
-from airflow_provider_statecheck.metadata.database import executing
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
+from airflow_provider_statecheck.metadata.unit_of_work import executing
 
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance

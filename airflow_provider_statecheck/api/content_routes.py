@@ -15,13 +15,12 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.requests import MessageRoute
-from airflow_provider_statecheck.api.state_limits import StateGrantDep
-from airflow_provider_statecheck.api.state_reads import read_in_thread
+from airflow_provider_statecheck.api.state_reads import StateGrantDep, read_in_thread
 from airflow_provider_statecheck.api.state_routes import ERRORS, AsOfDep, json_answer
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.queryable.answers import first_rows
 from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents, items_in, snapshot_in
-from airflow_provider_statecheck.queryable.json_rows import first_rows
 from airflow_provider_statecheck.state.reading.checkpoint_contents import (
     FinishedItems,
     HeldState,

@@ -30,11 +30,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
-from airflow_provider_statecheck.api.job_access import Checked
-from airflow_provider_statecheck.api.state_limits import retry_after
+from airflow_provider_statecheck.api.checked_rows import Checked
+from airflow_provider_statecheck.api.state_reads import retry_after
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, field_path
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
-from airflow_provider_statecheck.gateway.protocol import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
+from airflow_provider_statecheck.gateway.verbs import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
 from airflow_provider_statecheck.metadata.tables import SMALL_NUMBERS, TEXT_LENGTHS
 
 log = logging.getLogger(__name__)

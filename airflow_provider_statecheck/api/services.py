@@ -48,13 +48,13 @@ from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import JoinedSqlJobStore, SqlJobStore
-from airflow_provider_statecheck.metadata.token_records import Caller, TokenRecord, UserCaller
+from airflow_provider_statecheck.metadata.tables import Caller, TokenRecord, UserCaller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore, TokenState
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.queryable.proxy import StateProxy
-from airflow_provider_statecheck.queryable.server import KvStateServer
+from airflow_provider_statecheck.queryable.reads import KvStateServer
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.requests import Handler, MessageRoute, reject_unstorable_parameters
-from airflow_provider_statecheck.api.state_limits import (
+from airflow_provider_statecheck.api.state_reads import (
+    ProxyReads,
     StateGrantDep,
     check_state_access,
     require_few_keys,
     require_short,
     small_json,
 )
-from airflow_provider_statecheck.api.state_reads import ProxyReads
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.codec import json_parts
 from airflow_provider_statecheck.checkpoint.ids import JobId

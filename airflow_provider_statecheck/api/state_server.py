@@ -24,22 +24,20 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.api import content_routes, state_routes
 from airflow_provider_statecheck.api.app import Health, healthy
-from airflow_provider_statecheck.api.checked_rows import CheckedRows
-from airflow_provider_statecheck.api.job_access import JobGrant, bearer_token
+from airflow_provider_statecheck.api.checked_rows import CheckedRows, JobGrant, bearer_token
 from airflow_provider_statecheck.api.requests import checked_app
-from airflow_provider_statecheck.api.state_limits import RequestRate
-from airflow_provider_statecheck.api.state_reads import ProxyReads, storage_here
+from airflow_provider_statecheck.api.state_reads import ProxyReads, RequestRate, storage_here
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError
 from airflow_provider_statecheck.gateway.http import AsyncJobReader
-from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, VERSION_PATH
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.queryable.proxy import StateProxy
-from airflow_provider_statecheck.queryable.server import KvStateServer
+from airflow_provider_statecheck.queryable.reads import KvStateServer
 
 API_TIMEOUT_SECONDS = 5.0
 """Timeout of a call of the api-server, after which a request fails with status 503."""

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.api.access import (
     permitted,
     require_task,
 )
-from airflow_provider_statecheck.api.job_access import JobGrantDep
+from airflow_provider_statecheck.api.checked_rows import JobGrantDep
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import IssuedToken, Services
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
@@ -35,7 +35,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, Row
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, Verb
-from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
+from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
 
 token_router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 

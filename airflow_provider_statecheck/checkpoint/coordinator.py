@@ -27,9 +27,8 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
     require_same_task,
 )
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, checkpoint_uri, job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     LONGEST_CHECKPOINT,
     AcknowledgeCheckpoint,

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointRetentionPolicy,
     CheckpointType,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.layout import is_in_job, is_savepoint_directory, is_savepoint_of
+from airflow_provider_statecheck.checkpoint.ids import is_in_job, is_savepoint_directory, is_savepoint_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource, require_metadata_in
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,

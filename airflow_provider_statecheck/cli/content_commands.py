@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.cli.output import Exit, Row, command, print_message, print_rows, shown
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
 from airflow_provider_statecheck.hooks.maintenance import find_job
-from airflow_provider_statecheck.hooks.storage import storage_opener
 from airflow_provider_statecheck.hooks.transport import airflow_gateway
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ def _show_items(args: Namespace) -> Exit:
 
 
 def _show_rows(args: Namespace) -> Exit:
+    from airflow_provider_statecheck.queryable.answers import first_rows
     from airflow_provider_statecheck.queryable.job_contents import snapshot_in
-    from airflow_provider_statecheck.queryable.json_rows import first_rows
 
     def rows_of(stages: tuple[StageContents, ...]) -> Any:
         _, reader = snapshot_in(stages, args.name, args.scope)

@@ -26,14 +26,14 @@ _MODULES = {
     "savepoint": "savepoint_commands",
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
-    "restore": "restore_commands",
+    "restore": "savepoint_commands",
     "stats": "state_commands",
     "state show": "state_commands",
-    "state get": "query_commands",
-    "state names": "query_commands",
+    "state get": "state_commands",
+    "state names": "state_commands",
     "show": "content_commands",
     "diff": "state_commands",
-    "serve-state": "serve_commands",
+    "serve-state": "maintenance_commands",
 }
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(r"(\d{1,5})([hdw])")

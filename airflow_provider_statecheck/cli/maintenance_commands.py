@@ -1,7 +1,8 @@
-"""Commands that list, verify, recover, clean up and rewind jobs."""
+"""Commands that list, verify, recover, clean up and rewind jobs, and that serve their state."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,18 +33,17 @@ from airflow_provider_statecheck.cli.output import (
     shown,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.hooks.connection import storage_opener
 from airflow_provider_statecheck.hooks.maintenance import (
     find_job,
     job_coordinator,
     job_recovery,
     job_rewinding,
+    job_savepoints,
     maintenance_gateway,
 )
-from airflow_provider_statecheck.hooks.savepoints import job_savepoints
-from airflow_provider_statecheck.hooks.storage import storage_opener
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
-from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
 from airflow_provider_statecheck.maintenance.verify import verify_job
 
@@ -321,3 +321,32 @@ def _rewound_row(operator: RewoundOperator) -> Row:
         "withdrawn_choice": operator.withdrawn_choice,
         "withdrawn_restore": None if operator.withdrawn_restore is None else shown(operator.withdrawn_restore),
     }
+
+
+@command
+def serve_state(args: Namespace) -> Exit:
+    """Serve queryable state until the process is stopped; print the URL as soon as it accepts requests."""
+    from airflow_provider_statecheck.api.state_server import (
+        API_TIMEOUT_SECONDS,
+        StateServerSettings,
+        create_state_app,
+        run_server,
+    )
+    from airflow_provider_statecheck.configuration import StateServingSettings
+    from airflow_provider_statecheck.hooks.connection import CoordinatorAddress, coordinator_address, storage_opener
+
+    address = CoordinatorAddress(url=args.api_url) if args.api_url else coordinator_address()
+    address = replace(address, url=address.url.rstrip("/"), timeout_seconds=API_TIMEOUT_SECONDS)
+    settings = StateServerSettings(
+        api_url=address.url,
+        max_staleness_seconds=args.max_staleness,
+        requests_per_second=StateServingSettings.read().state_requests_per_second,
+    )
+    app = create_state_app(settings, address.open_async, storage_opener(args.storage_conn_id))
+    run_server(app, args.host, args.port, lambda url: _announce(url, address.url, args.output))
+    return Exit.DONE
+
+
+def _announce(url: str, api_url: str, output: str) -> None:
+    print_rows([{"url": url, "api": api_url}], output)
+    sys.stdout.flush()  # a pipe would keep the row until the end of the process

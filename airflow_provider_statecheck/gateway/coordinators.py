@@ -18,13 +18,12 @@ from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
     CheckpointFailureManager,
     FailJobCallback,
 )
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
-from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorContext
+from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import FutureWaiter
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OwnershipOf
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
-from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter, StateHandleStore
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.retrying import retrying
 
 _STORES = "airflow_provider_statecheck.metadata.sql_store"
-_ENGINES = "airflow_provider_statecheck.metadata.database"
+_ENGINES = "airflow_provider_statecheck.metadata.unit_of_work"
 
 
 def open_gateway(metadata: str) -> CheckpointCoordinatorGateway:

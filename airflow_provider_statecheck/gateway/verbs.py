@@ -1,5 +1,5 @@
 """
-Calls of the API, derived from the interfaces of the coordinator.
+Calls of the API, derived from the interfaces of the coordinator; paths and errors.
 
 The methods of an interface are the table of its calls: a call has the name, the parameters, the reply and the description
 of its method. Calls in :data:`_READS` read rows by a path, all others send a message to the path of their name. The HTTP
@@ -9,8 +9,10 @@ coordinator.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, make_dataclass
 from functools import cached_property
 from types import NoneType
@@ -20,6 +22,7 @@ from urllib.parse import quote, urlencode
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.records import RowsVersion
+from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
 
 _READS = {
     "jobs": "jobs",
@@ -138,3 +141,61 @@ def _verb(method: Any, folder: str) -> Verb:
 
 COORDINATOR = verbs_of(CheckpointCoordinatorGateway, "attempts")
 """Calls of a stage; the field ``attempt`` of a message names the attempt, which the token must be bound to."""
+
+
+MOUNT_PATH = "/statecheck"
+VERSION_PATH = "/v1"
+JOB_PAGES = "/jobs"
+MAX_BODY_BYTES = 1 << 20
+"""Maximum size of a message."""
+MAX_ALIGNED_BODY_BYTES = 16 << 20
+"""Maximum size of a message about aligned checkpoints, which may name thousands of tasks."""
+
+
+CHALLENGE_KEY = "statecheck.challenge"
+
+
+def challenge_of(secret: str) -> str:
+    """Return the hash that a task writes into its task state store before it sends the secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+_PLAIN = (str, int, float, bool, type(None))
+_RESERVED = ("self", "message")
+"""Parameters of ``StateCheckError.__init__``, which attributes cannot use as names."""
+
+
+def encode_error(error: StateCheckError) -> dict[str, Any]:
+    """Encode an error as JSON, without attributes that are not plain values."""
+    attributes = {name: value for name, value in vars(error).items() if _is_plain(value)}
+    return {"code": error.code, "message": str(error), "attributes": attributes}
+
+
+def decode_error(data: dict[str, Any]) -> StateCheckError:
+    """Decode an error from JSON; an unknown code results in a ``CoordinatorError``."""
+    kind = _CLASSES.get(str(data["code"]), CoordinatorError)
+    message, attributes = str(data["message"]), _attributes(data)
+    try:
+        return kind(message, **attributes)
+    except TypeError:  # the class requires an attribute that was not sent
+        return CoordinatorError(message, **attributes)
+
+
+def _attributes(data: dict[str, Any]) -> dict[str, Any]:
+    sent = data.get("attributes")
+    return {name: value for name, value in sent.items() if name not in _RESERVED} if isinstance(sent, Mapping) else {}
+
+
+def _is_plain(value: object) -> bool:
+    # JSON has no infinity or NaN; with such a value, the server could not send the reply.
+    return isinstance(value, _PLAIN) and (not isinstance(value, float) or math.isfinite(value))
+
+
+def _tree(kind: type[StateCheckError]) -> Iterator[type[StateCheckError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _tree(child)
+
+
+# A subclass without its own code is decoded as the class whose code it inherits.
+_CLASSES = {kind.code: kind for kind in _tree(StateCheckError) if "code" in vars(kind)}

@@ -1,5 +1,5 @@
 """
-Maintenance gateways for Airflow processes.
+Maintenance gateways and savepoints of whole jobs for Airflow processes.
 
 A process with access to Airflow's database calls the coordinator in process. A maintenance task calls it over HTTP.
 """
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError
 from airflow_provider_statecheck.gateway.http import HttpCalls
 from airflow_provider_statecheck.gateway.time_travel import Jobs
 from airflow_provider_statecheck.gateway.verbs import Verb
 from airflow_provider_statecheck.hooks import transport
-from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, coordinator_address
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, coordinator_address, storage_opener
 from airflow_provider_statecheck.hooks.transport import is_orm_open
-from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
+from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE, RESTORES, SAVEPOINTS
+from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
@@ -151,3 +153,20 @@ def find_job(gateway: Jobs, job: str) -> JobView:
         if _JOB_ID.fullmatch(job):
             return gateway.describe(JobId(job))
         raise CheckpointNotFoundError(f"There is no job {job!r}; 'airflow statecheck jobs' lists all jobs.") from error
+
+
+def job_savepoints(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None) -> WholeJobSavepoints:
+    """
+    Return the service that takes savepoints: with the rows in process if Airflow's database is accessible, else over HTTP.
+
+    :param conn_id: Connection to the server, used over HTTP only.
+    :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    """
+    return WholeJobSavepoints(
+        rows=coordinator_rows(conn_id),
+        maintenance=maintenance_gateway(conn_id),
+        savepoints=savepoint_gateway(conn_id),
+        open_storage=storage_opener(storage_conn_id),
+        directory=configured_savepoint_dir(),
+    )

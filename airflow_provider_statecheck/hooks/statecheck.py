@@ -193,7 +193,7 @@ class StatecheckHook(BaseHook):
         :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
         """
         from airflow_provider_statecheck.checkpoint.ids import new_key
-        from airflow_provider_statecheck.hooks.savepoints import job_savepoints
+        from airflow_provider_statecheck.hooks.maintenance import job_savepoints
         from airflow_provider_statecheck.storage.uris import normalise_pointer
 
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
@@ -219,8 +219,8 @@ class StatecheckHook(BaseHook):
         :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
         :raises CorruptStateError: The savepoint cannot be restored.
         """
+        from airflow_provider_statecheck.hooks.connection import storage_opener
         from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, restore_gateway
-        from airflow_provider_statecheck.hooks.storage import storage_opener
         from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 
         record = maintenance_gateway(self.statecheck_conn_id).describe(given_job_id(_job_here(job))).job
@@ -299,7 +299,7 @@ class StatecheckHook(BaseHook):
         return reads.read(given_job_id(job), verified, uid=uid, as_of=AsOf(**checkpoint))
 
     def _contents(self, storage_conn_id: str | None) -> JobContents:
-        from airflow_provider_statecheck.hooks.storage import storage_opener
+        from airflow_provider_statecheck.hooks.connection import storage_opener
         from airflow_provider_statecheck.queryable.job_contents import JobContents
 
         return JobContents(self.get_conn(), storage_opener(storage_conn_id))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
     from airflow_provider_statecheck.gateway.http import HttpGateway
-    from airflow_provider_statecheck.metadata.token_records import Caller
+    from airflow_provider_statecheck.metadata.tables import Caller
 
 
 log = logging.getLogger(__name__)
@@ -241,9 +241,8 @@ def driver_access(owner: AttemptOwner) -> Iterator[DriverAccess]:
 @contextmanager
 def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
     from airflow_provider_statecheck.api.airflow_services import airflow_services
-    from airflow_provider_statecheck.gateway.http import HttpGateway
-    from airflow_provider_statecheck.gateway.http_client import HttpClient
-    from airflow_provider_statecheck.metadata.token_records import Caller
+    from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
+    from airflow_provider_statecheck.metadata.tables import Caller
 
     task = dict(owner.airflow)
     caller = Caller(

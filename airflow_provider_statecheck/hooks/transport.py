@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.gateway.protocol import CHALLENGE_KEY, challenge_of
+from airflow_provider_statecheck.gateway.http import HttpClient
+from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.hooks.connection import (
     DEFAULT_CONN_ID,
     DEFAULT_TIMEOUT_SECONDS,
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.gateway.http import HttpGateway
-    from airflow_provider_statecheck.gateway.http_client import Credentials
+    from airflow_provider_statecheck.gateway.http import Credentials, HttpGateway
     from airflow_provider_statecheck.queryable.reads import StateReads
 
 
@@ -116,8 +115,8 @@ def state_reads(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = No
     :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
     """
     if is_orm_open():
-        from airflow_provider_statecheck.hooks.storage import storage_opener
-        from airflow_provider_statecheck.queryable.local_client import LocalStateClient
+        from airflow_provider_statecheck.hooks.connection import storage_opener
+        from airflow_provider_statecheck.queryable.reads import LocalStateClient
 
         return LocalStateClient(airflow_gateway(conn_id), storage_opener(storage_conn_id))
     from airflow_provider_statecheck.queryable.client import QueryableStateClient
@@ -144,7 +143,7 @@ def _in_process() -> CheckpointCoordinatorGateway:
     from airflow import settings
 
     from airflow_provider_statecheck.api.airflow_services import AirflowTaskLiveness
-    from airflow_provider_statecheck.api.metrics import airflow_metrics
+    from airflow_provider_statecheck.api.app import airflow_metrics
     from airflow_provider_statecheck.gateway.in_process import gateway_on_engine
 
     return gateway_on_engine(settings.get_engine(), AirflowTaskLiveness(), airflow_metrics())

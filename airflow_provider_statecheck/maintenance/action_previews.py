@@ -29,8 +29,7 @@ from airflow_provider_statecheck.maintenance.action_targets import (
     operator_of,
     uid_of,
 )
-from airflow_provider_statecheck.maintenance.fork_points import require_fork_point
-from airflow_provider_statecheck.maintenance.rewind import RewoundOperator
+from airflow_provider_statecheck.maintenance.rewind import RewoundOperator, require_fork_point
 
 _DELETED_LATER = "The files of the rolled-back checkpoints are deleted after a newer checkpoint completes."
 _OTHERS_RESTORE = "Only this operator is not restored from the savepoint of the job any more; its state may then not match that of the others."

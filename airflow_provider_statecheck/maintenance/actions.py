@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, already_claimed
@@ -25,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.gateway.verbs import verbs_of
 from airflow_provider_statecheck.maintenance import removal_requests
 from airflow_provider_statecheck.maintenance.action_previews import (
     ActionPreview,
@@ -40,9 +42,17 @@ from airflow_provider_statecheck.maintenance.action_targets import (
     savepoint_of,
     uid_of,
 )
-from airflow_provider_statecheck.maintenance.fork_points import ForkPoint, dag_of_fork, fork_in
-from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob, rewind_in
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, dispose_in
+from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+from airflow_provider_statecheck.maintenance.job_restore import RestoreGateway
+from airflow_provider_statecheck.maintenance.rewind import (
+    ForkPoint,
+    JobRewinding,
+    RewindJob,
+    dag_of_fork,
+    fork_in,
+    rewind_in,
+)
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, SavepointGateway, dispose_in
 
 _KEY = re.compile("[0-9a-f]{32}")
 _KINDS = {JobAction.SAVEPOINT: CheckpointType.SAVEPOINT, JobAction.STOP: CheckpointType.SAVEPOINT_SUSPEND}
@@ -272,3 +282,9 @@ _CHANGES: dict[JobAction, Callable[[JobTransaction, UserAction], ActionRecord]] 
 def _rewinding(view: JobView, wanted: UserAction) -> RewindJob:
     uid = None if wanted.operator_id is None else operator_of(view, wanted).uid
     return RewindJob(job_id=wanted.job_id, run_key=wanted.run_key, uid=uid)
+
+
+MAINTENANCE = verbs_of(MaintenanceGateway, "maintenance")
+SAVEPOINTS = verbs_of(SavepointGateway, "savepoints")
+RESTORES = verbs_of(RestoreGateway, "savepoints")
+ALIGNED = verbs_of(CoordinatorRows, "aligned")

@@ -20,8 +20,7 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, METADATA_FILE, JobId, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,

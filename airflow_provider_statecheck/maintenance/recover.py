@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
+    METADATA_FILE,
     JobId,
     OperatorId,
-    job_id_of,
-    new_key,
-    operator_id_of,
-)
-from airflow_provider_statecheck.checkpoint.layout import (
-    METADATA_FILE,
     checkpoint_id_of,
     checkpoint_uri,
     epoch_of,
     is_savepoint_directory,
+    job_id_of,
     job_uri,
+    new_key,
+    operator_id_of,
 )
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, ClaimRecord

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.layout import (
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
     METADATA_FILE,
+    JobId,
+    OperatorId,
     is_savepoint_directory,
     is_savepoint_of,
+    new_key,
     new_savepoint_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
-    from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint
+    from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 
 
 log = logging.getLogger(__name__)

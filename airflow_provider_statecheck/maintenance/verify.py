@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
@@ -29,10 +29,10 @@ from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotManifest,
     read_manifest,
+    read_pages,
     verify_files,
     verify_footers,
 )
-from airflow_provider_statecheck.storage.snapshot_pages import read_pages
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

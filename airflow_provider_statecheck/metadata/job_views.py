@@ -1,37 +1,71 @@
-"""Consistent views of a job and of its newest checkpoints, and the versions of its rows."""
+"""
+Consistent views of a job, and the queries and the figures of the list of jobs.
+
+A page of the list takes three statements: the jobs with their figures, their Dags, and the numbers of jobs by status. The first one looks
+at the operators and checkpoints of the jobs on the page only.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, cast
 
-from sqlalchemy import Select
+from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, not_, or_, select
 from sqlalchemy.engine import Connection, Engine
 
 from airflow_provider_statecheck.checkpoint.clock import time_of_job
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, RowsVersion
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_list import (
+    Failure,
+    JobFigures,
+    JobList,
+    JobOverview,
+    JobSort,
+    JobsPage,
+    ListedStatus,
+    ascii_lower,
+    counts_as_newest,
+    dag_of,
+    failure_of_attempt,
+    failure_of_checkpoint,
+    rank_of,
+    status_of,
+)
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    JobRecord,
+    OperatorRecord,
+    RowsVersion,
+)
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.column_types import UtcDateTime
+from airflow_provider_statecheck.metadata.statements import is_own
 from airflow_provider_statecheck.metadata.tables import (
     ACTIONS,
     ATTEMPTS,
     CHECKPOINTS,
+    JOB_DAGS,
+    JOB_FIGURES,
     JOBS,
     OPERATORS,
     REQUESTS,
     STATISTICS,
     Record,
     RecordTable,
+    UtcDateTime,
     keys,
     split,
 )
+from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork
 
 log = logging.getLogger(__name__)
 
@@ -141,3 +175,295 @@ def latest_of(connection: Connection, job_id: JobId) -> LatestCheckpoints | None
 
 def _checkpoints_in(rows: Iterable[Sequence[Any]]) -> Iterator[CheckpointRecord]:
     return (CHECKPOINTS.read(values) for *_, values in rows if values[0] is not None)
+
+
+_job, _dag, _operator, _attempt = JOBS.c, JOB_DAGS.c, OPERATORS.c, ATTEMPTS.c
+
+_VALUES: dict[JobSort, ColumnElement[Any]] = {
+    JobSort.NAME: _job.name,
+    JobSort.COMPLETED_AT: _job.completed_at,
+    JobSort.SIZE: _job.full_size_bytes,
+    JobSort.STATUS: case({status.value: rank_of(status) for status in ListedStatus}, value=_job.status),
+    JobSort.FAILED_AT: _job.failed_at,
+}
+_SHOWN = (_job.job_id, _job.name, _job.seen_at, *JOB_FIGURES.columns)
+
+
+def job_list(connection: Connection, page: JobsPage) -> JobList:
+    """Return a page of the list of jobs."""
+    rows = connection.execute(_page_query(page)).all()
+    shown = rows[: page.limit]
+    dags = _dags_of(connection, [row.job_id for row in shown])
+    following = page.following(shown[-1].sort_value, shown[-1].name) if len(rows) > page.limit else None
+    return JobList(
+        jobs=tuple(_overview(row, dags[row.job_id]) for row in shown),
+        counts=dict(connection.execute(_count_query(page)).all()),
+        following=following,
+    )
+
+
+def _page_query(page: JobsPage) -> Select[Any]:
+    conditions = _conditions(page)
+    if page.status is not None:
+        conditions.append(_job.status == page.status)
+    value = _VALUES[page.sort]
+    order = (value.is_(None), value.desc() if page.descending else value, _job.name)
+    # One more row shows whether there is another page.
+    jobs = select(*_SHOWN, value.label("sort_value")).where(*conditions, *_after(page)).order_by(*order)
+    return _with_details(jobs.limit(page.limit + 1), page)
+
+
+def _with_details(jobs: Select[Any], page: JobsPage) -> Select[Any]:
+    job = jobs.subquery()
+    order = (job.c.sort_value.is_(None), job.c.sort_value.desc() if page.descending else job.c.sort_value, job.c.name)
+    count = select(func.count()).where(_operator.job_id == job.c.job_id, _has_attempts()).scalar_subquery()
+    return select(
+        *job.c,
+        count.label("operators"),
+        _is_of_unknown_dag(job.c).label("is_of_unknown_dag"),
+        _earlier_size(job.c).label("earlier_size_bytes"),
+    ).order_by(*order)
+
+
+def _earlier_size(job: Any) -> ColumnElement[Any]:
+    newest, earlier = CHECKPOINTS.table.alias("newest"), CHECKPOINTS.table.alias("earlier")
+    is_earlier = or_(
+        earlier.c.completed_at < newest.c.completed_at,
+        and_(earlier.c.completed_at == newest.c.completed_at, earlier.c.checkpoint_id < newest.c.checkpoint_id),
+    )
+    is_of_operator = and_(
+        earlier.c.job_id == newest.c.job_id,
+        earlier.c.operator_id == newest.c.operator_id,
+        earlier.c.generation == newest.c.generation,
+        # Implied by the next condition, but a range of the index.
+        earlier.c.completed_at <= newest.c.completed_at,
+    )
+    query = select(earlier.c.full_size_bytes).join_from(newest, earlier, and_(is_of_operator, is_earlier))
+    query = query.where(newest.c.job_id == job.job_id, newest.c.checkpoint_id == job.checkpoint_id, is_own(earlier.c))
+    order = (earlier.c.completed_at.desc(), earlier.c.checkpoint_id.desc())
+    return query.order_by(*order).limit(1).scalar_subquery()
+
+
+def _conditions(page: JobsPage) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [_job.status.is_not(None)]
+    if not page.with_test_jobs:
+        # LIKE ignores the case of letters on SQLite.
+        conditions.append(func.substr(_job.name, 1, len(TEST_NAMESPACE)) != TEST_NAMESPACE)
+    if page.name is not None:
+        conditions.append(func.lower(_job.name).contains(ascii_lower(page.name), autoescape=True))
+    if page.dag_id is not None:
+        conditions.append(exists().where(_dag.job_id == _job.job_id, _dag.dag_id == page.dag_id))
+    if page.readable_dag_ids is not None:
+        is_hidden = exists().where(_dag.job_id == _job.job_id, _dag.dag_id.not_in(page.readable_dag_ids))
+        conditions += (not_(is_hidden), not_(_is_of_unknown_dag(_job)))
+    return conditions
+
+
+def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
+    """Return the condition of ``job_list.is_of_unknown_dag`` in SQL."""
+    other = JOB_DAGS.alias("of_operator").c
+    is_owned = exists().where(other.job_id == _operator.job_id, other.operator_id == _operator.operator_id)
+    is_stage = _operator.operator_id != ALIGNED_OPERATOR_ID
+    has_unowned_operator = exists().where(_operator.job_id == job.job_id, is_stage, _has_attempts(), not_(is_owned))
+    prefix = func.substr(job.name, 1, func.length(_dag.dag_id) + 1)
+    is_named_after_one = exists().where(_dag.job_id == job.job_id, prefix == _dag.dag_id + "/")
+    has_dag = exists().where(_dag.job_id == job.job_id)
+    return or_(not_(has_dag), and_(has_unowned_operator, not_(is_named_after_one)))
+
+
+def _has_attempts() -> ColumnElement[bool]:
+    # A removed job leaves the counters of its operators.
+    return exists().where(_attempt.job_id == _operator.job_id, _attempt.operator_id == _operator.operator_id)
+
+
+def _after(page: JobsPage) -> list[ColumnElement[bool]]:
+    if page.position is None:
+        return []
+    (last, name), value = page.position, _VALUES[page.sort]
+    if last is None:
+        return [value.is_(None), _job.name > name]
+    is_beyond = value < last if page.descending else value > last
+    return [or_(is_beyond, and_(value == last, _job.name > name), value.is_(None))]
+
+
+def _count_query(page: JobsPage) -> Select[Any]:
+    return select(_job.status, func.count()).where(*_conditions(page)).group_by(_job.status)
+
+
+def _dags_of(connection: Connection, job_ids: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for job_id, dag_id in connection.execute(
+        select(_dag.job_id, _dag.dag_id).where(_dag.job_id.in_(job_ids)).distinct()
+    ):
+        found[job_id].append(dag_id)
+    return found
+
+
+def _overview(row: Row[Any], dag_ids: list[str]) -> JobOverview:
+    values = {name: value for name, value in row._mapping.items() if name != "sort_value"}
+    return JobOverview(**values, dag_ids=tuple(sorted(dag_ids)))
+
+
+class FiguresOfTransition:
+    """
+    Figures of a job during a transition.
+
+    The changes of a checkpoint or of a registration determine the new figures. After other changes, such as the end of an
+    attempt or the rewind of a job, the figures that may have changed are read from the rows again.
+
+    :param rows: Rows of the job in the transition.
+    :param figures: Figures before the transition.
+    """
+
+    def __init__(self, rows: UnitOfWork, figures: JobFigures) -> None:
+        self._rows = rows
+        self._written = self._figures = figures
+        self._running: set[tuple[OperatorId, int]] = set()
+        self._has_other_status = False
+        self._has_other_checkpoint = False
+        self._has_other_failure = False
+
+    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord, *, is_first: bool) -> None:
+        """
+        Take note of a saved attempt.
+
+        :param is_first: Whether it is the first attempt of its operator.
+        """
+        is_of_stage = record.operator_id != ALIGNED_OPERATOR_ID
+        if record.status is AttemptStatus.RUNNING and is_of_stage:
+            self._running.add((record.operator_id, record.epoch))
+        else:
+            self._running.discard((record.operator_id, record.epoch))
+        if known is None or known.status is not record.status:
+            self._has_other_status = True
+            self._add_failure_of(record)
+        if is_first and is_of_stage:
+            # The failures of a coordinator of several operators count only in a job without stages.
+            self._has_other_failure |= self._figures.failed_at is not None
+
+    def operator_saved(self, known: OperatorRecord | None, record: OperatorRecord) -> None:
+        """Take note of a saved operator."""
+        if known is None or known.generation != record.generation:
+            self._has_other_checkpoint |= self._figures.checkpoint_id is not None
+
+    def checkpoint_saved(
+        self,
+        known: CheckpointRecord | None,
+        record: CheckpointRecord,
+        operator_of: Callable[[OperatorId], OperatorRecord | None],
+    ) -> None:
+        """
+        Take note of a saved checkpoint.
+
+        :param operator_of: Returns an operator of the job.
+        """
+        counts = counts_as_newest(record)
+        if counts and (known is None or not counts_as_newest(known)):
+            operator = operator_of(record.operator_id)
+            if operator is not None and operator.generation == record.generation and self._is_newest(record):
+                self._set_checkpoint(record.checkpoint_id, record.completed_at, record.full_size_bytes)
+        elif record.checkpoint_id == self._figures.checkpoint_id and not counts:
+            self._has_other_checkpoint = True
+        if known is None or known.status is not record.status:
+            self._add_failure(failure_of_checkpoint(record))
+
+    def attempts_removed(self) -> None:
+        """Take note that ended attempts were removed."""
+        self._has_other_status = True
+        self._has_other_failure |= self._figures.failed_at is not None
+
+    def checkpoints_removed(self) -> None:
+        """Take note that ended checkpoints were removed."""
+        self._has_other_failure |= self._figures.failed_at is not None
+
+    def times_changed(self) -> None:
+        """Take note that times in the rows were corrected."""
+        self._has_other_checkpoint = self._has_other_failure = True
+
+    def job_removed(self) -> None:
+        """Take note that all rows of the job were removed."""
+        self._figures = JobFigures()
+        self._has_other_status = self._has_other_checkpoint = self._has_other_failure = False
+
+    def changes(self) -> dict[str, Any]:
+        """Return the columns of the job's row to change, at the end of the transition."""
+        if self._has_other_status:
+            self._read_status()
+        if self._has_other_checkpoint:
+            self._read_newest_checkpoint()
+        if self._has_other_failure:
+            self._figures = replace(self._figures, failed_at=None, failure=None)
+            for failure in self._read_failures():
+                self._add_failure(failure)
+        return JOB_FIGURES.changes(self._written, self._figures)
+
+    def _is_newest(self, record: CheckpointRecord) -> bool:
+        known = self._figures
+        if record.completed_at is None or known.completed_at is None or known.checkpoint_id is None:
+            return True
+        return (record.completed_at, record.checkpoint_id) > (known.completed_at, known.checkpoint_id)
+
+    def _read_newest_checkpoint(self) -> None:
+        row = self._rows.execute(statements.NEWEST_CHECKPOINT_OF_JOB).one_or_none()
+        self._set_checkpoint(*((None, None, None) if row is None else row))
+
+    def _set_checkpoint(self, checkpoint_id: int | None, completed_at: datetime | None, size: int | None) -> None:
+        self._figures = replace(
+            self._figures, checkpoint_id=checkpoint_id, completed_at=completed_at, full_size_bytes=size
+        )
+
+    def _add_failure_of(self, attempt: AttemptRecord) -> None:
+        failure = failure_of_attempt(attempt)
+        if attempt.operator_id == ALIGNED_OPERATOR_ID:
+            self._has_other_failure |= failure is not None
+        else:
+            self._add_failure(failure)
+
+    def _add_failure(self, failure: Failure | None) -> None:
+        known = self._figures
+        if failure is not None and (known.failed_at is None or failure > (known.failed_at, known.failure or "")):
+            self._figures = replace(known, failed_at=failure[0], failure=failure[1])
+
+    def _read_status(self) -> None:
+        if self._running:
+            newest = [AttemptStatus.RUNNING]
+        else:
+            attempts = self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)
+            of_stages = [a for a in attempts if a.operator_id != ALIGNED_OPERATOR_ID]
+            newest = [attempt.status for attempt in of_stages or attempts]
+        has_attempts = newest or self._rows.execute(statements.HAS_ATTEMPTS).scalar()
+        self._figures = replace(self._figures, status=status_of(newest) if has_attempts else None)
+
+    def _read_failures(self) -> list[Failure | None]:
+        return [
+            *map(failure_of_attempt, self._rows.read(ATTEMPTS, statements.LAST_FAILED_ATTEMPTS)),
+            *map(failure_of_checkpoint, self._rows.read(CHECKPOINTS, statements.LAST_FAILED_CHECKPOINTS)),
+        ]
+
+
+class DagsOfTransition:
+    """
+    Dags with attempts of the operators of a job, kept up to date during a transition.
+
+    :param rows: Rows of the job in the transition.
+    """
+
+    def __init__(self, rows: UnitOfWork) -> None:
+        self._rows = rows
+
+    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord) -> None:
+        """
+        Add the Dag of a saved attempt.
+
+        :param known: Another state of the attempt, or an earlier attempt of the operator, whose Dag is known.
+        """
+        dag_id = dag_of(record.owner)
+        if dag_id is None or (known is not None and dag_of(known.owner) == dag_id):
+            return
+        self._rows.execute(statements.ADD_DAG, operator_id=record.operator_id, dag_id=dag_id)
+
+    def attempts_removed(self, operator_id: OperatorId) -> None:
+        """Remove the Dags of an operator that have no attempt any more."""
+        owners = self._rows.execute(statements.OWNERS_OF_OPERATOR, operator_id=operator_id).scalars()
+        kept = {dag_id for owner in owners if (dag_id := dag_of(owner)) is not None}
+        self._rows.execute(statements.remove_other_dags(operator_id, kept))

@@ -47,10 +47,15 @@ from airflow_provider_statecheck.checkpoint.store import (
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.database import commit, committing, executing
-from airflow_provider_statecheck.metadata.job_figures import DagsOfTransition, FiguresOfTransition
-from airflow_provider_statecheck.metadata.job_pages import job_list
-from airflow_provider_statecheck.metadata.job_views import JobVersions, latest_of, version_of, view_of
+from airflow_provider_statecheck.metadata.job_views import (
+    DagsOfTransition,
+    FiguresOfTransition,
+    JobVersions,
+    job_list,
+    latest_of,
+    version_of,
+    view_of,
+)
 from airflow_provider_statecheck.metadata.tables import (
     ACKNOWLEDGEMENTS,
     ACTIONS,
@@ -69,7 +74,7 @@ from airflow_provider_statecheck.metadata.tables import (
     keys,
     split,
 )
-from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write
+from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write, commit, committing, executing
 
 log = logging.getLogger(__name__)
 

@@ -1,20 +1,21 @@
 """
-Tables ``statecheck_*`` of the coordinator, derived from the records that are their rows.
+Tables ``statecheck_*``, derived from the records that are their rows.
 
 A table has a column for each field of its records, with the name of the field and a type and nullability that follow from
-its annotation. They have a separate ``MetaData`` and no foreign keys to tables of Airflow. Such a key would block
+its annotation. The tables have a separate ``MetaData`` and no foreign keys to tables of Airflow. Such a key would block
 ``airflow db reset``, and would delete the checkpoints of a Dag run together with the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from datetime import datetime
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from itertools import accumulate
 from types import NoneType
-from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     JSON,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
+    DateTime,
     Float,
     Index,
     Integer,
@@ -36,13 +38,23 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
+from typing_extensions import override
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import JobFigures
-from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    CheckpointType,
+    ClaimRecord,
+    SavepointFormat,
+)
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
+    AttemptOwner,
     AttemptRecord,
     CheckpointRecord,
     JobRecord,
@@ -50,8 +62,169 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.metadata.column_types import EnumText, JsonOf, UtcDateTime
-from airflow_provider_statecheck.metadata.token_records import TokenRecord
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The task instance that a token was issued to."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    @property
+    def coordinates(self) -> tuple[tuple[str, str], ...]:
+        """Return the task instance as pairs, as in the owner of an attempt."""
+        return tuple((name, str(value)) for name, value in asdict(self).items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCaller:
+    """The user that a read token was issued to."""
+
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """A token."""
+
+    token_hash: str
+    caller: Caller | UserCaller
+    created_at: datetime
+    expires_at: datetime
+    job_id: JobId | None = None
+    """The only job that the token can access, or ``None`` before the registration."""
+    operator_id: OperatorId | None = None
+    epoch: int | None = None
+    attempt_key: str | None = None
+    """The key of the registration that the token is reserved for."""
+    is_read_only: bool = False
+
+    @property
+    def attempt(self) -> AttemptRef | None:
+        """Return the attempt that the token is bound to."""
+        if self.job_id is None or self.operator_id is None or self.epoch is None:
+            return None
+        return AttemptRef(job_id=self.job_id, operator_id=self.operator_id, epoch=self.epoch)
+
+    @property
+    def task(self) -> Caller:
+        """
+        Return the task instance that the token was issued to.
+
+        :raises AccessDeniedError: if it was issued to a user.
+        """
+        if isinstance(self.caller, Caller):
+            return self.caller
+        raise AccessDeniedError(
+            "Expected the token of a task, found one of a user, which only reads one job; call this from a task."
+        )
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC time. SQLite stores no time zone, so it is added on reading."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Convert an aware time to UTC."""
+        return None if value is None else value.astimezone(UTC)
+
+    @override
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return an aware UTC time."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class EnumText(TypeDecorator[Any]):
+    """
+    A member of an enum, stored as its text.
+
+    :param members: The enum.
+    :param length: Maximum length of the texts.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, members: type[StrEnum], length: int) -> None:
+        super().__init__(length)
+        self.members = members
+
+    @override
+    def process_bind_param(self, value: StrEnum | None, dialect: Dialect) -> str | None:
+        """Return the text of a member."""
+        return None if value is None else value.value
+
+    @override
+    def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:
+        """Return the member with a text."""
+        return None if value is None else self.members(value)
+
+
+class JsonOf(TypeDecorator[Any]):
+    """
+    A value that is stored as JSON.
+
+    :param kind: Type of the value.
+    """
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self._read = _READERS.get(kind) or partial(decode, kind)
+
+    @override
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Return the JSON of a value."""
+        return encode(value)
+
+    @override
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Return the value of the JSON."""
+        return None if value is None else self._read(value)
+
+
+def _owner_of(values: dict[str, Any]) -> AttemptOwner:
+    pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
+    return AttemptOwner(**values | {"airflow": pairs})
+
+
+def _properties_of(values: dict[str, Any]) -> CheckpointProperties:
+    written = values["savepoint_format"]
+    typed = {
+        "snapshot_type": CheckpointType(values["snapshot_type"]),
+        "savepoint_format": None if written is None else SavepointFormat(written),
+    }
+    return CheckpointProperties(**values | typed)
+
+
+def _caller_of(values: dict[str, Any]) -> Caller | UserCaller:
+    return UserCaller(**values) if "user" in values else Caller(**values)
+
+
+_READERS: dict[Any, Any] = {
+    AttemptOwner: _owner_of,
+    CheckpointProperties: _properties_of,
+    SnapshotSummary: SnapshotSummary.of,
+    Caller | UserCaller: _caller_of,
+}
+"""Functions that read what many rows have, in a fraction of the time of ``decode``, and what it cannot tell apart."""
+
 
 Record = TypeVar("Record")
 Key = tuple[object, ...]

@@ -11,9 +11,17 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.metadata.database import committing, executing
-from airflow_provider_statecheck.metadata.tables import ATTEMPTS, OPERATORS, TOKENS, given, keys
-from airflow_provider_statecheck.metadata.token_records import Caller, TokenRecord, UserCaller
+from airflow_provider_statecheck.metadata.tables import (
+    ATTEMPTS,
+    OPERATORS,
+    TOKENS,
+    Caller,
+    TokenRecord,
+    UserCaller,
+    given,
+    keys,
+)
+from airflow_provider_statecheck.metadata.unit_of_work import committing, executing
 
 _token, _operator, _attempt = TOKENS.c, OPERATORS.c, ATTEMPTS.c
 _is_attempt_of_token = and_(*(_attempt[name] == _token[name] for name in ATTEMPTS.key_names))

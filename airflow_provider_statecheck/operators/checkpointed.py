@@ -226,7 +226,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
     :raises InvalidConfigurationError: A setting is out of range, a mapped task has no key, or a fork has no job.
     """
     from airflow_provider_statecheck.configuration import StatecheckSettings
-    from airflow_provider_statecheck.hooks.storage import open_storage
+    from airflow_provider_statecheck.hooks.connection import open_storage
 
     settings = StatecheckSettings.from_airflow(
         checkpoint_dir=task.checkpoint_dir,

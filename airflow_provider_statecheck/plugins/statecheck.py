@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from airflow.sdk.plugins_manager import AirflowPlugin
 
-from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, MOUNT_PATH
+from airflow_provider_statecheck.gateway.verbs import JOB_PAGES, MOUNT_PATH
 
 _TASK = "/dags/{DAG_ID}/runs/{RUN_ID}/tasks/{TASK_ID}?map_index={MAP_INDEX}"
 _VIEWS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
@@ -29,7 +29,7 @@ class StatecheckPlugin(AirflowPlugin):
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Return the app of the API."""
         from airflow_provider_statecheck.api.airflow_app import create_airflow_app
-        from airflow_provider_statecheck.hooks.storage import storage_opener
+        from airflow_provider_statecheck.hooks.connection import storage_opener
 
         # The settings of the storage are read when a checkpoint is opened.
         app = create_airflow_app(lambda pointer: storage_opener()(pointer))

@@ -20,14 +20,14 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     TokenExpiredError,
 )
-from airflow_provider_statecheck.gateway.http_client import (
+from airflow_provider_statecheck.gateway.http import (
     HttpClient,
     content_of,
     headers_for,
     mapping_failures,
     url_of,
 )
-from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES
+from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state
 from airflow_provider_statecheck.queryable.json_values import json_of, key_json

@@ -26,12 +26,13 @@ from zoneinfo import ZoneInfo
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.state.serializers.arrow_serializer import ArrowSerializer
-from airflow_provider_statecheck.state.serializers.collection_serializers import CollectionSerializer, DictSerializer
 from airflow_provider_statecheck.state.serializers.custom_serializer import OpaqueSerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
 from airflow_provider_statecheck.state.serializers.scalar_serializers import (
+    CollectionSerializer,
     DatetimeSerializer,
+    DictSerializer,
     EnumNames,
     UuidSerializer,
 )

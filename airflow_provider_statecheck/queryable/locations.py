@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import (
     DuplicateNameError,
     InvalidConfigurationError,

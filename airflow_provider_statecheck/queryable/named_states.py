@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, map_key_of, operator_id_of, uid_with_key
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,

@@ -1,13 +1,16 @@
-"""Reads of queryable state that each client offers: keys, immutable states, and the names."""
+"""Reads that each client of queryable state offers, the state server, and the local client."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, overload
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.exceptions import (
@@ -16,7 +19,11 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     UnknownKvStateIdError,
 )
-from airflow_provider_statecheck.queryable.immutable_states import immutable_state
+from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.queryable.immutable_states import KeyInGroup, OpenedState, StateCache, immutable_state
+from airflow_provider_statecheck.queryable.locations import KvStateAddress, OpenStorage
+from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, LatestRows
+from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import (
     AsOf,
     PythonKeys,
@@ -25,6 +32,8 @@ from airflow_provider_statecheck.queryable.queries import (
     StateQuery,
     StateReply,
 )
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.queryable.immutable_states import (
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
         ReducingStateDescriptor,
         ValueStateDescriptor,
     )
+
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -251,3 +261,92 @@ class StateReads(ABC):
         :raises StateCheckError: as :meth:`ask`.
         """
         return immutable_state(self.get(job, name, key, **options), descriptor)
+
+
+class KvStateServer:
+    """
+    Reads keys at an address. Of a file, only the blocks of the requested keys are read.
+
+    Safe for threads. Several servers may share a cache.
+
+    :param open_storage: Opens the storage of a checkpoint.
+    :param cache: Opened states and blocks, by default with the default bounds.
+    """
+
+    def __init__(self, open_storage: OpenStorage, cache: StateCache | None = None) -> None:
+        self._open_storage = open_storage
+        self._cache = cache or StateCache()
+
+    def read(
+        self, address: KvStateAddress, keys: Sequence[KeyInGroup], namespace: str = "", user_key: Any = None
+    ) -> list[Any]:
+        """
+        Return the value of each key, :data:`ABSENT` for a key without one. Expiry is decided by the time of the checkpoint.
+
+        Values need no class of the user: a record is a dictionary, an enum member its name, and the value of a custom
+        serializer bytes. A map is a dictionary, and the value of an aggregating state its accumulator.
+
+        :param keys: Keys in normal form with their key groups; the address covers all of these key groups.
+        :param user_key: Key of the map entry to return; ``None`` for all entries.
+        :raises UnknownKvStateIdError: if the files of the checkpoint are gone.
+        :raises InvalidConfigurationError: if there is a user key, but the state is no map.
+        :raises UnsupportedStateError: if the user key does not fit its type, or this release does not support a type.
+        :raises LocationNotAllowedError: if a file is not in an allowed location.
+        :raises CorruptStateError: if a file is corrupt.
+        :raises IncompatibleCheckpointError: if a newer version wrote a file.
+        :raises StorageError: if the storage fails.
+        """
+        try:
+            return self._cache.state_at(address, lambda: self._opened(address)).read(keys, namespace, user_key)
+        except CheckpointNotFoundError as error:
+            raise UnknownKvStateIdError(
+                f"Expected the state files of checkpoint {address.checkpoint_id} at {address.pointer}, found that they are "
+                f"deleted; look the location up again, because a newer checkpoint may have subsumed it.",
+                kv_state_id=address.kv_state_id,
+            ) from error
+
+    def _opened(self, address: KvStateAddress) -> OpenedState:
+        storage = self._open_storage(address.pointer)
+        return OpenedState(address.content, storage, PartBytes(storage, self._cache.files), self._cache.blocks)
+
+
+class LocalStateClient(StateReads):
+    """
+    Reads of queryable state in this process. Safe for threads.
+
+    A key that was read before is read from memory as long as the job has no newer checkpoint.
+
+    .. code-block:: python
+
+        client = LocalStateClient.open("sqlite:///state.db")
+        total = client.get("sales", "totals", "user-7").value
+
+    :param rows: Rows of jobs: a gateway to the coordinator, such as ``StatecheckHook().get_conn()``.
+    :param open_storage: Opens the storage of a checkpoint by its pointer.
+    :param cache: Indexes and blocks in memory, by default with the default bounds.
+    """
+
+    def __init__(self, rows: LatestRows, open_storage: OpenStorage, cache: StateCache | None = None) -> None:
+        oracle_of = partial(CheckpointLocationOracle, rows=rows, open_storage=open_storage)
+        self._proxy = StateProxy(KvStateServer(open_storage, cache), oracle_of)
+
+    @classmethod
+    def open(cls, metadata: str, storage_options: Mapping[str, Any] | None = None) -> Self:
+        """
+        Return a client of the jobs in a database of the coordinator.
+
+        :param metadata: SQLAlchemy URL, such as ``sqlite:///state.db``.
+        :param storage_options: Options of the filesystem of the checkpoints.
+        """
+        options = dict(storage_options or {})
+        return cls(open_gateway(metadata), lambda pointer: CheckpointStorage.open(pointer, **options))
+
+    @override
+    def ask(self, query: StateQuery) -> StateReply:
+        """Return the reply to a query; raises as ``StateReads.ask``."""
+        return self._proxy.get(query)
+
+    @override
+    def names(self, job: str, **checkpoint: Unpack[CheckpointChoice]) -> tuple[QueryableName, ...]:
+        """Return the queryable states of a job; raises as ``StateReads.names``."""
+        return self._proxy.names(given_job_id(job), AsOf(**checkpoint))

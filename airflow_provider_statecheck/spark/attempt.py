@@ -21,8 +21,7 @@ from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.layout import job_uri
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -50,9 +49,13 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.gateway.retrying import registering
-from airflow_provider_statecheck.spark.checkpoint_files import INLINE_STATE_BYTES, CheckpointContent, CheckpointFiles
+from airflow_provider_statecheck.spark.checkpoint_files import (
+    INLINE_STATE_BYTES,
+    CheckpointContent,
+    CheckpointFiles,
+    StageSavepoints,
+)
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
-from airflow_provider_statecheck.spark.savepoints import StageSavepoints
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

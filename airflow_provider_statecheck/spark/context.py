@@ -24,8 +24,7 @@ from airflow_provider_statecheck.spark.costs.pacing import Rhythm, pace_of, requ
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
-from airflow_provider_statecheck.spark.parts.part_inputs import part_input
-from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork
+from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork, part_input
 from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.scope import ScopedNames, keyed
 from airflow_provider_statecheck.spark.steps import (
@@ -35,7 +34,7 @@ from airflow_provider_statecheck.spark.steps import (
     StepReport as StepReport,
     built,
 )
-from airflow_provider_statecheck.state.loop_progress import StepKey, describe
+from airflow_provider_statecheck.state.progress import StepKey, describe
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -491,8 +490,7 @@ def _begin(handover: Handover, spark: SparkSession | None) -> tuple[SparkSession
 
 
 def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
-    from airflow_provider_statecheck.gateway.http import HttpGateway
-    from airflow_provider_statecheck.gateway.http_client import GivenToken, HttpClient
+    from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
     from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, retrying
     from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.driver.readiness import require_reachable

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
-from airflow_provider_statecheck.state.loop_progress import Scope, StepKey, describe
+from airflow_provider_statecheck.state.progress import Scope, StepKey, describe
 
 Item = TypeVar("Item")
 

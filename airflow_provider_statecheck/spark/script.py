@@ -18,9 +18,9 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import INLINE_STATE_BYTES
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
-from airflow_provider_statecheck.storage.allowed_locations import parse_locations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
+from airflow_provider_statecheck.storage.uris import parse_locations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

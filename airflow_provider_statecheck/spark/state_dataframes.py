@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, shuffled
@@ -24,16 +23,18 @@ from airflow_provider_statecheck.state.reading.columns import key_column_names
 from airflow_provider_statecheck.state.reading.snapshot_reader import find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, milliseconds, registered
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.serializers.portable_types import portable_type
+from airflow_provider_statecheck.state.serializers.nested_columns import portable_type
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles
 from airflow_provider_statecheck.state.writing.new_rows import NewRows
-from airflow_provider_statecheck.state.writing.savepoint_edit import SavepointEdit, StateTarget, write_subtask
 from airflow_provider_statecheck.state.writing.write_savepoint import (
     GivenState,
+    SavepointEdit,
+    StateTarget,
     audit_of,
     load_base,
     open_edit,
     target_of,
+    write_subtask,
 )
 from airflow_provider_statecheck.storage.snapshot_manifest import read_verified_manifest
 from airflow_provider_statecheck.storage.state_json import decode_keyed, encode_keyed

@@ -14,16 +14,28 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.free_space import full_disk_named, require_room, shortage_of
 from airflow_provider_statecheck.spark.costs.pacing import Pace
-from airflow_provider_statecheck.spark.costs.stage_costs import AutoFacts, StageCosts, WriteTimes
-from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
+from airflow_provider_statecheck.spark.costs.stage_costs import (
+    AutoFacts,
+    StageCosts,
+    WriteTimes,
+    full_disk_named,
+    require_room,
+    shortage_of,
+)
+from airflow_provider_statecheck.spark.fingerprints.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
-from airflow_provider_statecheck.spark.status_log import readable_seconds
-from airflow_provider_statecheck.spark.step_figures import StepFigures, figures_or_none
-from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, Scope, StepKey, describe
-from airflow_provider_statecheck.state.part_progress import BadPart, PartProgress
+from airflow_provider_statecheck.spark.status_log import StepFigures, figures_or_none, readable_seconds
+from airflow_provider_statecheck.state.progress import (
+    BadPart,
+    Iterations,
+    LoopProgress,
+    PartProgress,
+    Scope,
+    StepKey,
+    describe,
+)
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 

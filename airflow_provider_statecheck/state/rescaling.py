@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
-from airflow_provider_statecheck.checkpoint.states.key_groups import require_parallelism
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
-from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint, write_copies
+from airflow_provider_statecheck.storage.pointers import WrittenSavepoint, write_copies
 
 
 def rescale_max_parallelism(

@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Set as AbstractSet
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
-from airflow_provider_statecheck.checkpoint.layout import (
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
     METADATA_FILE,
+    JobId,
     checkpoint_id_of,
     epoch_of,
     is_in_job,

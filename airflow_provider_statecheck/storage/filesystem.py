@@ -23,10 +23,19 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage import file_operations
-from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
-from airflow_provider_statecheck.storage.schemes import conceal, harmless, open_filesystem, serves
-from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, require_deletable, scheme_of
+from airflow_provider_statecheck.storage.uris import (
+    LOCAL_SCHEMES,
+    AllowedLocations,
+    conceal,
+    harmless,
+    normalise_base,
+    open_filesystem,
+    redact,
+    require_deletable,
+    scheme_of,
+    serves,
+)
 
 Result = TypeVar("Result")
 

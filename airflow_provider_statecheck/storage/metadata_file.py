@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (

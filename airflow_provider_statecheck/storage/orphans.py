@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
-from airflow_provider_statecheck.checkpoint.layout import (
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
     METADATA_FILE,
     STATE_DIRECTORY,
+    JobId,
     checkpoint_id_of,
     checkpoint_uri,
     epoch_of,

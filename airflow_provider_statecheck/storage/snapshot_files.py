@@ -14,8 +14,7 @@ from datetime import datetime
 from typing import cast
 
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, SnapshotContent
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, JobId
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE, JobId, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, with_streams
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -28,8 +27,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     encode_metadata,
     write_metadata,
 )
-from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
-from airflow_provider_statecheck.storage.savepoints import StateCopies
+from airflow_provider_statecheck.storage.pointers import ResolvedPointer, StateCopies, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.state_streams import DEFAULT_INLINE_BUDGET, spill_above_budget
 

@@ -29,6 +29,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
+    KeyGroupRange,
+    KeyGroupRangeOffsets,
     KeyGroupsStateHandle,
     MasterState,
     OperatorState,
@@ -38,7 +40,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, KeyGroupRangeOffsets
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 
 Json = dict[str, Any]

@@ -1,21 +1,28 @@
 """
-Rules of URIs: valid directories, deletable paths, display, and relative URIs in metadata.
+URIs: schemes, valid and allowed directories, deletable paths, display, and relative URIs.
 
 URIs are never percent-encoded or decoded, because neither Spark nor fsspec does it. A relative URI remains valid if the
 metadata moves with its directory.
+
+Options of filesystems may contain credentials. Messages are therefore redacted before they reach an error or a log.
+
+A savepoint may come from an untrusted source. Without a limit to allowed locations, its metadata could make the driver open any URI, such as
+a page of the internal network or a local file.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, checkpoint_id_of
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
+from airflow_provider_statecheck.storage.failures import advice
 
 LOCAL_SCHEMES = ("file", "local")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -228,3 +235,248 @@ def _is_plain_path(path: str) -> bool:
 @lru_cache(maxsize=256)
 def _is_plain_directory(path: str) -> bool:
     return _SPECIAL_NAMES.isdisjoint(path.split("/"))
+
+
+_SECRET_WORDS = (
+    "key",
+    "secret",
+    "token",
+    "passw",
+    "pwd",
+    "auth",
+    "credential",
+    "signature",
+    "connection_string",
+    "sas",
+)
+# gcsfs accepts these names of credential sources as a token. As secrets, they would be masked in every log.
+_CREDENTIAL_SOURCES = frozenset({"anon", "cloud", "browser", "cache", "google_default"})
+_SHORTEST_SECRET = 4
+
+
+def secrets_in(options: Any, *, named: bool = False) -> Iterator[str]:
+    """
+    Return the texts of options with secret names, at any depth.
+
+    :param named: Treat all texts as secret, as below an option with a secret name.
+    """
+    if isinstance(options, Mapping):
+        for name, value in options.items():
+            yield from secrets_in(value, named=named or _is_secret_name(str(name)))
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from secrets_in(value, named=named)
+    elif named and isinstance(options, str) and len(options) >= _SHORTEST_SECRET and options not in _CREDENTIAL_SOURCES:
+        yield options
+
+
+def _is_secret_name(name: str) -> bool:
+    plain = name.lower().replace("-", "_")
+    return any(word in plain for word in _SECRET_WORDS)
+
+
+def conceal(text: str, options: Mapping[str, Any]) -> str:
+    """Mask the secrets of the options, and the credentials of URIs, in a message."""
+    # Longest first, because one secret may be part of another.
+    for secret in sorted(secrets_in(options), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return redact(text)
+
+
+def harmless(error: Exception, options: Mapping[str, Any]) -> Exception | None:
+    """Return an error that may be printed as a cause, or ``None`` if its text contains a secret."""
+    return error if conceal(str(error), options) == str(error) else None
+
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
+
+HINTS = {
+    "hdfs": "libhdfs and Java of a Hadoop client, found by HADOOP_HOME, CLASSPATH and ARROW_LIBHDFS_DIR; or use webhdfs://",
+    "webhdfs": "pip install requests",
+}
+"""Requirements of schemes that no extra installs."""
+
+
+def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
+    """
+    Return the fsspec filesystem of a URI.
+
+    :param options: Options of the filesystem; messages never contain their secrets.
+    :raises InvalidConfigurationError: if the scheme is unknown, its package is not installed, or the options are invalid.
+    :raises StorageError: if the filesystem cannot be reached.
+    """
+    kind = _filesystem_class(scheme_of(uri), uri)
+    try:
+        # A cached listing would hide the files of other writers.
+        return kind(**{**_options_in(kind, uri), **options, "use_listings_cache": False})
+    except ImportError as error:
+        raise _not_installed(uri, error) from error
+    except (TypeError, ValueError) as error:
+        raise InvalidConfigurationError(
+            f"The filesystem of {redact(uri)!r} rejects its options: {conceal(str(error), options)}"
+        ) from harmless(error, options)
+    except Exception as error:
+        if str(error).startswith("Unable to load lib"):  # pyarrow, of libhdfs or libjvm
+            raise _not_installed(uri, error) from error
+        reason = conceal(str(error), options).rstrip(".")
+        raise StorageError(
+            f"The filesystem of {redact(uri)!r} cannot be opened: {reason}.{advice(error)}"
+        ) from harmless(error, options)
+
+
+def serves(filesystem: Any, base_uri: str, uri: str) -> bool:
+    """Check that a URI belongs to the filesystem of a checkpoint directory."""
+    kind = type(filesystem)
+    names = (kind.protocol,) if isinstance(kind.protocol, str) else kind.protocol
+    return scheme_of(uri) in names and bool(_options_in(kind, uri) == _options_in(kind, base_uri))
+
+
+def _options_in(kind: Any, uri: str) -> dict[str, Any]:
+    # For example the host of hdfs://host/path or the account of abfs://container@account/path.
+    return dict(kind._get_kwargs_from_urls(uri))
+
+
+def _filesystem_class(scheme: str, uri: str) -> Any:
+    import fsspec
+
+    try:
+        return fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise _not_installed(uri, error) from error
+    except ValueError as error:
+        raise InvalidConfigurationError(
+            f"Expected a scheme of an fsspec filesystem, found {scheme!r} in {redact(uri)!r}; correct the URI."
+        ) from error
+
+
+def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
+    extra = EXTRAS.get(scheme_of(uri))
+    hint = f"pip install 'airflow-provider-statecheck[{extra}]'" if extra else HINTS.get(scheme_of(uri), str(error))
+    return InvalidConfigurationError(
+        f"The filesystem of {redact(uri)!r} needs a package that is not installed: {hint}."
+    )
+
+
+SETTING = "allowed_locations"
+_URI_PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
+
+_CANONICAL_SCHEMES = {"local": "file", "s3a": "s3", "gcs": "gs", "abfss": "abfs"}
+"""Canonical names of scheme aliases."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedLocations:
+    """The locations that a storage may read."""
+
+    places: tuple[AllowedLocation, ...] = ()
+
+    def around(self, *uris: str | None) -> Self:
+        """Return the locations plus those of directories named by the user or the coordinator."""
+        return self._with(AllowedLocation.around(uri) for uri in uris if uri is not None)
+
+    def below(self, *uris: str) -> Self:
+        """Return the locations plus those of the setting."""
+        return self._with(map(AllowedLocation.below, uris))
+
+    def __or__(self, other: Self) -> Self:
+        """Return the union of both."""
+        return self._with(other.places)
+
+    def require(self, uri: str) -> None:
+        """
+        Require that a URI is in an allowed location.
+
+        :raises LocationNotAllowedError: if it is not.
+        """
+        if not any(place.holds(uri) for place in self.places):
+            raise LocationNotAllowedError(
+                f"Expected files of checkpoints and savepoints in {', '.join(map(str, self.places))}, found "
+                f"{redact(uri)!r}, which was not opened. If you trust the checkpoint that references it, add its "
+                f"location to {SETTING}, in the section [statecheck] or as an argument.",
+                uri=redact(uri),
+            )
+
+    def _with(self, places: Iterable[AllowedLocation]) -> Self:
+        new = [place for place in dict.fromkeys(places) if not any(known.covers(place) for known in self.places)]
+        return type(self)((*self.places, *new)) if new else self
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedLocation:
+    """
+    A directory tree that may be read.
+
+    :param scheme: Canonical name of the scheme.
+    :param authority: The bucket, the container with its account, or the host.
+    :param path: The path with a trailing slash.
+    """
+
+    scheme: str
+    authority: str
+    path: str
+
+    @classmethod
+    def below(cls, uri: str) -> AllowedLocation:
+        """
+        Return the location of all files below a URI.
+
+        :raises InvalidConfigurationError: if the URI is not absolute.
+        """
+        found = _URI_PARTS.fullmatch(uri.strip())
+        if found is None or (found[1].lower() in LOCAL_SCHEMES and (found[2] or not found[3])):
+            raise InvalidConfigurationError(
+                f"Expected {SETTING} to be URIs such as s3://bucket or file:///mnt/archive, found {redact(uri)!r}.",
+                key=SETTING,
+            )
+        scheme = found[1].lower()
+        return cls(_CANONICAL_SCHEMES.get(scheme, scheme), found[2], f"{found[3].rstrip('/')}/")
+
+    @classmethod
+    def around(cls, uri: str) -> AllowedLocation:
+        """
+        Return the location that a given directory belongs to.
+
+        On remote storage this is the whole bucket or host. On a local filesystem it is the directory itself; for a
+        checkpoint it is the directory of its job, because checkpoints of a job share files.
+        """
+        location = cls.below(uri.removesuffix(f"/{METADATA_FILE}"))
+        if location.scheme not in LOCAL_SCHEMES:
+            return cls(location.scheme, location.authority, "/")
+        parent, _, name = location.path.rstrip("/").rpartition("/")
+        return location if checkpoint_id_of(name) is None or not parent else cls(location.scheme, "", f"{parent}/")
+
+    def holds(self, uri: str) -> bool:
+        """Return whether a URI is in this location after resolving symbolic links and dots."""
+        try:
+            return self.covers(AllowedLocation.below(uri))
+        except ValueError:
+            return False
+
+    def covers(self, other: AllowedLocation) -> bool:
+        """Return whether another location is inside this one."""
+        if (self.scheme, self.authority) != (other.scheme, other.authority):
+            return False
+        if self.scheme in LOCAL_SCHEMES:
+            return _resolved(other.path).startswith(_resolved(self.path))
+        return other.path.startswith(self.path) and not {".", ".."} & set(other.path.split("/"))
+
+    def __str__(self) -> str:
+        """Return the location as a redacted URI."""
+        return redact(f"{self.scheme}://{self.authority}{self.path}".removesuffix("/") or self.path)
+
+
+def parse_locations(value: Any) -> tuple[str, ...]:
+    """
+    Parse a list of URIs or a comma-separated text.
+
+    :raises InvalidConfigurationError: if a URI is not absolute.
+    """
+    texts = value.split(",") if isinstance(value, str) else list(value)
+    uris = tuple(str(each).strip() for each in texts if str(each).strip())
+    for uri in uris:
+        AllowedLocation.below(uri)
+    return uris
+
+
+def _resolved(path: str) -> str:
+    return f"{os.path.realpath(path).rstrip('/')}/"

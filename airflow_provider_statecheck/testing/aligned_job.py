@@ -17,8 +17,14 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus,
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, job_uri
+from airflow_provider_statecheck.checkpoint.ids import (
+    JobId,
+    OperatorId,
+    checkpoint_uri,
+    job_id_of,
+    job_uri,
+    operator_id_of,
+)
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
@@ -35,8 +41,7 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS, new_coordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_base
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import make_leadership
+from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership
 
 JOB_NAME = "sales"
 JOB = job_id_of(JOB_NAME)

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.testing.keyed_harness import KEY_GROUPS, OPERATOR, Concatenate, KeyedHarness
+from airflow_provider_statecheck.testing.function_harness import KEY_GROUPS, OPERATOR, Concatenate, KeyedHarness
 
 KEYS = [f"key {number}" for number in range(40)]
 

@@ -11,8 +11,11 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
-from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, StreamStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    KeyGroupRange,
+    StreamStateHandle,
+)
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
     SnapshotCancelledError,
@@ -22,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream
-from airflow_provider_statecheck.testing.keyed_harness import (
+from airflow_provider_statecheck.testing.function_harness import (
     KEY_GROUPS,
     NOTHING,
     KeyedHarness,

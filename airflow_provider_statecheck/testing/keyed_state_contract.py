@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -18,7 +18,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keyed.map_state import MapState
-from airflow_provider_statecheck.testing.keyed_harness import (
+from airflow_provider_statecheck.testing.function_harness import (
     KEY_GROUPS,
     NOTHING,
     Concatenate,

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.state.descriptors import (
     UpdateType,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.testing.keyed_harness import Concatenate, KeyedHarness
+from airflow_provider_statecheck.testing.function_harness import Concatenate, KeyedHarness
 
 LIFE = timedelta(milliseconds=100)
 TTL = StateTtlConfig(LIFE)

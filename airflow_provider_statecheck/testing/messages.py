@@ -1,7 +1,8 @@
-"""Factories of the messages of a stage, with default values."""
+"""Factories of the messages of a stage, and a clock with a manually set time."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
@@ -78,3 +79,22 @@ def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptR
     """Trigger and acknowledge one checkpoint."""
     pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
     return gateway.acknowledge(make_acknowledgement(attempt, pending, **changes))
+
+
+class ManualClock:
+    """
+    Clock that changes only when a test advances it.
+
+    :param start: The initial time, by default 2026-01-01 in UTC.
+    """
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._now = start or datetime(2026, 1, 1, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        """Return the current time of the clock."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward, or back with a negative number of seconds."""
+        self._now += timedelta(seconds=seconds)

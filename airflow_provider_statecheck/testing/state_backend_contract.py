@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.keyed_harness import KeyedHarness
+from airflow_provider_statecheck.testing.function_harness import KeyedHarness
 from airflow_provider_statecheck.testing.keyed_ownership_contract import (
     KeyedBatchContract,
     KeyedOwnershipContract,

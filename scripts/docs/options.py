@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.config import STORAGE_OPTIONS, Check
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.configuration import FLINK_COUNTERPARTS, SECTION
 from airflow_provider_statecheck.get_provider_info import get_provider_info
-from airflow_provider_statecheck.state.arrow.settings import PREFIX, ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.layout import PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.storage.views.loading import DEFAULT_STORAGE
 from scripts.docs.tables import code, table
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from typing_extensions import override
 
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from tests.airflow.examples import ROOT, Examples

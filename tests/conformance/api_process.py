@@ -31,7 +31,7 @@ from airflow_provider_statecheck.api.app import create_server_app
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.state_server import load_libraries
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 KILL_FOLDER = "killed"

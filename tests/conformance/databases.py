@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 
 
 class OnSqlite:

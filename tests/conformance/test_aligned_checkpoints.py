@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
@@ -31,11 +31,10 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Che
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.gateway.retrying import retrying
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import (
     WRITING_CALLS,
     FaultMode,
@@ -45,6 +44,7 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_storage,
 )
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 

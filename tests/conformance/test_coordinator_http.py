@@ -10,11 +10,10 @@ from sqlalchemy import create_engine, text
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, RegisterAttempt
-from airflow_provider_statecheck.gateway.http import HttpGateway
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.retrying import retrying
-from airflow_provider_statecheck.metadata.database import open_engine
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
 from tests.contracts.coordinator_contract import CoordinatorContract

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.contracts.id_counter_contract import JOB, CheckpointIDCounterContract
@@ -22,7 +22,7 @@ DRAWING = """
 import sys
 from sqlalchemy import create_engine
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore

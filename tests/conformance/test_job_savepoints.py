@@ -10,14 +10,13 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.records import RequestStatus
-from airflow_provider_statecheck.gateway.http import HttpCalls
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
+from airflow_provider_statecheck.maintenance.actions import MAINTENANCE, SAVEPOINTS
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
-from airflow_provider_statecheck.maintenance.verbs import MAINTENANCE, SAVEPOINTS
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, OverHttp
 from tests.unit.written_stage import JOB, WrittenStage

@@ -14,11 +14,10 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.maintenance_contract import AIRFLOW, DAY, TEST, MaintenanceContract
 

@@ -10,14 +10,14 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.queryable.client import QueryableStateClient
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName, StateQuery, StateReply
-from airflow_provider_statecheck.queryable.server import KvStateServer
+from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
 from tests.contracts.queryable_state_contract import QueryableStateContract

@@ -16,9 +16,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Snapsho
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_leadership, make_owner
+from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership, make_owner
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.maintenance_contract import BY_RUN, DAY, KnownRuns, MaintenanceContract, NoTokens
 from tests.job_savepoints import begin_savepoint

@@ -178,7 +178,7 @@ def test_state_that_a_function_asked_for_late_is_found_in_the_files(job: Statefu
 
 
 def test_key_groups_are_read_apart(job: StatefulJob) -> None:
-    from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_ranges
+    from airflow_provider_statecheck.checkpoint.states.handles import key_group_ranges
     from airflow_provider_statecheck.state.reading.state_reader import StateReader
 
     job.open(3)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_ranges
+from airflow_provider_statecheck.checkpoint.states.handles import key_group_ranges
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, key_serializer_of, shuffled
 

@@ -15,10 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck import Stage
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
-from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
-from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
+from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
 from airflow_provider_statecheck.spark.sources.sql_source import SqlSource

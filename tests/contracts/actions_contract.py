@@ -43,7 +43,6 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.action_previews import AffectedCheckpoint
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions, RequestedAction, requested_actions
-from airflow_provider_statecheck.maintenance.fork_points import ForkPoint
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     ForgetRows,
     JobMaintenance,
@@ -51,10 +50,9 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
     UnknownRuns,
     discard_ended,
 )
-from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
+from airflow_provider_statecheck.maintenance.rewind import ForkPoint, JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import complete_checkpoint
+from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of

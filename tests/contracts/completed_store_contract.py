@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner, CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
@@ -43,9 +42,8 @@ from airflow_provider_statecheck.storage.discarding import EffectDiscards, Stora
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed, faulty_rows
-from airflow_provider_statecheck.testing.messages import make_leadership
+from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership
 from tests.contracts.written_checkpoints import (
     JOB,
     SAVEPOINT,

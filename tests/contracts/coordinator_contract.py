@@ -32,8 +32,8 @@ from airflow_provider_statecheck.exceptions import (
     NoRestorableCheckpointError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import (
+    ManualClock,
     complete_checkpoint,
     make_acknowledgement,
     make_owner,

@@ -11,8 +11,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear

@@ -13,8 +13,8 @@ from itertools import chain
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
@@ -25,8 +25,12 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_leadership, make_registration
+from airflow_provider_statecheck.testing.messages import (
+    ManualClock,
+    complete_checkpoint,
+    make_leadership,
+    make_registration,
+)
 
 JOB = job_id_of("sales")
 THREADS = 4

@@ -53,8 +53,7 @@ from airflow_provider_statecheck.maintenance.job_restore import (
 )
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement
+from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_acknowledgement
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of

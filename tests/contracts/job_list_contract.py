@@ -41,9 +41,9 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.memory_job_list import overview_of
+from airflow_provider_statecheck.testing.memory_store import overview_of
 from airflow_provider_statecheck.testing.messages import (
+    ManualClock,
     complete_checkpoint,
     make_leadership,
     make_owner,

@@ -17,8 +17,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness, require_running
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, new_savepoint_uri, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
@@ -39,8 +38,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Stal
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, day
 

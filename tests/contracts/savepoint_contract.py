@@ -60,8 +60,8 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import (
+    ManualClock,
     complete_checkpoint,
     make_acknowledgement,
     make_leadership,

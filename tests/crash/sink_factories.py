@@ -30,7 +30,7 @@ def parquet(work: Path, plan: FaultPlan) -> Sink:
 
 def delta(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for a Delta table."""
-    from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
+    from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
     from tests.unit.spark.sinks.delta.test_contract import TestDeltaSink
 
     _count(plan, TestDeltaSink.steps)
@@ -39,7 +39,7 @@ def delta(work: Path, plan: FaultPlan) -> Sink:
 
 def iceberg(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink for an Iceberg table, which must exist."""
-    from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
+    from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
     from tests.unit.spark.sinks.iceberg.tables import properties_in
     from tests.unit.spark.sinks.iceberg.test_contract import TestIcebergSink
 
@@ -49,7 +49,7 @@ def iceberg(work: Path, plan: FaultPlan) -> Sink:
 
 def sql(work: Path, plan: FaultPlan, **settings: Any) -> Sink:
     """Return a sink that adds rows to a table."""
-    from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
+    from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
     from tests.unit.spark.sinks.sql.test_contract import TestSqlSinkOnSqlite
 
     _count(plan, TestSqlSinkOnSqlite.steps)

@@ -13,8 +13,8 @@ from pyiceberg.catalog import load_catalog
 from sqlalchemy import NullPool, create_engine, text
 from typing_extensions import override
 
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
-from airflow_provider_statecheck.spark.sinks.sql.tables import COMMITS, HEADS
+from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
+from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS
 from tests.crash.sink_factories import ICEBERG_TABLE, SQL_TABLE, URL_FILE
 from tests.crash.sink_suite import SinkKills
 from tests.unit.spark.sinks.iceberg.tables import properties_in

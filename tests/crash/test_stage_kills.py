@@ -22,13 +22,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, job_uri
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_id_of, job_uri
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.target_files import staged_epoch
 from airflow_provider_statecheck.spark.stages.executor.operator_run import STATE_NAME, scan_values
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor

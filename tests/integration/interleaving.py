@@ -35,9 +35,8 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, UnknownRuns
-from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_idle
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -46,9 +45,8 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, decode_metadata
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import STORAGE_CALLS
-from airflow_provider_statecheck.testing.messages import make_owner
+from airflow_provider_statecheck.testing.messages import ManualClock, make_owner
 from tests.unit.written_stage import WrittenStage
 
 NAMED, OF_TESTS = "sales", "test/returns"

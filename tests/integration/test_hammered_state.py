@@ -13,7 +13,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import StateReply
-from airflow_provider_statecheck.queryable.server import KvStateServer
+from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.hammered_job import KEYS, HammeredJob, Readers

@@ -20,10 +20,10 @@ from airflow_provider_statecheck.maintenance.job_restore import (
     RestoreJob,
     read_savepoint,
 )
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.integration.test_week_of_runs import FILES, JOB, OUTPUT, Week, date, first_of

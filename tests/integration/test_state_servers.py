@@ -28,12 +28,12 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorUnavailableError,
 )
-from airflow_provider_statecheck.gateway.http_client import HttpClient, headers_for, url_of
-from airflow_provider_statecheck.gateway.protocol import encode_error
+from airflow_provider_statecheck.gateway.http import HttpClient, headers_for, url_of
+from airflow_provider_statecheck.gateway.verbs import encode_error
 from airflow_provider_statecheck.queryable.client import QueryableStateClient
 from airflow_provider_statecheck.queryable.queries import StateQuery
 from airflow_provider_statecheck.storage.failures import RetryPolicy
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.served import ApiProcess, ClaimedTask
 from tests.conformance.test_queryable_state import Client, OverHttp
 from tests.contracts.queried_stage import QueriedStage

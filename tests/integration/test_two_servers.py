@@ -16,13 +16,12 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.gateway.http import HttpGateway
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.api_process import DATABASE_FILE, KILL_FOLDER, KILL_RATE_FILE
 from tests.conformance.databases import own_schema
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock

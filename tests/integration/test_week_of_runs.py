@@ -19,10 +19,10 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import RunSupersededError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageResult, run_stage
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, new_key
-from airflow_provider_statecheck.checkpoint.layout import epoch_name, shared_uri
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, epoch_name, new_key, shared_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints

@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import (
     schema_json_of,
     write_dataframe,
 )
-from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
+from airflow_provider_statecheck.spark.snapshots.executor_io import HadoopFilesystems
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, build_manifest, verify_files
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
+from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.testing.messages import make_owner

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary
-from airflow_provider_statecheck.spark.step_figures import StepFigures
+from airflow_provider_statecheck.spark.status_log import StepFigures
 from tests.spark.tries import Tries
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pyspark.sql import functions as F
 
-from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_ranges
+from airflow_provider_statecheck.checkpoint.states.handles import key_group_ranges
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.key_groups import (
     KEY_GROUP_COLUMN,

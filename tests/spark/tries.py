@@ -11,8 +11,7 @@ from unittest.mock import patch
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.layout import job_uri
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.checkpoint.store import JobView

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from airflow_provider_statecheck.api.pages.operator_rows import OperatorsQuery
 from airflow_provider_statecheck.checkpoint.job_list import JobsPage
-from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, MOUNT_PATH
+from airflow_provider_statecheck.gateway.verbs import JOB_PAGES, MOUNT_PATH
 
 Coordinates = tuple[tuple[str, str], ...]
 """Task instance as in the owner of an attempt; empty for a script."""

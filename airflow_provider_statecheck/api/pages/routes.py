@@ -18,10 +18,15 @@ from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.action_routes import WantedDep, preview_of, require_permitted
+from airflow_provider_statecheck.api.action_routes import (
+    WantedDep,
+    forking_task,
+    may_fork,
+    preview_of,
+    require_permitted,
+)
 from airflow_provider_statecheck.api.airflow_access import JobsDep, UserJobs
 from airflow_provider_statecheck.api.airflow_services import task_state
-from airflow_provider_statecheck.api.forks import forking_task, may_fork
 from airflow_provider_statecheck.api.pages.job_views import ShownJob, rows_of, shown_job
 from airflow_provider_statecheck.api.pages.operator_rows import RETRY_DELAY, OperatorsQuery
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
@@ -34,9 +39,9 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Che
 from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
-from airflow_provider_statecheck.gateway.protocol import JOB_PAGES
-from airflow_provider_statecheck.maintenance.fork_points import fork_point
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.gateway.verbs import JOB_PAGES
+from airflow_provider_statecheck.maintenance.rewind import fork_point
+from airflow_provider_statecheck.metadata.tables import Caller
 
 CHECKPOINTS_ON_PAGE = 50
 LARGEST_SECTIONS = 20

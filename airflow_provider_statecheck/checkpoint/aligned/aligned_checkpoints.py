@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
+from airflow_provider_statecheck.checkpoint.aligned.plan import Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AcknowledgeAligned,
@@ -41,8 +41,14 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_savepoint_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
+    JobId,
+    checkpoint_uri,
+    is_savepoint_of,
+    job_id_of,
+    new_key,
+)
 from airflow_provider_statecheck.checkpoint.messages import (
     HIGHEST_ID,
     LONGEST_CHECKPOINT,

@@ -10,26 +10,32 @@ from random import Random
 from threading import Lock
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
-from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointDeleter, CheckpointsCleaner, StateDiscarder
-from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
+    CheckpointDeleter,
+    CheckpointsCleaner,
+    CompletedCheckpointStore,
+    StateDiscarder,
+)
 from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
-from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
+from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.failure_manager import CheckpointFailureManager
-from airflow_provider_statecheck.checkpoint.aligned.id_counter import CheckpointIDCounter
-from airflow_provider_statecheck.checkpoint.aligned.master_hooks import MasterHooks, MasterTriggerRestoreHook
 from airflow_provider_statecheck.checkpoint.aligned.notifications import (
     AcknowledgeMessage,
     CheckpointNotifier,
     DeclineMessage,
 )
-from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import (
+from airflow_provider_statecheck.checkpoint.aligned.participants import (
+    MasterHooks,
+    MasterTriggerRestoreHook,
     OperatorCoordinatorContext,
     OperatorCoordinatorRestoreMode,
     OperatorCoordinators,
 )
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlanCalculator, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.plan import (
+    CheckpointPlanCalculator,
+    CheckpointRequestDecider,
+    ExecutionTask,
+)
 from airflow_provider_statecheck.checkpoint.aligned.requests import (
     CheckpointFuture,
     CheckpointFutures,
@@ -45,6 +51,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
 )
+from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.triggering import CheckpointTrigger, PeriodicTrigger, failure_of
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
-from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
-from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorRestoreMode
+from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
+from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorRestoreMode
 from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, AdoptSnapshot, RecordRestore
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, contents, merged
 from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered

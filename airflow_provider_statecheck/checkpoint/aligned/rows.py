@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider, Choice
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects, require

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
+from airflow_provider_statecheck.checkpoint.aligned.plan import Choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
@@ -27,8 +27,14 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
 from airflow_provider_statecheck.checkpoint.fencing import require_running
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, OperatorId
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, is_savepoint_directory, is_savepoint_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
+    ALIGNED_UID,
+    OperatorId,
+    checkpoint_uri,
+    is_savepoint_directory,
+    is_savepoint_of,
+)
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, require
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (

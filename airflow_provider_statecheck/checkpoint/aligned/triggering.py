@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from random import Random
 
-from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer, written
-from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
+from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,

@@ -16,16 +16,14 @@ from airflow_provider_statecheck.checkpoint.states.compatibility import MatchedS
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     KeyedStateHandle,
+    KeyGroupRange,
+    KeyGroupRangeOffsets,
     KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
     OperatorSubtaskState,
     StreamStateHandle,
-)
-from airflow_provider_statecheck.checkpoint.states.key_groups import (
-    KeyGroupRange,
-    KeyGroupRangeOffsets,
     key_group_ranges,
 )
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
-from airflow_provider_statecheck.checkpoint.states.key_groups import require_parallelism
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, require_parallelism
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
 
 log = logging.getLogger(__name__)

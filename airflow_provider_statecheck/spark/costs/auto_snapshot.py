@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.spark.costs.stage_costs import AutoFact
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import Stopwatch
 from airflow_provider_statecheck.spark.steps import StageSteps, built
-from airflow_provider_statecheck.state.loop_progress import Scope, StepKey, describe
+from airflow_provider_statecheck.state.progress import Scope, StepKey, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

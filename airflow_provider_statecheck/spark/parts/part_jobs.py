@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.spark.costs.free_space import full_disk_named
+from airflow_provider_statecheck.spark.costs.stage_costs import full_disk_named
 from airflow_provider_statecheck.spark.driver.session import cores_of, is_server_lost
 from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, require_row_wise
@@ -35,8 +35,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator,
 from airflow_provider_statecheck.spark.sources.source import Increment
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built
-from airflow_provider_statecheck.state.loop_progress import StepKey, describe
-from airflow_provider_statecheck.state.part_progress import BadPart, PartedStep
+from airflow_provider_statecheck.state.progress import BadPart, PartedStep, StepKey, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

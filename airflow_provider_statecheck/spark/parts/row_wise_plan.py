@@ -20,18 +20,16 @@ from uuid import uuid4
 from airflow_provider_statecheck.exceptions import UnsupportedPlanError
 from airflow_provider_statecheck.spark.driver.session import is_connect
 from airflow_provider_statecheck.spark.fingerprints.plan_digest import messages
-from airflow_provider_statecheck.spark.parts.plan_expressions import (
+from airflow_provider_statecheck.spark.parts.plan_trees import (
     AS_JOIN,
     AS_SCALAR,
-    ExpressionRules,
-    Refusal,
-    message_refusal,
-)
-from airflow_provider_statecheck.spark.parts.plan_trees import (
     BARRIER,
     SUBQUERY,
     SUBSET,
+    ExpressionRules,
     PlanNode,
+    Refusal,
+    message_refusal,
     reads_cache,
     tree_of_plan,
     tree_of_text,

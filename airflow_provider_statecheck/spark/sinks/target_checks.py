@@ -17,8 +17,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     lineage_of_file,
 )
 from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
-from airflow_provider_statecheck.spark.tables.frames import partition_names
-from airflow_provider_statecheck.spark.tables.schemas import conflicts, schema_changes
+from airflow_provider_statecheck.spark.tables.schemas import conflicts, partition_names, schema_changes
 
 # All lineages of a target have compatible schemas, therefore a sample is enough.
 _MAX_LINEAGES_CHECKED = 16

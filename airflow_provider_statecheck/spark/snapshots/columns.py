@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.schemas import is_trusted_udt
-from airflow_provider_statecheck.state.reading.dataframe_columns import column_name
+from airflow_provider_statecheck.state.reading.columns import column_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

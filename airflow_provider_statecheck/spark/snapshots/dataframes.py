@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY
+from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import (
@@ -36,6 +36,7 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
 from airflow_provider_statecheck.spark.snapshots.executor_io import (
     HANDLES,
     ExecutorFiles,
+    HadoopFilesystems,
     HiddenOptions,
     PartitionWriter,
     SnapshotReader,
@@ -44,19 +45,16 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     read_snapshot,
     write_partition,
 )
-from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
-from airflow_provider_statecheck.spark.tables.frames import union_all
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, parse_schema
-from airflow_provider_statecheck.state.reading.dataframe_columns import column_name
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, parse_schema, union_all
+from airflow_provider_statecheck.state.reading.columns import column_name
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.schemes import EXTRAS, open_filesystem, serves
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
     SnapshotWriter,
     build_manifest,
 )
-from airflow_provider_statecheck.storage.uris import redact, scheme_of
+from airflow_provider_statecheck.storage.uris import EXTRAS, open_filesystem, redact, scheme_of, serves
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

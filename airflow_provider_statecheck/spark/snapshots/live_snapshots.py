@@ -19,11 +19,15 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, last_part
-from airflow_provider_statecheck.state.loop_progress import Scope, StepKey, describe
+from airflow_provider_statecheck.state.progress import Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, NamedSnapshot, SnapshotHandle
-from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotManifest, verify_footer
-from airflow_provider_statecheck.storage.snapshot_pages import read_pages
+from airflow_provider_statecheck.storage.snapshot_manifest import (
+    SnapshotFile,
+    SnapshotManifest,
+    read_pages,
+    verify_footer,
+)
 from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, SnapshotLocation
 

@@ -24,12 +24,18 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.sources.source import Changes
-from airflow_provider_statecheck.spark.tables.frames import partition_values
+from airflow_provider_statecheck.spark.tables.schemas import partition_values
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.file_operations import find
-from airflow_provider_statecheck.storage.schemes import conceal, harmless, open_filesystem
-from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
+from airflow_provider_statecheck.storage.uris import (
+    LOCAL_SCHEMES,
+    conceal,
+    harmless,
+    open_filesystem,
+    redact,
+    scheme_of,
+)
 
 _WILDCARD = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

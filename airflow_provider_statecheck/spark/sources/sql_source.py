@@ -12,8 +12,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.planning import Limits, require_count
-from airflow_provider_statecheck.spark.sources.sql.changed_rows import Watch
-from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SqlReader, next_run
+from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SqlReader, Watch, next_run
 from airflow_provider_statecheck.spark.sources.sql.relation import Columns, Relation, columns_of_table
 from airflow_provider_statecheck.spark.tables.databases import Address, Database, open_database, shown_address
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, to_struct_type

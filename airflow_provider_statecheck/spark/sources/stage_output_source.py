@@ -24,8 +24,12 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ledger_storage
-from airflow_provider_statecheck.spark.sinks.read_committed import CommittedFile, committed_files, logs_of_target
+from airflow_provider_statecheck.spark.sinks.parquet_sink import (
+    CommittedFile,
+    committed_files,
+    ledger_storage,
+    logs_of_target,
+)
 from airflow_provider_statecheck.spark.sinks.sink import decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
@@ -36,9 +40,8 @@ from airflow_provider_statecheck.spark.sources.planning import parse_limits
 from airflow_provider_statecheck.spark.sources.source import OnChange, change_error, compare, some_of
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
-from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import AllowedLocations, redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

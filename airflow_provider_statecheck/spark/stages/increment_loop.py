@@ -30,8 +30,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import Snaps
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, StageStates, driver_state
-from airflow_provider_statecheck.spark.status_log import StageProgress
-from airflow_provider_statecheck.spark.step_figures import figures_or_none
+from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.source_items import SOURCE
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.states.key_groups import MAX_PARALLELISM_BOUND, require_parallelism
+from airflow_provider_statecheck.checkpoint.states.handles import MAX_PARALLELISM_BOUND, require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
 from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, SubtaskContext

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_provider_statecheck.checkpoint.config import AUTO as AUTO
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.functions.lifecycle import require_keyed_process_function
-from airflow_provider_statecheck.state.functions.user_functions import FlatMapFunction, MapFunction
+from airflow_provider_statecheck.state.functions.user_functions import (
+    FlatMapFunction,
+    MapFunction,
+    require_keyed_process_function,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink

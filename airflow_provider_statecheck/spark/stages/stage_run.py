@@ -52,8 +52,7 @@ from airflow_provider_statecheck.spark.stages.stage_state import (
     StageStates,
     restore_functions,
 )
-from airflow_provider_statecheck.spark.status_log import StageProgress
-from airflow_provider_statecheck.spark.step_figures import figures_or_none
+from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 
 if TYPE_CHECKING:
@@ -365,7 +364,7 @@ class StageRun:
         )
 
     def _state_backend(self) -> StateBackend:
-        from airflow_provider_statecheck.state.backends.loading import backend_of_stage
+        from airflow_provider_statecheck.state.backends.state_backend import backend_of_stage
 
         return backend_of_stage(self._stage.state_backend, self._settings.state_config)
 

@@ -21,9 +21,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     OperatorState,
     OperatorSubtaskState,
+    default_max_parallelism,
     with_streams,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import default_max_parallelism
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport

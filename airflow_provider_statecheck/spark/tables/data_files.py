@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.snapshots.executor_io import scratch_directory
-from airflow_provider_statecheck.spark.tables.frames import partition_path
+from airflow_provider_statecheck.spark.tables.schemas import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
 log = logging.getLogger(__name__)

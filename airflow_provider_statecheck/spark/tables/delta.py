@@ -25,11 +25,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.frames import partition_values
+from airflow_provider_statecheck.spark.tables.schemas import partition_values
 from airflow_provider_statecheck.storage.failures import advice
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.schemes import conceal, harmless
-from airflow_provider_statecheck.storage.uris import redact, scheme_of
+from airflow_provider_statecheck.storage.uris import conceal, harmless, redact, scheme_of
 
 Action = Mapping[str, Any]
 _UNSAFE_RENAME = "aws_s3_allow_unsafe_rename"

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.storage.schemes import conceal, harmless
+from airflow_provider_statecheck.storage.uris import conceal, harmless
 
 _ABSOLUTE_LOCATION = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 _DATA_PATH = "write.data.path"

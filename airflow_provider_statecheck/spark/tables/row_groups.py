@@ -17,20 +17,18 @@ from typing_extensions import override
 from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.frames import (
+from airflow_provider_statecheck.spark.tables.schemas import (
     TaskReader,
+    arrow_schema,
+    batches_of,
     concealed_failures,
+    consecutive,
+    find_column,
+    open_file,
     pack_tasks,
     quoted_column,
 )
-from airflow_provider_statecheck.spark.tables.parquet_files import (
-    batches_of,
-    consecutive,
-    open_file,
-)
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, find_column
-from airflow_provider_statecheck.storage.schemes import open_filesystem
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import open_filesystem, redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

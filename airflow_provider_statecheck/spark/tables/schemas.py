@@ -1,5 +1,5 @@
 """
-Schemas of tables in Spark and Arrow, and the compatibility of Parquet types with Spark types.
+Schemas of tables in Spark and Arrow, and DataFrames and Parquet files with these schemas.
 
 PyArrow reads single row groups of a file. :func:`reads_like_spark` decides whether its rows equal those of Spark's
 reader.
@@ -7,14 +7,29 @@ reader.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Sequence
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    InvalidConfigurationError,
+    StateCheckError,
+    StorageError,
+)
+from airflow_provider_statecheck.storage.failures import RetryPolicy
+from airflow_provider_statecheck.storage.uris import conceal
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
+
 
 _LEGACY_CALENDAR_KEYS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _TRUSTED_UDT_PREFIX = "pyspark."
@@ -242,11 +257,11 @@ def _are_compatible_fields(found: list[Any], wanted: list[Any]) -> bool:
 def schema_changes(before: Any, after: Any) -> list[str]:
     """Return the incompatible changes between two schemas; new nullable columns are compatible."""
     found = [f"column {name!r} is gone" for name in before.names if after.get_field_index(name) < 0]
-    for field in after:
-        if before.get_field_index(field.name) < 0:
-            found += [] if field.nullable else [f"column {field.name!r} is new and not nullable"]
+    for column in after:
+        if before.get_field_index(column.name) < 0:
+            found += [] if column.nullable else [f"column {column.name!r} is new and not nullable"]
         else:
-            found += _column_changes(before.field(field.name), field)
+            found += _column_changes(before.field(column.name), column)
     return found
 
 
@@ -266,3 +281,156 @@ def _column_changes(before: Any, after: Any) -> list[str]:
     if after.nullable and not before.nullable:
         return [f"column {after.name!r} was not nullable and is now"]
     return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReader(ABC):
+    """Reads rows in Python inside Spark tasks; each Spark task reads one element of a list of tasks."""
+
+    schema: Any
+    """Arrow schema of the rows for Spark."""
+    packed_tasks: bytes = field(repr=False)
+    """Result of :func:`pack_tasks`: a small function stays inside the plan, where a large one becomes a broadcast."""
+
+    def frame(self, spark: SparkSession, columns: StructType) -> DataFrame:
+        """
+        Return the rows of all tasks.
+
+        :param columns: Spark schema of the rows.
+        """
+        count = len(_unpacked(self.packed_tasks))
+        return spark.range(0, count, 1, count).mapInArrow(functools.partial(read_tasks, self), columns)
+
+    @abstractmethod
+    def read_task(self, task: Any) -> Iterator[Any]:
+        """Yield the rows of a task as record batches."""
+
+
+def read_tasks(reader: TaskReader, batches: Iterable[Any]) -> Iterator[Any]:
+    """
+    Yield the rows of a Spark task.
+
+    :param batches: Record batches with one column of numbers of tasks.
+    """
+    tasks = _unpacked(reader.packed_tasks)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from reader.read_task(tasks[number])
+
+
+def pack_tasks(tasks: Sequence[Any]) -> bytes:
+    """Return tasks in compressed form; their values must have a JSON form."""
+    return zlib.compress(json.dumps(tasks, separators=(",", ":")).encode())
+
+
+@contextmanager
+def concealed_failures(message: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """
+    Replace errors of a storage client by errors without credentials.
+
+    :param message: What failed.
+    :param options: Options of the client, which the error must not show.
+    :raises StorageError: if the block fails with another error than those of this package.
+    """
+    try:
+        yield
+    except StateCheckError:
+        raise
+    except Exception as error:
+        # No cause: Spark logs the whole chain, and client errors may contain credentials.
+        raise StorageError(f"{message}: {type(error).__name__} {conceal(str(error), options)}") from None
+
+
+def union_all(frames: Iterable[DataFrame]) -> DataFrame:
+    """Return the rows of all DataFrames, at least one; columns are matched by position."""
+    return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
+
+
+def quoted_column(name: str) -> Column:
+    """Return a column by its literal name, which may contain dots and backticks."""
+    from pyspark.sql import functions
+
+    return functions.col(f"`{name.replace('`', '``')}`")
+
+
+def _unpacked(packed: bytes) -> list[Any]:
+    found: list[Any] = json.loads(zlib.decompress(packed))
+    return found
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = frozenset("\"#%'*/:=?\\{}[]^<>| \x7f") | {chr(code) for code in range(32)}
+
+
+def partition_values(root: str, uri: str) -> dict[str, str | None]:
+    """Return the partition values in the directory names between a root and a file; ``None`` for a null value."""
+    directories = uri.removeprefix(root).split("/")[:-1]
+    pairs = (directory.partition("=") for directory in directories if "=" in directory)
+    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
+
+
+def partition_names(directory: str) -> tuple[str, ...]:
+    """Return the partition columns in the name of a directory."""
+    return tuple(partition_values("", f"{directory}/"))
+
+
+def partition_path(values: Mapping[str, str | None]) -> str:
+    """Return the name of the directory with partition values; a null value is ``None`` or empty, as in Spark."""
+    return "/".join(f"{_escaped(name)}={_escaped(value) if value else _NULL}" for name, value in values.items())
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"%{ord(character):02X}" if character in _ESCAPED else character for character in text)
+
+
+_BATCH_BYTES = 8 * 1024 * 1024
+_MAX_BATCH_ROWS = 64 * 1024
+
+
+def open_file(filesystem: Any, path: str, shown: str) -> tuple[Any, int]:
+    """
+    Open a file of an fsspec filesystem and return it with its size.
+
+    :param shown: Name of the file in messages, without credentials.
+    :raises FileNotFoundError: if there is no such file.
+    """
+    # Without a cache: Parquet's reads are exact and already merge adjacent columns.
+    file = RetryPolicy().call(lambda: filesystem.open(path, "rb", cache_type="none"), shown)
+    size = int(file.seek(0, 2))
+    file.seek(0)
+    return file, size
+
+
+def consecutive(sizes: Sequence[int], limit: int) -> Iterator[range]:
+    """Yield ranges of consecutive elements that have at most a size together, or of single larger ones."""
+    start, total = 0, 0
+    for position, size in enumerate(sizes):
+        if position > start and total + size > limit:
+            yield range(start, position)
+            start, total = position, 0
+        total += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
+
+
+def group_sizes(metadata: Any) -> list[int]:
+    """Return the compressed size of each row group."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    return [sum(group.column(i).total_compressed_size for i in range(group.num_columns)) for group in groups]
+
+
+def batches_of(parquet: Any, groups: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """
+    Yield the rows of row groups in batches of bounded size.
+
+    :param parquet: An open ``pyarrow.parquet.ParquetFile``.
+    :param columns: Names of columns; all for ``None``.
+    """
+    for group in groups:
+        rows = rows_per_batch(parquet.metadata.row_group(group))
+        yield from parquet.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+
+
+def rows_per_batch(group: Any) -> int:
+    """Return the number of rows of a row group that are read at a time."""
+    return int(min(_MAX_BATCH_ROWS, max(1, group.num_rows * _BATCH_BYTES // max(1, group.total_byte_size))))

@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, OperatorStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.state.arrow.blocks import BlockCache
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs
-from airflow_provider_statecheck.state.arrow.layout import USER_KEY, StateLayout, count_owners
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow.layout import (
+    USER_KEY,
+    ArrowStateSettings,
+    BlockCache,
+    StateLayout,
+    count_owners,
+)
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import PositionForm, StateRowForm, restored_files
 from airflow_provider_statecheck.state.arrow.runs import FileRun
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.snapshot import ArrowSnapshot, CapturedRuns, SnapshotPlan
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import StateFiles
 from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
-from airflow_provider_statecheck.state.backends.restored_state import restoring
+from airflow_provider_statecheck.state.backends.state_backend import restoring
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -31,8 +33,7 @@ from airflow_provider_statecheck.storage.views.state_streams import CompletedChe
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
     from airflow_provider_statecheck.state.descriptors import StateDescriptor
-    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-    from airflow_provider_statecheck.state.keyed.tables import MapTable, StateTable
+    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
     from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory

@@ -1,5 +1,5 @@
 """
-Columns and sort order of the rows of a state.
+Columns and order of the rows of a state, blocks in memory, and settings of the backend.
 
 The order is that of Arrow: ascending by each column, with NaN after all numbers and null last. Structs are ordered by
 their fields. Lists, which Arrow cannot sort, are ordered by their Python representation.
@@ -7,9 +7,15 @@ their fields. Lists, which Arrow cannot sort, are ordered by their Python repres
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_provider_statecheck.checkpoint.config_options import parse_size, parse_whole_number
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.state.lru_cache import LruCache
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -268,3 +274,158 @@ def _row_starts(columns: list[Any], last: tuple[Any, ...] | None) -> Any:
         starts[1:] |= differs.to_numpy(zero_copy_only=False)
     starts[0] = row_tuples([column.slice(0, 1) for column in columns])[0] != last
     return pa.array(starts)
+
+
+_BLOCK_OVERHEAD = 4096
+"""Size of the objects of a cached block besides its columns, in bytes."""
+BlockKey = tuple[Any, ...]
+"""Identity of a block: the file and the offset in it, and everything that determines the columns and types of the rows."""
+
+
+class Block:
+    """
+    Sorted rows in memory.
+
+    :param table: Arrow table or record batch.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self.nbytes: int = table.nbytes
+
+    @cached_property
+    def _positions(self) -> tuple[Sequence[Any], ...]:
+        return tuple(_searchable(column) for column in self._order_columns)
+
+    @cached_property
+    def _order_columns(self) -> list[Any]:
+        return position_columns(self.table)
+
+    @cached_property
+    def _deleted(self) -> Any:
+        names = self.table.schema.names
+        return single(self.table.column(DELETED)) if DELETED in names else None
+
+    @cached_property
+    def values(self) -> Any:
+        """Return the value column."""
+        return single(self.table.column(VALUE))
+
+    @property
+    def cached_nbytes(self) -> int:
+        """Return the size in a cache in bytes, with the order columns that are computed for searches."""
+        shared = {_address(single(column)) for column in self.table.columns}
+        computed = [int(column.nbytes) for column in self._order_columns if _address(column) not in shared]
+        return self.nbytes + sum(computed) + _BLOCK_OVERHEAD
+
+    def find(self, position: tuple[Any, ...]) -> tuple[int, int]:
+        """Return the range of rows whose sort key is equal to, or starts with, a position."""
+        low, high = 0, self.table.num_rows
+        for column, wanted in zip(self._positions, position, strict=False):
+            low = bisect_left(column, wanted, low, high)
+            if low == high or column[low] != wanted:
+                return low, low
+            if column[high - 1] != wanted:
+                high = bisect_right(column, wanted, low, high)
+        return low, high
+
+    def is_deleted(self, row: int) -> bool:
+        """Return whether a row is a tombstone."""
+        return self._deleted is not None and bool(self._deleted[row].as_py())
+
+
+class BlockCache(LruCache[BlockKey, Block]):
+    """
+    LRU cache of blocks, safe for threads.
+
+    :param capacity_bytes: Maximum size of all cached blocks in bytes.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes, lambda block: block.cached_nbytes)
+
+
+class _ArrowSequence:
+    """Arrow array as a sequence for ``bisect``."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __getitem__(self, row: int) -> Any:
+        return self._array[row].as_py()
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+
+def _address(column: Any) -> Any:
+    last = column.buffers()[-1]
+    return None if last is None else last.address
+
+
+def _searchable(column: Any) -> Any:
+    import pyarrow as pa
+
+    # The items of a memory view are Python integers, which bisect compares without conversion.
+    return memoryview(column.to_numpy()) if pa.types.is_integer(column.type) else _ArrowSequence(column)
+
+
+_COMPRESSIONS = ("lz4", "zstd", None)
+PREFIX = "state.backend.arrow."
+_SIZES = ("block_bytes", "part_bytes", "memtable_bytes", "cache_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowStateSettings:
+    """
+    Sizes and compression of state files.
+
+    :raises InvalidConfigurationError: for a size below 1, or an unknown compression.
+    """
+
+    block_rows: int = 4096
+    """Maximum number of rows in a block. Reading one key fetches one block."""
+    block_bytes: int = 1 << 20
+    """Approximate maximum size of a block with large values."""
+    part_bytes: int = 32 << 20
+    """Approximate size of a file."""
+    compression: str | None = "lz4"
+    """Compression of the files: ``lz4``, ``zstd`` or ``none``."""
+    memtable_bytes: int = 64 << 20
+    """Estimated size of changes since the last snapshot that are buffered in memory. The rest is spilled to local files."""
+    cache_bytes: int = 32 << 20
+    """Size of the cache for reads of single keys."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_rows", "block_bytes", "part_bytes", "memtable_bytes", "cache_bytes"):
+            if getattr(self, name) < 1:
+                raise InvalidConfigurationError(
+                    f"Expected {name} to be at least 1, found {getattr(self, name)}; set a positive size."
+                )
+        if self.compression not in _COMPRESSIONS:
+            raise InvalidConfigurationError(
+                f"Expected the compression of state to be lz4, zstd or None, found {self.compression!r}; set one of them."
+            )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """
+        Return the settings of a configuration, with keys such as ``state.backend.arrow.block-rows``.
+
+        :raises InvalidConfigurationError: for an unknown or invalid setting.
+        """
+        names = {PREFIX + name.replace("_", "-"): name for name in ("block_rows", *_SIZES, "compression")}
+        for key in config:
+            if key.startswith(PREFIX) and key not in names:
+                raise InvalidConfigurationError(
+                    f"Expected one of {', '.join(names)}, found {key}; correct or remove it.", key=key
+                )
+        return cls(
+            **{name: _parse(name, key, config[key]) for key, name in names.items() if config.get(key) is not None}
+        )
+
+
+def _parse(name: str, key: str, value: Any) -> Any:
+    if name == "compression":
+        return None if str(value).lower() == "none" else str(value).lower()
+    return parse_size(key, value) if name in _SIZES else parse_whole_number(key, value)

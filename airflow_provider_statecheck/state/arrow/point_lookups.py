@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_provider_statecheck.state.arrow.blocks import Block
-from airflow_provider_statecheck.state.arrow.layout import order_columns, row_tuples
+from airflow_provider_statecheck.state.arrow.layout import Block, order_columns, row_tuples
 from airflow_provider_statecheck.state.arrow.runs import SearchedRun, StoredRun, blocks_at
 from airflow_provider_statecheck.state.arrow.state_runs import key_columns
-from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
+    KeyGroupRange,
     SegmentFileStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StateMigrationError
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
@@ -25,8 +25,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, decode_meta
+from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.schemas import StateSchema

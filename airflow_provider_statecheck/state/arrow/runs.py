@@ -13,19 +13,21 @@ from typing import Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, SegmentFileStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.state.arrow.blocks import Block, BlockCache, BlockKey
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    Block,
+    BlockCache,
+    BlockKey,
     StateLayout,
     order_columns,
     position_columns,
     row_tuples,
     single,
 )
-from airflow_provider_statecheck.state.arrow.parquet_parts import RowGroups
 from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.uris import redact

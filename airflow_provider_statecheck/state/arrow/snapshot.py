@@ -16,18 +16,16 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
+    KeyGroupRange,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs, runs_to_merge
-from airflow_provider_statecheck.state.arrow.layout import VALUE, single
-from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
+from airflow_provider_statecheck.state.arrow.layout import VALUE, ArrowStateSettings, single
+from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID
 from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.state_runs import Captured, StateRuns, schema_of
 from airflow_provider_statecheck.state.backends.full_snapshot import cancelled_error
 from airflow_provider_statecheck.state.descriptors import StateKind

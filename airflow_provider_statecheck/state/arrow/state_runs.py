@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.state.arrow.blocks import BlockCache
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs, merge_tables
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
@@ -21,6 +20,8 @@ from airflow_provider_statecheck.state.arrow.layout import (
     NAMESPACE,
     USER_KEY,
     VALUE,
+    ArrowStateSettings,
+    BlockCache,
     StateLayout,
     order_codes,
     position_columns,
@@ -30,8 +31,7 @@ from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts
 from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, SortedRun, find_rows
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream

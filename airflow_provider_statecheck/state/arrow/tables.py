@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.state.arrow.blocks import Block
 from airflow_provider_statecheck.state.arrow.compaction import without_tombstones
 from airflow_provider_statecheck.state.arrow.layout import (
     NAMESPACE,
     USER_KEY,
     VALUE,
+    Block,
     count_owners,
     distinct_heads,
     single,
@@ -34,8 +34,7 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     live_rows_in_void_namespace,
     tombstone_mask,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 if TYPE_CHECKING:

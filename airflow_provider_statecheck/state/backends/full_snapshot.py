@@ -20,14 +20,12 @@ from itertools import chain
 from typing import Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    KeyedStateHandle,
-    KeyGroupsStateHandle,
-    StreamStateHandle,
-)
-from airflow_provider_statecheck.checkpoint.states.key_groups import (
     EMPTY_KEY_GROUP,
+    KeyedStateHandle,
     KeyGroupRange,
     KeyGroupRangeOffsets,
+    KeyGroupsStateHandle,
+    StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
@@ -36,7 +34,7 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotCancelledError,
     StorageError,
 )
-from airflow_provider_statecheck.state.backends.restored_state import StateRows
+from airflow_provider_statecheck.state.backends.state_backend import StateRows
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot

@@ -9,13 +9,13 @@ from weakref import WeakSet
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     KeyedStateHandle,
+    KeyGroupRange,
     KeyGroupsStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.state.arrow.restore import restored_files
 from airflow_provider_statecheck.state.backends.full_snapshot import FullSnapshot, FullSnapshotReader
-from airflow_provider_statecheck.state.backends.restored_state import (
+from airflow_provider_statecheck.state.backends.state_backend import (
     RestoredRows,
     StateRows,
     arrow_schema_of,
@@ -26,15 +26,14 @@ from airflow_provider_statecheck.state.backends.restored_state import (
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
-from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
 from airflow_provider_statecheck.state.reading.state_reader import StateRowsReader, StateView, columns_of
 from airflow_provider_statecheck.state.serializers.serializer import Outcome, SerializerSnapshot
 from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-    from airflow_provider_statecheck.state.keyed.tables import MapTable, StateTable
+    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
     from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     from airflow_provider_statecheck.storage.views.state_streams import (

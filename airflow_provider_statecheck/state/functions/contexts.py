@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.operator.raw_state import RawOperatorStateOutput, StatePartitionStreamProvider
+from airflow_provider_statecheck.state.operator.states import RawOperatorStateOutput, StatePartitionStreamProvider
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 if TYPE_CHECKING:

@@ -1,11 +1,14 @@
-"""User functions of stateful stages."""
+"""User functions of stateful stages, and their life cycle in Flink's order of calls."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.functions.contexts import (
     FunctionInitializationContext,
@@ -13,7 +16,16 @@ from airflow_provider_statecheck.state.functions.contexts import (
     KeyedBatchContext,
     KeyedContext,
     RuntimeContext,
+    StateInitializationContext,
+    StateSnapshotContext,
+    TaskInfo,
 )
+from airflow_provider_statecheck.state.operator.states import StatePartitionStreamProvider
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.keyed.keyed_state_store import KeyedStateStore
+    from airflow_provider_statecheck.state.operator.states import OperatorStateStore
 
 
 class CheckpointedFunction(ABC):
@@ -137,3 +149,130 @@ class _PlainMapFunction(MapFunction[In, Out]):
 
     def map(self, value: In) -> Out:
         return self._function(value)
+
+
+class FunctionLifecycle:
+    """
+    Lifecycle calls of one user function: ``initialize_state``, ``open``, ``snapshot_state`` and ``close``.
+
+    Methods that the function does not have are skipped.
+
+    :param function: User function.
+    :param task_info: Subtask in which it runs.
+    """
+
+    def __init__(self, function: object, task_info: TaskInfo) -> None:
+        self._function = function
+        self._task_info = task_info
+        self._runtime_context: RuntimeContext | None = None
+        self._is_closed = False
+
+    def initialize(
+        self,
+        *,
+        is_restored: bool,
+        operator_state_store: OperatorStateStore,
+        keyed_state_store: KeyedStateStore | None = None,
+        restored_checkpoint_id: int | None = None,
+        raw_operator_state: Iterable[StatePartitionStreamProvider] = (),
+    ) -> None:
+        """
+        Initialize the state of the function, then open it.
+
+        :param is_restored: Whether the restored checkpoint contains the operator, with or without state.
+        :param operator_state_store: State of the subtask.
+        :param keyed_state_store: State of the keys, or ``None`` for an operator without keys.
+        :param restored_checkpoint_id: Id of the restored checkpoint.
+        :param raw_operator_state: Partitions of the raw operator state.
+        """
+        context = StateInitializationContext(
+            is_restored=is_restored,
+            operator_state_store=operator_state_store,
+            keyed_state_store=keyed_state_store,
+            restored_checkpoint_id=restored_checkpoint_id,
+            raw_operator_state=raw_operator_state,
+        )
+        self._initialize_state(context)
+        self._open(RuntimeContext(self._task_info, keyed_state_store))
+
+    def snapshot(
+        self, checkpoint: CheckpointMetaData, streams: CheckpointStreamFactory | None = None
+    ) -> tuple[OperatorStateHandle, ...]:
+        """
+        Call ``snapshot_state`` and return the handles of raw state. The state backends take their snapshots afterwards.
+
+        :param checkpoint: The checkpoint.
+        :param streams: Stream factory of the checkpoint.
+        :raises CheckpointException: if the function raises; the task fails.
+        """
+        if not isinstance(self._function, CheckpointedFunction):
+            return ()
+        context = StateSnapshotContext(checkpoint, streams)
+        try:
+            self._function.snapshot_state(context)
+            return context.close_raw_state()
+        except Exception as error:
+            raise CheckpointException(CheckpointFailureReason.TASK_CHECKPOINT_FAILURE, error) from error
+        finally:
+            context.end()
+
+    def close(self) -> None:
+        """Close the function once, even if it was never opened."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if isinstance(self._function, RichFunction):
+                self._function.close()
+        finally:
+            if self._runtime_context is not None:
+                self._runtime_context.end()
+
+    def _initialize_state(self, context: StateInitializationContext) -> None:
+        try:
+            if isinstance(self._function, CheckpointedFunction):
+                self._function.initialize_state(context)
+        finally:
+            context.end()
+
+    def _open(self, context: RuntimeContext) -> None:
+        self._runtime_context = context
+        if isinstance(self._function, RichFunction):
+            self._function.open(context)
+
+
+def overrides(function: object, base: type, method: str) -> bool:
+    """Return whether an object overrides a method of its base, in its class or on the instance."""
+    found = getattr(function, method, None)
+    return found is not None and getattr(found, "__func__", found) is not getattr(base, method)
+
+
+def processes_batches(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
+    """Return whether the function defines ``process_batch``."""
+    return overrides(function, KeyedProcessFunction, "process_batch")
+
+
+def processes_elements(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
+    """Return whether the function defines ``process_element``."""
+    return overrides(function, KeyedProcessFunction, "process_element")
+
+
+def wants_end_of_input(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
+    """Return whether the function defines ``on_end_of_input``."""
+    return overrides(function, KeyedProcessFunction, "on_end_of_input")
+
+
+def require_keyed_process_function(function: object) -> None:
+    """
+    Require a function that processes elements or batches.
+
+    :raises InvalidConfigurationError: for another object, a class, or a function without a process method.
+    """
+    if not isinstance(function, KeyedProcessFunction):
+        raise InvalidConfigurationError(
+            f"Expected an object of a KeyedProcessFunction, found {function!r}; pass an instance."
+        )
+    if not (processes_elements(function) or processes_batches(function)):
+        raise InvalidConfigurationError(
+            f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them; define one."
+        )

@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -28,8 +27,11 @@ from airflow_provider_statecheck.state.keyed.keyed_state_store import (
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import (
     NO_KEY_GROUP,
+    VOID_NAMESPACE,
     KeyContext,
+    MapTable,
     RegisteredState,
+    StateTable,
     StateValues,
 )
 from airflow_provider_statecheck.state.keyed.states import (
@@ -43,7 +45,6 @@ from airflow_provider_statecheck.state.keyed.states import (
     TtlListState,
     ValueState,
 )
-from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE, MapTable, StateTable
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,

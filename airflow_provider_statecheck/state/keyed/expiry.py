@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig, StateVisibility, UpdateType
-from airflow_provider_statecheck.state.keyed.registered_state import lists_of
-from airflow_provider_statecheck.state.keyed.tables import MapTable, StateTable
+from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable, lists_of
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlValue
+from airflow_provider_statecheck.state.serializers.custom_serializer import TtlValue
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
-from airflow_provider_statecheck.state.keyed.registered_state import misfit
-from airflow_provider_statecheck.state.keyed.tables import StateTable
+from airflow_provider_statecheck.state.keyed.registered_state import StateTable, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+    from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
     from airflow_provider_statecheck.state.descriptors import (
         AggregatingStateDescriptor,
         FoldingStateDescriptor,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
         ValueStateDescriptor,
     )
     from airflow_provider_statecheck.state.keyed.map_state import MapState
-    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState
     from airflow_provider_statecheck.state.keyed.states import (
         AggregatingState,
         FoldingState,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
         State,
         ValueState,
     )
-    from airflow_provider_statecheck.state.keyed.tables import MapTable
     from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 

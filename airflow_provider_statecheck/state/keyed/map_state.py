@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateValues, no_key
-from airflow_provider_statecheck.state.keyed.tables import MapTable
+from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, MapTable, StateValues, no_key
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateValues, no_key
-from airflow_provider_statecheck.state.keyed.tables import StateTable
+from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateTable, StateValues, no_key
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.descriptors import AggregateFunction

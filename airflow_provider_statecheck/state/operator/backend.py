@@ -28,13 +28,14 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
-from airflow_provider_statecheck.state.operator.parquet_format import PARQUET_MAGIC, decode_parquet
 from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (
+    PARQUET_MAGIC,
     ElementSerializers,
     WrittenElements,
     WrittenState,
     decode,
+    decode_parquet,
     encode,
     joined,
     stored_name,

@@ -1,5 +1,5 @@
 """
-Format of operator state on storage.
+Formats of operator state on storage: native streams, and Parquet in canonical savepoints.
 
 A stream has three parts:
 
@@ -22,7 +22,15 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Incompatib
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.base import own_of
-from airflow_provider_statecheck.state.serializers.nested_columns import is_immutable
+from airflow_provider_statecheck.state.serializers.nested_columns import (
+    DESCRIPTION,
+    conformed,
+    is_immutable,
+    portable_schema,
+    storing,
+    to_portable,
+)
+from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -300,3 +308,60 @@ def _read_column(verdict: Compatibility, serializer: TypeSerializer[Any], array:
     if verdict.outcome is Outcome.COMPATIBLE_AFTER_MIGRATION and verdict.migrate is not None:
         array = verdict.migrate(array)
     return serializer_from_now_on(verdict, serializer).from_arrow(array)
+
+
+PARQUET_MAGIC = b"PAR1"
+
+
+def encode_parquet(state: WrittenState) -> bytes:
+    """
+    Encode a state with one piece as a Parquet file with a column ``value``, and ``key`` for a map.
+
+    :raises UnsupportedStateError: if Parquet cannot hold a value.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (piece,) = state.pieces
+    description = {
+        "name": state.name,
+        "mode": state.mode.value,
+        "key": None if piece.key is None else encode_snapshot(piece.key),
+        "value": encode_snapshot(piece.value),
+    }
+    schema = portable_schema(piece.table.schema)
+    schema = schema.with_metadata({DESCRIPTION: json.dumps(description, sort_keys=True)})
+    sink = pa.BufferOutputStream()
+    table = to_portable(piece.table, schema)
+    with storing():
+        parquet.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue())
+
+
+def decode_parquet(data: bytes) -> WrittenState:
+    """
+    Decode a state.
+
+    :raises CorruptStateError: if the file is not one of an operator state.
+    :raises UnsupportedStateError: if this release does not support a type.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(pa.BufferReader(data)).read()
+        described = json.loads(table.schema.metadata[DESCRIPTION])
+        key = None if described["key"] is None else decode_snapshot(described["key"])
+        value = decode_snapshot(described["value"])
+        mode = DistributionMode(described["mode"])
+        columns = {} if key is None else {KEY: _column(table, KEY, restored_user_keys(key).arrow_type)}
+        columns[VALUE] = _column(table, VALUE, restored_serializer(value).arrow_type)
+        return WrittenState(described["name"], mode, (WrittenElements(key, value, pa.table(columns)),))
+    except (LookupError, TypeError, ValueError, OSError) as error:
+        raise CorruptStateError(
+            f"Expected operator state in a Parquet file, found damaged data: {error}; restore from another checkpoint."
+        ) from error
+
+
+def _column(table: Any, name: str, wanted: Any) -> Any:
+    return conformed(table.column(name).combine_chunks(), wanted, name)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnknownStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, describe, describe_scope
+from airflow_provider_statecheck.state.progress import Iterations, LoopProgress, describe, describe_scope
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState
-from airflow_provider_statecheck.state.reading.dataframe_columns import dataframe_columns
+from airflow_provider_statecheck.state.reading.columns import dataframe_columns
 from airflow_provider_statecheck.state.reading.summaries import type_text
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type

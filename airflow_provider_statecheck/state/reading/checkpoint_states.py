@@ -13,12 +13,13 @@ from airflow_provider_statecheck.checkpoint.states.assignment import intersectio
 from airflow_provider_statecheck.checkpoint.states.handles import (
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
+    KeyGroupRange,
     KeyGroupsStateHandle,
     OperatorState,
+    key_group_range_of,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownStateError, UnsupportedStateError
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import decode_meta
+from airflow_provider_statecheck.state.arrow.part_files import decode_meta
 from airflow_provider_statecheck.state.backends.full_snapshot import PREFIX_SIZE, decode_header, decode_prefix
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot

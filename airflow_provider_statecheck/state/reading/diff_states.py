@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,

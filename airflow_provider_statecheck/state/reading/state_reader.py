@@ -10,20 +10,27 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle, KeyGroupsStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    IncrementalKeyedStateHandle,
+    KeyGroupRange,
+    KeyGroupsStateHandle,
+)
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.arrow.blocks import BlockCache
 from airflow_provider_statecheck.state.arrow.compaction import merge_tables
-from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, NAMESPACE, USER_KEY, VALUE
-from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.layout import (
+    KEY_GROUP,
+    NAMESPACE,
+    USER_KEY,
+    VALUE,
+    ArrowStateSettings,
+    BlockCache,
+)
+from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
 from airflow_provider_statecheck.state.arrow.runs import FileRun
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import StateFiles
 from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns
 from airflow_provider_statecheck.state.backends.full_snapshot import FullSnapshotReader
-from airflow_provider_statecheck.state.backends.restored_state import StateRows, repeated
+from airflow_provider_statecheck.state.backends.state_backend import StateRows, repeated
 from airflow_provider_statecheck.state.descriptors import StateTtlConfig
 from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration, MigratedCells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState

@@ -21,8 +21,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
 )
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, describe
-from airflow_provider_statecheck.state.part_progress import PartedStep, PartProgress
+from airflow_provider_statecheck.state.progress import Iterations, LoopProgress, PartedStep, PartProgress, describe
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
 from airflow_provider_statecheck.storage.metadata_file import (

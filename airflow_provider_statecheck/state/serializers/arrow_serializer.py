@@ -19,10 +19,10 @@ from airflow_provider_statecheck.state.serializers.base import (
     plain_of_arrow,
     quick_own,
 )
-from airflow_provider_statecheck.state.serializers.collection_serializers import CollectionSerializer, DictSerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordField, RecordSerializer
 from airflow_provider_statecheck.state.serializers.record_shapes import DictShape
+from airflow_provider_statecheck.state.serializers.scalar_serializers import CollectionSerializer, DictSerializer
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,

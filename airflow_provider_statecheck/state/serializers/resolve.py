@@ -20,15 +20,11 @@ from airflow_provider_statecheck.state.serializers.arrow_serializer import (
     serializer_of_arrow_type,
 )
 from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
-from airflow_provider_statecheck.state.serializers.collection_serializers import (
-    COLLECTIONS,
-    CollectionSerializer,
-    DictSerializer,
-)
 from airflow_provider_statecheck.state.serializers.custom_serializer import (
     CustomSerializer,
     OpaqueSerializer,
     SerializerAdapter,
+    TtlSerializer,
     is_custom,
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
@@ -48,7 +44,10 @@ from airflow_provider_statecheck.state.serializers.record_shapes import (
     TupleShape,
 )
 from airflow_provider_statecheck.state.serializers.scalar_serializers import (
+    COLLECTIONS,
+    CollectionSerializer,
     DatetimeSerializer,
+    DictSerializer,
     EnumNames,
     EnumSerializer,
     UuidSerializer,
@@ -59,7 +58,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     decode_snapshot,
     require_known_version,
 )
-from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer
 
 DECIMAL_PRECISION, DECIMAL_SCALE = 38, 18
 """Arrow precision and scale of ``Decimal``: 20 integer and 18 fractional digits. Declare ``pyarrow.decimal128`` for others."""

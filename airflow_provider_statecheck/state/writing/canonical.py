@@ -13,11 +13,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
+    KeyGroupRange,
     OperatorState,
     OperatorStateHandle,
     OperatorSubtaskState,
+    key_group_ranges,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
 from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.state.arrow.compaction import merge_tables
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
@@ -40,7 +41,7 @@ from airflow_provider_statecheck.state.writing.canonical_files import CanonicalF
 from airflow_provider_statecheck.state.writing.new_rows import split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
-from airflow_provider_statecheck.storage.savepoints import StateCopies, WrittenSavepoint, write_copies
+from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 _BYTES_AT_ONCE = 64 << 20

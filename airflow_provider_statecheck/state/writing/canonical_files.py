@@ -20,32 +20,29 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.layout import STATE_DIRECTORY, slug
+from airflow_provider_statecheck.checkpoint.ids import STATE_DIRECTORY, slug
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    KeyGroupRange,
     OperatorStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
-from airflow_provider_statecheck.state.arrow.part_files import Footer, Parts
+from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, single
+from airflow_provider_statecheck.state.arrow.part_files import Footer, Parts, SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.part_writer import PartFile, PartWriter
 from airflow_provider_statecheck.state.arrow.restore import CANONICAL_ID
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, encode_meta
-from airflow_provider_statecheck.state.operator.parquet_format import encode_parquet
-from airflow_provider_statecheck.state.operator.stream_format import WrittenState
+from airflow_provider_statecheck.state.operator.stream_format import WrittenState, encode_parquet
 from airflow_provider_statecheck.state.reading.columns import EXPIRES_AT, LAST_ACCESS, StateColumns
 from airflow_provider_statecheck.state.reading.state_reader import registered, restored_keys
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, encode_schemas
-from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
-from airflow_provider_statecheck.state.serializers.portable_types import (
+from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     portable_schema,
     storing,
     to_portable,
+    with_elements,
 )
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -17,19 +17,19 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.parquet_parts import timed_cells
+from airflow_provider_statecheck.state.arrow.part_writer import timed_cells
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.columns import LAST_ACCESS, StateColumns
 from airflow_provider_statecheck.state.serializers.nested_columns import (
+    conformed,
     entries_of_array,
     is_optional,
     offsets_of_array,
     value_of,
     with_elements,
 )
-from airflow_provider_statecheck.state.serializers.portable_types import conformed
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
 
 

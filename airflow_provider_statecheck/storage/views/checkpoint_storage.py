@@ -7,8 +7,7 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, StreamStateHandle
-from airflow_provider_statecheck.storage.views.file_merging import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset, FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointMetadataOutputStream,
     CheckpointStateOutputStream,

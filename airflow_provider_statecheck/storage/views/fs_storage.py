@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.layout import (
+from airflow_provider_statecheck.checkpoint.ids import (
     DATA_DIRECTORY,
     MANIFEST_FILE,
     METADATA_FILE,
     STATE_DIRECTORY,
+    JobId,
     checkpoint_uri,
     epoch_name,
     job_uri,
@@ -34,8 +34,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
-from airflow_provider_statecheck.storage.savepoints import StateCopies
+from airflow_provider_statecheck.storage.pointers import ResolvedPointer, StateCopies, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, scheme_of
 from airflow_provider_statecheck.storage.views.checkpoint_storage import (
     CheckpointStorageAccess,
@@ -43,8 +42,11 @@ from airflow_provider_statecheck.storage.views.checkpoint_storage import (
     CheckpointStorageWorkerView,
     Environment,
 )
-from airflow_provider_statecheck.storage.views.file_merging import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset, FsCheckpointStateToolset
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStateToolset,
+    FileMergingSnapshotManager,
+    FsCheckpointStateToolset,
+)
 from airflow_provider_statecheck.storage.views.state_streams import (
     MAX_NAME_ATTEMPTS,
     BufferedStateOutputStream,

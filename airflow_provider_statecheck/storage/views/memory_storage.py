@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri
+from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -26,7 +26,6 @@ from airflow_provider_statecheck.storage.views.checkpoint_storage import (
     CheckpointStorageWorkerView,
     Environment,
 )
-from airflow_provider_statecheck.storage.views.file_merging import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.fs_storage import (
     make_directory,
     make_savepoint_directory,
@@ -35,6 +34,7 @@ from airflow_provider_statecheck.storage.views.fs_storage import (
 )
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStateToolset,
+    FileMergingSnapshotManager,
     FsCheckpointStateToolset,
 )
 from airflow_provider_statecheck.storage.views.state_streams import (

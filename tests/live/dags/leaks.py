@@ -19,7 +19,7 @@ from typing import Any
 
 from airflow.sdk import dag, get_current_context, task
 
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
 from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor

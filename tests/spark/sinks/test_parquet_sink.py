@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files, read_committed
+from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files, read_committed
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, hidden_in

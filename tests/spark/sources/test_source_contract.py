@@ -15,9 +15,8 @@ import sqlalchemy as sa
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
-from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource
+from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
-from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.testing.source_contract import POLICIES, SourceContract

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
-from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
+from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings, Sum
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from tests.sessions import start_session

@@ -22,9 +22,8 @@ from airflow_provider_statecheck.spark.stages.stage_run import StageResult, Stag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,13 +14,12 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
-from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.item_source import DataFrameSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, StageSettings, Sum
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.metadata_file import load_document, state_uris
-from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import make_owner
+from airflow_provider_statecheck.testing.messages import ManualClock, make_owner
 from tests.spark.stages.functions import (
     BalanceInText,
     FailingOnce,

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import delete, insert, update
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.gateway.protocol import CHALLENGE_KEY, challenge_of
+from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 
 SECRET = "the secret that the task made"
 

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
-from airflow_provider_statecheck.metadata.database import open_engine
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.unit.api.action_page import USERS
 from tests.unit.api.server import ApiServer
 from tests.unit.api.stage import Stage

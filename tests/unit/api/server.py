@@ -20,11 +20,10 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import METADATA, Caller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.maintenance_contract import KnownRuns
 
 ROOT = "/statecheck"

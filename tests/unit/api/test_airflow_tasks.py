@@ -18,8 +18,8 @@ from sqlalchemy.orm import sessionmaker
 from airflow_provider_statecheck.api import airflow_services
 from airflow_provider_statecheck.api.airflow_services import AirflowTasks
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.gateway.protocol import challenge_of
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.gateway.verbs import challenge_of
+from airflow_provider_statecheck.metadata.tables import Caller
 from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
 
 MEETING_SECONDS = 0.5

@@ -20,9 +20,9 @@ from airflow_provider_statecheck.api.app import create_app
 from airflow_provider_statecheck.api.requests import MAX_BODY_BYTES_WITHOUT_TOKEN
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES
-from airflow_provider_statecheck.metadata.database import open_engine
+from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.unit.api.server import ROOT, ApiServer, accepted, acknowledgement, registration
 from tests.unit.api.stage import Stage
 from tests.unit.api.test_access import RENEWS, RULES, Route, _name, _request

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from airflow_provider_statecheck.gateway.protocol import decode_error
+from airflow_provider_statecheck.gateway.verbs import decode_error
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from tests.key_values import EDGES, STRATEGIES, TYPES

@@ -10,13 +10,13 @@ from urllib.parse import quote, urlencode
 import jsonschema
 import pytest
 
-from airflow_provider_statecheck.api import state_limits
+from airflow_provider_statecheck.api import state_reads
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.configuration import StateServingSettings
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.state.loop_progress import LoopProgress
+from airflow_provider_statecheck.state.progress import LoopProgress
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.api.server import ApiServer, accepted, description
 from tests.unit.written_stage import WrittenStage
@@ -94,7 +94,7 @@ def test_rows_of_a_snapshot_are_limited(served: ServedContents) -> None:
 
 def test_answer_above_the_limit_is_refused(served: ServedContents, monkeypatch: pytest.MonkeyPatch) -> None:
     served.take("sessions", items=("a", "b"))
-    monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", 100)
     for answer in (served.get("snapshots"), served.get("snapshots/sessions"), served.get("items", loop="days")):
         assert (answer.status_code, answer.json()["code"]) == (413, "request_limit")
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from fastapi import Request
 
-from airflow_provider_statecheck.api.job_access import JobGrant, RememberedAccess
+from airflow_provider_statecheck.api.checked_rows import JobGrant, RememberedAccess
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 

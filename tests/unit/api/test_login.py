@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

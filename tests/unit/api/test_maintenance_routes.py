@@ -25,9 +25,9 @@ from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.gateway.http import HttpCalls
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE as CALLS, RESTORES
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     DropTokens,
     ForgetRows,
@@ -35,8 +35,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
     RetireJob,
 )
 from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreGateway, RestoreJob, SavepointPart
-from airflow_provider_statecheck.maintenance.verbs import ALIGNED, MAINTENANCE as CALLS, RESTORES
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.testing.messages import make_leadership, make_owner
 from tests.contracts.running_tasks import RunningTasks
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, UID, ApiServer, accepted

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api.metrics import AirflowMetrics
+from airflow_provider_statecheck.api.app import AirflowMetrics
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.observer import ObservedJobStore
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import (
+    ManualClock,
     complete_checkpoint,
     make_acknowledgement,
     make_owner,

@@ -10,9 +10,8 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 
 
 def _view(job: str, recovered: tuple[str, ...] = (), **dags_by_uid: str | None) -> JobView:

@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_statecheck.api.state_server import StateServerSettings, create_state_app
 from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.queryable.answers import decode_reply
-from airflow_provider_statecheck.queryable.local_client import LocalStateClient
+from airflow_provider_statecheck.queryable.reads import LocalStateClient
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.api.server import ROOT, accepted
 from tests.unit.api.test_state_routes import ServedStage

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api import state_limits
-from airflow_provider_statecheck.api.state_limits import small_json
+from airflow_provider_statecheck.api import state_reads
+from airflow_provider_statecheck.api.state_reads import small_json
 from airflow_provider_statecheck.checkpoint.codec import encode, json_parts
 from airflow_provider_statecheck.exceptions import RequestLimitError
 
@@ -42,7 +42,7 @@ def test_elements_of_a_generator_are_a_list() -> None:
 
 @pytest.mark.parametrize("field", ["rows", None])
 def test_elements_above_the_limit_are_not_made(monkeypatch: pytest.MonkeyPatch, field: str | None) -> None:
-    monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", 1000)
     made: list[str] = []
 
     def elements() -> Iterator[str]:
@@ -57,8 +57,8 @@ def test_elements_above_the_limit_are_not_made(monkeypatch: pytest.MonkeyPatch, 
 
 def test_answer_of_the_limit_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(json.dumps(encode(asdict(PAGE)), ensure_ascii=False, separators=(",", ":")).encode())
-    monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", size)
+    monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", size)
     assert len(small_json_of(PAGE)) == size
-    monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", size - 1)
+    monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", size - 1)
     with pytest.raises(RequestLimitError):
         small_json_of(PAGE)

@@ -13,14 +13,14 @@ import jsonschema
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.api import state_limits
-from airflow_provider_statecheck.api.state_limits import MAX_KEYS, MAX_TEXT
+from airflow_provider_statecheck.api import state_reads
+from airflow_provider_statecheck.api.state_reads import MAX_KEYS, MAX_TEXT
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError
-from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES, decode_error
-from airflow_provider_statecheck.metadata.database import open_engine
+from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES, decode_error
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.queries import ABSENT
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
@@ -458,9 +458,9 @@ class TestAnswers:
         served.stage.put("balance", {"ann": 1})
         served.stage.checkpoint()
         size = len(served.get("balances", key="ann").content)
-        monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", size)
+        monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", size)
         accepted(served.get("balances", key="ann"))
-        monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", size - 1)
+        monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", size - 1)
         answer = served.get("balances", key="ann")
         refused(answer, 413, "request_limit")
         assert isinstance(decode_error(answer.json()), RequestLimitError)

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.layout import (
+from airflow_provider_statecheck.checkpoint.ids import (
+    JobId,
+    OperatorId,
     checkpoint_id_of,
     checkpoint_uri,
     epoch_name,

@@ -20,9 +20,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, JobRemoval, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobRecord
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
 
 
 class Witness:

@@ -14,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.cli import (
     content_commands,
     maintenance_commands,
-    restore_commands,
     savepoint_commands,
     state_commands,
 )
@@ -23,10 +22,10 @@ from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.unit.written_stage import WrittenStage
 
 
@@ -70,9 +69,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     monkeypatch.setattr(maintenance_commands, "job_recovery", lambda: JobRecovery(store))
     monkeypatch.setattr(maintenance_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(maintenance_commands, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
-    monkeypatch.setattr(restore_commands, "maintenance_gateway", lambda: stage.maintenance)
-    monkeypatch.setattr(restore_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    monkeypatch.setattr(restore_commands, "restore_gateway", lambda: JobRestoring(store, UnknownLiveness()))
+    monkeypatch.setattr(savepoint_commands, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(savepoint_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(savepoint_commands, "restore_gateway", lambda: JobRestoring(store, UnknownLiveness()))
     yield stage
     engine.dispose()
 

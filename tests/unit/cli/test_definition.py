@@ -5,10 +5,7 @@ import re
 from airflow_provider_statecheck.cli import (
     content_commands,
     maintenance_commands,
-    query_commands,
-    restore_commands,
     savepoint_commands,
-    serve_commands,
     state_commands,
 )
 from airflow_provider_statecheck.get_provider_info import get_provider_info
@@ -18,10 +15,7 @@ from tests.unit.interpreter import modules_loaded_by
 MODULES = (
     content_commands,
     maintenance_commands,
-    query_commands,
-    restore_commands,
     savepoint_commands,
-    serve_commands,
     state_commands,
 )
 

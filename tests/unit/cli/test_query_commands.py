@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.cli import query_commands
-from airflow_provider_statecheck.metadata.database import open_engine
+from airflow_provider_statecheck.cli import state_commands
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.queried_stage import QueriedStage
 from tests.unit.cli.conftest import Outcome
 from tests.written_state import BACKENDS, StatefulJob
@@ -54,8 +54,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueriedSt
     store = SqlJobStore(engine, ManualClock())
     storage = CheckpointStorage.open((tmp_path / "base").as_uri())
     written = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS, job_name="sales", keys=KEYS)
-    monkeypatch.setattr(query_commands, "airflow_gateway", lambda conn_id: AttemptCoordinator(store))
-    monkeypatch.setattr(query_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(state_commands, "airflow_gateway", lambda conn_id: AttemptCoordinator(store))
+    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
     stage = QueriedStage(store, (written,), num_retained=2)
     stage.begin()
     stage.put("account", {OSLO: Account(Decimal("1.5"), b"\x01\xff")})

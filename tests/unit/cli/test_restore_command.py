@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, OnClear
 from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, tasks_to_run
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata

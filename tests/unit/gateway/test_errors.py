@@ -12,8 +12,8 @@ from airflow_provider_statecheck import exceptions
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.gateway import protocol
-from airflow_provider_statecheck.gateway.protocol import decode_error, encode_error
+from airflow_provider_statecheck.gateway import verbs
+from airflow_provider_statecheck.gateway.verbs import decode_error, encode_error
 
 
 def _tree(kind: type[StateCheckError]) -> Iterator[type[StateCheckError]]:
@@ -88,6 +88,6 @@ def test_a_class_that_wants_more_than_was_sent_becomes_its_base(monkeypatch: pyt
         def __init__(self, message: str, *, uid: str) -> None:
             super().__init__(message, uid=uid)
 
-    monkeypatch.setitem(protocol._CLASSES, "demanding", Demanding)
+    monkeypatch.setitem(verbs._CLASSES, "demanding", Demanding)
     assert type(decode_error({"code": "demanding", "message": "text", "attributes": {"uid": "x"}})) is Demanding
     assert type(decode_error({"code": "demanding", "message": "text"})) is CoordinatorError

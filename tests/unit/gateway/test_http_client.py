@@ -21,8 +21,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
-from airflow_provider_statecheck.gateway.http import HttpGateway
-from airflow_provider_statecheck.gateway.http_client import GivenToken, HttpClient
+from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
 
 TOKEN = "the-token-itself"
 URL = "http://coordinator:8080"

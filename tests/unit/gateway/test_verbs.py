@@ -12,8 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.gateway.http import HttpCalls
-from airflow_provider_statecheck.gateway.http_client import GivenToken
+from airflow_provider_statecheck.gateway.http import GivenToken, HttpCalls
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, verbs_of
 
 JOB = JobId("0" * 32)

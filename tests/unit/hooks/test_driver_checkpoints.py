@@ -20,9 +20,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage, repeatedly
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_acknowledgement
+from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement
 from tests.unit.hooks.test_submitted_stage import Gateway, make_stage
 
 OF = "of job 'sales', operator 'aggregate', attempt"

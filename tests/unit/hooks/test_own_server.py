@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.gateway.http import HttpGateway
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks.submitted_stage import OwnTokens, serving
-from airflow_provider_statecheck.metadata.database import open_engine
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from tests.unit.api.server import CALLER, Tasks
 

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.queryable.client import QueryableStateClient
-from airflow_provider_statecheck.queryable.local_client import LocalStateClient
+from airflow_provider_statecheck.queryable.reads import LocalStateClient
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.queried_stage import QueriedStage

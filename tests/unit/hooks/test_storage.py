@@ -11,7 +11,7 @@ from airflow.sdk.io import fs as airflow_filesystems
 from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.storage import open_storage
+from airflow_provider_statecheck.hooks.connection import open_storage
 
 SECRET = "wJalr/secret+key"
 

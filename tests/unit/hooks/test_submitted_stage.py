@@ -13,9 +13,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptRecord, Attemp
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess, SubmittedStage
 from airflow_provider_statecheck.spark.driver.handover import DriverSettings
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, make_owner, make_registration
 
 DRIVER = DriverSettings(tolerable_failed_checkpoints=5)
 

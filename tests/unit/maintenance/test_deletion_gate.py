@@ -18,8 +18,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -30,7 +30,7 @@ from tests.unit.written_stage import JOB, WrittenStage
 _WRITERS = {
     "maintenance/gc.py",  # passes deletions on and counts them
     "state/rescaling.py",
-    "state/writing/savepoint_edit.py",
+    "state/writing/write_savepoint.py",
     "storage/discarding.py",
     "storage/orphans.py",
     "storage/snapshot_files.py",

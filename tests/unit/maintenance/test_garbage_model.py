@@ -16,21 +16,19 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, streams_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CommitStateUnknownError, StateCheckError
-from airflow_provider_statecheck.maintenance.gc import collect_job
-from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.gc import PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
 from tests.unit.storage.keyed_files import keyed, state_file
 from tests.unit.written_stage import WrittenStage, local_path
 

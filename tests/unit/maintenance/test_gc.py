@@ -13,8 +13,7 @@ from airflow_provider_statecheck.checkpoint.properties import JobStatus, Restore
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.store import RECENT
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
-from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.layout import epoch_name, orphans_uri, shared_uri, taskowned_uri
+from airflow_provider_statecheck.checkpoint.ids import epoch_name, job_id_of, orphans_uri, shared_uri, taskowned_uri
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
-from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.storage.pointers import find_source

@@ -24,8 +24,8 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CoordinatorUnavailableError,
 )
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 
 

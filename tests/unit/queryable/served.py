@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.queries import ABSENT
-from airflow_provider_statecheck.queryable.server import KvStateServer
-from airflow_provider_statecheck.queryable.state_cache import StateCache
+from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -29,7 +29,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateIdError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES, encode_error
+from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES, encode_error
 from airflow_provider_statecheck.queryable.client import AsyncQueryableStateClient, QueryableStateClient
 from airflow_provider_statecheck.queryable.queries import ABSENT
 from airflow_provider_statecheck.state.descriptors import StateKind, ValueStateDescriptor

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.keyed_harness import KeyedHarness, all_descriptors, read_all, write_all
+from airflow_provider_statecheck.testing.function_harness import KeyedHarness, all_descriptors, read_all, write_all
 from tests.unit.queryable.replies import as_served, reply_of, sent, served_user_keys
 from tests.unit.state.serializers.record_types import Item, Order, Point
 from tests.unit.state.serializers.test_custom_serializers import Evolving, Sketch, SketchSerializer

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.queryable import json_rows
-from airflow_provider_statecheck.queryable.json_rows import first_rows, json_column
+from airflow_provider_statecheck.queryable import answers
+from airflow_provider_statecheck.queryable.answers import first_rows, json_column
 
 PAIR = pa.struct([("a", pa.int64()), ("a", pa.string())])
 
@@ -76,7 +76,7 @@ def test_few_rows_are_converted_beyond_the_size(monkeypatch: pytest.MonkeyPatch)
         converted.append(len(values))
         return json_column(values)
 
-    monkeypatch.setattr(json_rows, "json_column", counted)
+    monkeypatch.setattr(answers, "json_column", counted)
     batch = pa.record_batch({"text": ["x" * 100] * 1000})
     assert len(first_rows(batch.schema, iter([batch]), 900, max_bytes=2500).rows) == 24
     assert sum(converted) < 50

@@ -16,16 +16,16 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateLocationError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.queryable.local_client import LocalStateClient
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from airflow_provider_statecheck.queryable.reads import LocalStateClient
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     MapStateDescriptor,
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.keyed_harness import Concatenate
+from airflow_provider_statecheck.testing.function_harness import Concatenate
 from tests.contracts.queried_stage import QueriedStage
 from tests.unit.state.serializers.record_types import Point
 from tests.written_state import BACKENDS, StatefulJob

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorUnavailableError,

@@ -30,14 +30,13 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnknownKvStateIdError,
 )
+from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.queries import ABSENT
-from airflow_provider_statecheck.queryable.server import KvStateServer
-from airflow_provider_statecheck.queryable.state_cache import StateCache
-from airflow_provider_statecheck.state.arrow.blocks import Block
+from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings, Block
 from airflow_provider_statecheck.state.arrow.part_files import LocalFiles
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent

@@ -16,13 +16,13 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, SharedCall
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery, StateReply
-from airflow_provider_statecheck.queryable.server import KvStateServer
+from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.waiting import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.queried_stage import QueriedStage
 from tests.written_state import BACKENDS, StatefulJob
 

@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import CoordinatorUnavailableError
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor
 from tests.unit.worker import ServedJobs
 

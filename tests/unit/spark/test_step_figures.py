@@ -9,8 +9,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.step_figures import StepFigures, figures_or_none
-from airflow_provider_statecheck.state.loop_progress import Iteration, Iterations, LoopProgress, Scope, StepKey
+from airflow_provider_statecheck.spark.status_log import StepFigures, figures_or_none
+from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress, Scope, StepKey
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle
 from airflow_provider_statecheck.testing.messages import make_registration

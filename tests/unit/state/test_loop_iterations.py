@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from airflow_provider_statecheck.state.loop_progress import Iteration, Iterations, StepKey
+from airflow_provider_statecheck.state.progress import Iteration, Iterations, StepKey
 
 RANKS: StepKey = ((), "ranks")
 INNER: StepKey = ((("days", "1"),), "ranks")

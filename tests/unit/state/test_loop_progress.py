@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from airflow_provider_statecheck.state.loop_progress import LoopProgress, StepKey, describe
+from airflow_provider_statecheck.state.progress import LoopProgress, StepKey, describe
 
 DAYS: StepKey = ((), "days")
 HOURS: StepKey = ((("days", "1"),), "hours")

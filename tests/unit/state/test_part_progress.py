@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from airflow_provider_statecheck.state.part_progress import BadPart, PartedStep, PartProgress
+from airflow_provider_statecheck.state.progress import BadPart, PartedStep, PartProgress
 
 STEP = ((("days", "2026-01-01"),), "scored")
 LISTED = {"format": 1, "listing": {"names": b"x\x9c\x00", "sizes": b""}, "progress": {"finished": []}}

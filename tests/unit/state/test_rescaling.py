@@ -16,18 +16,19 @@ from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreT
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
+    KeyGroupRange,
     KeyGroupsStateHandle,
     OperatorState,
     OperatorSubtaskState,
+    key_group_ranges,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import (

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, Va
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.snapshots import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.keyed_harness import KeyedHarness
+from airflow_provider_statecheck.testing.function_harness import KeyedHarness
 
 TOTAL = ValueStateDescriptor("total", int)
 PLACES = MapStateDescriptor("places", str, int)

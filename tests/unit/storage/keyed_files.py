@@ -14,12 +14,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    KeyGroupRange,
     OperatorState,
     OperatorSubtaskState,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    KeyGroupRange,
     KeyGroupsStateHandle,
     MasterState,
     OperatorState,
@@ -22,7 +23,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     SegmentFileStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
 from tests.unit.storage.documents import JOB_URI, METADATA_URI, make_document, make_snapshot
 

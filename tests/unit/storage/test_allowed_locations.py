@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
-from airflow_provider_statecheck.storage.allowed_locations import AllowedLocation, AllowedLocations, parse_locations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.uris import AllowedLocation, AllowedLocations, parse_locations
 
 JOB = "0" * 32
 

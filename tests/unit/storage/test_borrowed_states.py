@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.layout import epoch_of, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import epoch_of, job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
@@ -34,8 +33,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     load_document,
     state_uris,
 )
-from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint
+from airflow_provider_statecheck.storage.pointers import WrittenSavepoint, find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.keyed_files import files_left, keyed, state_file, take, uris, write
 from tests.unit.written_stage import JOB, WrittenStage, local_path

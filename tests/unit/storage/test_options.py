@@ -4,8 +4,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.schemes import conceal, secrets_in
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import conceal, redact, secrets_in
 
 SECRET = "wJalr/secret+key"
 

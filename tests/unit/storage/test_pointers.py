@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     PointerNotFoundError,
     StorageError,
 )
-from airflow_provider_statecheck.gateway.protocol import decode_error, encode_error
+from airflow_provider_statecheck.gateway.verbs import decode_error, encode_error
 from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    KeyGroupRange,
     KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
@@ -21,11 +22,10 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
     streams_of,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
-from airflow_provider_statecheck.storage.savepoints import StateCopies, WrittenSavepoint, write_copies
+from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies
 
 JOB, OPERATOR = "0" * 32, OperatorId("1" * 32)
 

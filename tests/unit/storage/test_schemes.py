@@ -9,7 +9,7 @@ from fsspec.registry import _registry
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.schemes import EXTRAS, open_filesystem
+from airflow_provider_statecheck.storage.uris import EXTRAS, open_filesystem
 
 
 class HostedFileSystem(MemoryFileSystem):  # type: ignore[misc]

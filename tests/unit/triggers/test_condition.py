@@ -16,9 +16,13 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
+from airflow_provider_statecheck.testing.messages import (
+    ManualClock,
+    complete_checkpoint,
+    make_acknowledgement,
+    make_registration,
+)
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition
 
 

@@ -48,7 +48,7 @@ from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import lineage_directory
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_columns import file_schema, new_columns
+from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns
 
 log = logging.getLogger(__name__)
 _TRY_BITS = 20

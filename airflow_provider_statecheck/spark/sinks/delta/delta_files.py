@@ -38,7 +38,7 @@ from airflow_provider_statecheck.spark.tables.data_files import (
     require_partitionable,
 )
 from airflow_provider_statecheck.spark.tables.delta import DeltaFile, DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_columns import (
+from airflow_provider_statecheck.spark.tables.delta_files import (
     file_schema,
     incompatibilities,
     statistics_of,

@@ -19,11 +19,18 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
 from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema
-from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader, name_preparer, staged_rows, with_constants
-from airflow_provider_statecheck.spark.sinks.sql.tables import TableName, commits_table, heads_table, output_table
+from airflow_provider_statecheck.spark.sinks.sql.loading import (
+    RowLoader,
+    TableName,
+    commits_table,
+    heads_table,
+    name_preparer,
+    output_table,
+    staged_rows,
+    with_constants,
+)
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory, sweep_staged
-from airflow_provider_statecheck.spark.tables.databases import SinkDatabase
-from airflow_provider_statecheck.spark.tables.sql_types import is_incompatible
+from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_incompatible
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    OperatorState,
+    OperatorSubtaskState,
+    key_group_range_of,
+)
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     KEY_GROUP,
@@ -30,14 +33,15 @@ from airflow_provider_statecheck.spark.stages.stage import AggregateNode
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.contexts import KeyedBatchContext, KeyedContext, TaskInfo
-from airflow_provider_statecheck.state.functions.lifecycle import (
+from airflow_provider_statecheck.state.functions.user_functions import (
+    FlatMapFunction,
     FunctionLifecycle,
+    as_map_function,
     processes_batches,
     wants_end_of_input,
 )
-from airflow_provider_statecheck.state.functions.user_functions import FlatMapFunction, as_map_function
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.operator.raw_state import raw_operator_state_inputs
+from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 if TYPE_CHECKING:

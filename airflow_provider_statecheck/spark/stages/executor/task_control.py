@@ -20,12 +20,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.stages.planning import FunctionNode
 from airflow_provider_statecheck.state.snapshots import StateSize
-from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
+from airflow_provider_statecheck.storage.uris import AllowedLocations
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
-from airflow_provider_statecheck.storage.views.file_merging import FileMergingOptions, FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
+from airflow_provider_statecheck.storage.views.state_files import FileMergingOptions, FileMergingSnapshotManager
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer

@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Match
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.plugins.statecheck import StatecheckPlugin
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.api.pages.html import Page

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
 from tests.unit.api.pages.site import ROOT, Site
 
 HOSTILE = "<script>alert('x')<b>\"'&amp;"

@@ -8,7 +8,7 @@ from airflow_provider_statecheck.api.pages.operator_rows import OPERATORS_ON_PAG
 from airflow_provider_statecheck.api.pages.routes import LARGEST_SECTIONS
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.metadata.token_records import Caller
+from airflow_provider_statecheck.metadata.tables import Caller
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import ROOT, MadeJob, Site
 

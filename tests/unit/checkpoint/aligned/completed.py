@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    KeyGroupRange,
     KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
@@ -19,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import StorageError
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

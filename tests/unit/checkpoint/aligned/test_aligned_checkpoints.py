@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import CheckpointRequestDecider
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortCheckpoints,
     AbortScope,
@@ -23,8 +23,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     TakeOver,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
@@ -21,9 +21,8 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, StaleAttemp
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob, HeldExecutor, InlineExecutor
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
 from tests.unit.checkpoint.aligned.test_coordinator import CHECKPOINT
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.master_hooks import MasterHooks
+from airflow_provider_statecheck.checkpoint.aligned.participants import MasterHooks
 from airflow_provider_statecheck.checkpoint.states.handles import MasterState
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from tests.unit.checkpoint.aligned.stand_ins import START, InlineExecutor, seconds

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import (
+from airflow_provider_statecheck.checkpoint.aligned.participants import (
     NO_CHECKPOINT,
     OperatorCoordinatorRestoreMode,
     OperatorCoordinators,

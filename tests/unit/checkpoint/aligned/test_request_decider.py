@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.aligned.request_decider import (
+from airflow_provider_statecheck.checkpoint.aligned.plan import (
     MAX_QUEUED_REQUESTS,
     Admission,
     CheckpointRequestDecider,

@@ -9,13 +9,14 @@ from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreT
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
+    KeyGroupRange,
     KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
     OperatorSubtaskState,
+    key_group_ranges,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
 
 SPLIT, UNION, BROADCAST = DistributionMode
 

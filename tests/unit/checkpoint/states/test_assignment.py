@@ -10,10 +10,11 @@ from airflow_provider_statecheck.checkpoint.states.assignment import assign_stat
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     KeyedStateHandle,
+    KeyGroupRange,
     OperatorState,
     OperatorSubtaskState,
+    key_group_range_of,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
 from tests.unit.checkpoint.states.states import (
     UNION,

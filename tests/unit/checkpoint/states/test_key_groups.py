@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.states.key_groups import (
+from airflow_provider_statecheck.checkpoint.states.handles import (
     MAX_PARALLELISM_BOUND,
     KeyGroupRange,
     KeyGroupRangeOffsets,

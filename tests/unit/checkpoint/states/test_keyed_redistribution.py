@@ -11,9 +11,10 @@ from airflow_provider_statecheck.checkpoint.states.assignment import intersectio
 from airflow_provider_statecheck.checkpoint.states.handles import (
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
+    KeyGroupRange,
     KeyGroupsStateHandle,
+    key_group_ranges,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.states.states import file, keyed_handle
 

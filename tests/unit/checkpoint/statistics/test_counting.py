@@ -20,9 +20,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement, make_registration
 
 STEPS = ("trigger", "acknowledge", "decline", "expire", "register", "finish", "repeat")
 

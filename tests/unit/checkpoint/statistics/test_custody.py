@@ -20,9 +20,13 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
+from airflow_provider_statecheck.testing.messages import (
+    ManualClock,
+    complete_checkpoint,
+    make_acknowledgement,
+    make_registration,
+)
 
 JOB = job_id_of("sales")
 SAVEPOINTS = "memory://savepoints"

@@ -16,9 +16,8 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.costs.pacing import FailureHistory, measured_costs
-from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
+from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement, make_registration
 
 
 class Job:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.costs.free_space import (
+from airflow_provider_statecheck.spark.costs.stage_costs import (
     UNKNOWN_SIZE_BYTES,
     full_disk_named,
     require_room,

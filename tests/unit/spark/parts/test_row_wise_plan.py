@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.spark.parts.plan_expressions import Refusal, sql_refusal
-from airflow_provider_statecheck.spark.parts.plan_trees import BARRIER, SUBQUERY, SUBSET, PlanNode, tree_of_text
+from airflow_provider_statecheck.spark.parts.plan_trees import (
+    BARRIER,
+    SUBQUERY,
+    SUBSET,
+    PlanNode,
+    Refusal,
+    sql_refusal,
+    tree_of_text,
+)
 from airflow_provider_statecheck.spark.parts.row_wise_plan import tree_refusal
 
 MARKER = "statecheck_over_0123456789ab"

@@ -12,8 +12,7 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles, committed_files
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
 

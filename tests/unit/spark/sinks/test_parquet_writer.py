@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.sinks.attempts import Attempt, hidden_in
 

@@ -6,8 +6,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles
-from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles, committed_files
 from airflow_provider_statecheck.storage import file_operations
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, seen_in
 

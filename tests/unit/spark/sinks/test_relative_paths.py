@@ -6,9 +6,8 @@ import pickle
 
 import pytest
 
-from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
+from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, SqlSink
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources import dataframe_source
+from airflow_provider_statecheck.spark.sources import item_source
 
-DataFrameSource: Any = dataframe_source.DataFrameSource  # no session is needed here
+DataFrameSource: Any = item_source.DataFrameSource  # no session is needed here
 
 
 class Frame(list[Any]):

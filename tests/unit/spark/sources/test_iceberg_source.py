@@ -25,11 +25,15 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sources import iceberg_source
 from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
-from airflow_provider_statecheck.spark.sources.iceberg_ranges import IcebergRanges
-from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergFileReader, IcebergSource, pack_shares
+from airflow_provider_statecheck.spark.sources.iceberg_source import (
+    IcebergFileReader,
+    IcebergRanges,
+    IcebergSource,
+    pack_shares,
+)
 from airflow_provider_statecheck.spark.sources.source import OnChange
-from airflow_provider_statecheck.spark.tables.frames import read_tasks
 from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file
+from airflow_provider_statecheck.spark.tables.schemas import read_tasks
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.iceberg.tables import (
     TABLE,

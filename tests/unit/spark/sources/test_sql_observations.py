@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_statecheck.spark.sources.sql.changed_rows import Observation, merge_adjacent
+from airflow_provider_statecheck.spark.sources.sql.reader import Observation, merge_adjacent
 from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange
 
 

@@ -23,9 +23,9 @@ from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_B
 from airflow_provider_statecheck.spark.sources.source import OnChange
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, reconcile_commits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.uris import AllowedLocations
 from tests.unit.spark.sinks.attempts import Attempt
 
 StageOutputSource: Any = stage_output_source.StageOutputSource  # no session is needed here

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.delta import library_options
-from airflow_provider_statecheck.spark.tables.delta_columns import file_schema, statistics_of
+from airflow_provider_statecheck.spark.tables.delta_files import file_schema, statistics_of
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError
-from airflow_provider_statecheck.spark.tables.frames import TaskReader, concealed_failures, pack_tasks, read_tasks
-from airflow_provider_statecheck.spark.tables.parquet_files import consecutive
-from airflow_provider_statecheck.spark.tables.schemas import merged_schema
+from airflow_provider_statecheck.spark.tables.schemas import (
+    TaskReader,
+    concealed_failures,
+    consecutive,
+    merged_schema,
+    pack_tasks,
+    read_tasks,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

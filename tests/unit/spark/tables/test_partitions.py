@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.file_listing import require_same_partition_columns
-from airflow_provider_statecheck.spark.tables.frames import partition_names, partition_path, partition_values
+from airflow_provider_statecheck.spark.tables.schemas import partition_names, partition_path, partition_values
 
 ROOT = "s3://lake/orders"
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

@@ -14,8 +14,6 @@ from pyspark.sql import types as t
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.frames import read_tasks
-from airflow_provider_statecheck.spark.tables.parquet_files import group_sizes, rows_per_batch
 from airflow_provider_statecheck.spark.tables.row_groups import (
     RowGroupReader,
     RowGroups,
@@ -23,7 +21,7 @@ from airflow_provider_statecheck.spark.tables.row_groups import (
     pack_row_groups,
     read_footer,
 )
-from airflow_provider_statecheck.spark.tables.schemas import reads_like_spark
+from airflow_provider_statecheck.spark.tables.schemas import group_sizes, read_tasks, reads_like_spark, rows_per_batch
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import NullPool, create_engine, inspect, text
 
-from airflow_provider_statecheck.spark.tables.sql_types import column_type, is_incompatible
+from airflow_provider_statecheck.spark.tables.databases import column_type, is_incompatible
 
 pytestmark = pytest.mark.db
 

@@ -23,8 +23,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     streams_of_subtask,
 )
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.storage.views.file_merging import FileMergingOptions, FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_files import FileMergingOptions, FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.state.arrow.harness import GROUPS, Job
 

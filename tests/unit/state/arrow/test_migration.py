@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,

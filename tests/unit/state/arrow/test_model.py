@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
-from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,

@@ -29,7 +29,7 @@ from airflow_provider_statecheck.storage.views.memory_storage import (
     DEFAULT_MAX_STATE_SIZE,
     MemoryBackendCheckpointStorageAccess,
 )
-from airflow_provider_statecheck.testing.keyed_harness import ATTEMPT, KeyedHarness
+from airflow_provider_statecheck.testing.function_harness import ATTEMPT, KeyedHarness
 from airflow_provider_statecheck.testing.keyed_ttl_contract import TTL
 
 

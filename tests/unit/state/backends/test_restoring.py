@@ -12,8 +12,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     IncrementalKeyedStateHandle,
+    KeyGroupRange,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
     CorruptStateError,
@@ -22,10 +22,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.restored_state import restoring
+from airflow_provider_statecheck.state.backends.state_backend import restoring
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.keyed_harness import KEY_GROUPS, KeyedHarness
+from airflow_provider_statecheck.testing.function_harness import KEY_GROUPS, KeyedHarness
 
 
 @pytest.fixture

@@ -9,18 +9,16 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.functions.contexts import KeyedContext
-from airflow_provider_statecheck.state.functions.lifecycle import (
-    overrides,
-    processes_batches,
-    processes_elements,
-    require_keyed_process_function,
-    wants_end_of_input,
-)
 from airflow_provider_statecheck.state.functions.user_functions import (
     KeyedProcessFunction,
     MapFunction,
     RichMapFunction,
     as_map_function,
+    overrides,
+    processes_batches,
+    processes_elements,
+    require_keyed_process_function,
+    wants_end_of_input,
 )
 
 

@@ -19,10 +19,13 @@ from airflow_provider_statecheck.state.functions.contexts import (
     RuntimeContext,
     StateSnapshotContext,
 )
-from airflow_provider_statecheck.state.functions.lifecycle import FunctionLifecycle
-from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, RichMapFunction
+from airflow_provider_statecheck.state.functions.user_functions import (
+    CheckpointedFunction,
+    FunctionLifecycle,
+    RichMapFunction,
+)
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.raw_state import raw_operator_state_inputs
+from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory

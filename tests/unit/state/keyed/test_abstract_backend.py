@@ -22,7 +22,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.keyed_harness import KEY_GROUPS, KeyedHarness
+from airflow_provider_statecheck.testing.function_harness import KEY_GROUPS, KeyedHarness
 
 TTL = StateTtlConfig(timedelta(seconds=1))
 
@@ -153,7 +153,7 @@ def test_restored_state_goes_on_with_a_reconfigured_serializer(keyed: KeyedHarne
 def test_backends_are_named_without_loading_arrow() -> None:
     code = (
         "import sys; import airflow_provider_statecheck.state.backends.hash_state_backend, "
-        "airflow_provider_statecheck.state.backends.hash_state_backend, airflow_provider_statecheck.state.backends.loading, "
+        "airflow_provider_statecheck.state.backends.hash_state_backend, airflow_provider_statecheck.state.backends.state_backend, "
         "airflow_provider_statecheck.state.keyed.abstract_backend; "
         "print([name for name in ('pyarrow', 'numpy', 'xxhash', 'airflow') if name in sys.modules])"
     )

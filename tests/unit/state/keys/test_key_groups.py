@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.state.keys.key_columns import key_groups
-from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer, key_groups
 from airflow_provider_statecheck.state.keys.key_types import hash_bytes, hash_int, hash_long, key_group_of_hash
 from tests.key_values import EDGES, STRATEGIES, TYPES, decode
 

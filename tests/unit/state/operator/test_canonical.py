@@ -26,8 +26,13 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.parquet_format import decode_parquet, encode_parquet
-from airflow_provider_statecheck.state.operator.stream_format import ElementSerializers, WrittenState, decode
+from airflow_provider_statecheck.state.operator.stream_format import (
+    ElementSerializers,
+    WrittenState,
+    decode,
+    decode_parquet,
+    encode_parquet,
+)
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata

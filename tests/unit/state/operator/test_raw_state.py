@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.state.operator.raw_state import (
+from airflow_provider_statecheck.state.operator.states import (
     RawOperatorStateOutput,
     StatePartitionStreamProvider,
     raw_operator_state_inputs,

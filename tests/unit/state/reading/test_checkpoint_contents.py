@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnknownStateError
 from airflow_provider_statecheck.spark.stages.stage_state import driver_state
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateKind, ValueStateDescriptor
-from airflow_provider_statecheck.state.loop_progress import Iteration, Iterations, LoopProgress
+from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress
 from airflow_provider_statecheck.state.reading.checkpoint_contents import (
     CheckpointContents,
     FinishedItems,

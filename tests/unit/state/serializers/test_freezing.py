@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
+from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer, TtlValue
 from airflow_provider_statecheck.state.serializers.nested_columns import freezing_of
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer, TtlValue
 
 
 @dataclass

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer, TtlValue
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer, TtlValue
 from tests.unit.state.serializers.record_types import Colour, Frozen, Item, Level, Order, Point, Renamed, WithLateField
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
+from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer, TtlValue
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, serializer_of
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -21,7 +22,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     SerializerSnapshot,
     never_migrated,
 )
-from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer, TtlValue
 from tests.unit.state.serializers.test_round_trips import EVERY_TYPE, INT64, TEXT, TYPES
 
 AS_IS, RECONFIGURED, MIGRATION, INCOMPATIBLE = (

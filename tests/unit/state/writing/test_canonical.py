@@ -26,13 +26,13 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    KeyGroupRange,
     OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
     OperatorSubtaskState,
     streams_of,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
     CorruptStateError,
@@ -41,8 +41,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.arrow.part_files import Part
-from airflow_provider_statecheck.state.arrow.snapshot_metadata import decode_meta, encode_meta
+from airflow_provider_statecheck.state.arrow.part_files import Part, decode_meta, encode_meta
 from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -61,7 +60,7 @@ from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.state.writing.canonical_files import KeyedFiles
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
-from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint
+from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 from airflow_provider_statecheck.storage.views.state_files import read_state as read_file
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.written_state import GROUPS, SMALL, StatefulJob

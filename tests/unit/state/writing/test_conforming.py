@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.state_dataframes import to_spark_types
-from airflow_provider_statecheck.state.serializers.portable_types import conformed
+from airflow_provider_statecheck.state.serializers.nested_columns import conformed
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 COLUMNS: list[Any] = [

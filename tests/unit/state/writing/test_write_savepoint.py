@@ -32,7 +32,7 @@ from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.written_state import BACKENDS, FUNCTION, GROUPS, STAGE, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
@@ -256,12 +256,12 @@ def test_rows_without_a_key_are_refused(target: str) -> None:
 
 def test_failure_leaves_no_savepoint(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_statecheck.exceptions import StorageError
-    from airflow_provider_statecheck.state.writing import savepoint_edit
+    from airflow_provider_statecheck.state.writing import write_savepoint
 
     def fail(*_: Any, **__: Any) -> bytes:
         raise StorageError("no space")
 
-    monkeypatch.setattr(savepoint_edit, "write_metadata", fail)
+    monkeypatch.setattr(write_savepoint, "write_metadata", fail)
     with pytest.raises(StorageError):
         written(numbers(20_000), VALUE, target)
     assert not CheckpointStorage.open(target).list_files(target)

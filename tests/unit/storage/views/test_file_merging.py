@@ -23,13 +23,13 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
-from airflow_provider_statecheck.storage.views.file_merging import (
+from airflow_provider_statecheck.storage.views.memory_storage import MemoryBackendCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_files import (
     FileMergingOptions,
     FileMergingSnapshotManager,
     files_to_retire,
+    read_state,
 )
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryBackendCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, make_access, save

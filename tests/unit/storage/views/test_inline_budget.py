@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from airflow_provider_statecheck.checkpoint.layout import epoch_of
+from airflow_provider_statecheck.checkpoint.ids import epoch_of
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,

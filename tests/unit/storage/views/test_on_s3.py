@@ -10,7 +10,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.schemes import open_filesystem
+from airflow_provider_statecheck.storage.uris import open_filesystem
 from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream, read_state
 from tests.object_store import Fault, ObjectStore
 from tests.unit.storage.views.places import EXCLUSIVE, SHARED, files, job_of, make_access, save

@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
-from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
+from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 
 _SETTINGS = (

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
-from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
+from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, rows_of, table_at
 

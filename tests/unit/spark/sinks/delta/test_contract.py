@@ -11,11 +11,10 @@ from typing_extensions import override
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogFiles
 from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
-from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
 from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess
-from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step
-from airflow_provider_statecheck.testing.upsert_contract import UpsertContract
+from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step, UpsertContract
 from tests.unit.spark.sinks.delta.attempts import keys_of, orphans_in, rows_of, versions_of
 
 

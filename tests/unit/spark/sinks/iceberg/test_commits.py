@@ -12,7 +12,7 @@ from pyiceberg.table.update import AssertRefSnapshotId
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, CorruptStateError, StorageError
 from airflow_provider_statecheck.spark.sinks.commits import committer
 from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_ledger import TableLedger, files_of
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_destination import TableLedger, files_of
 from tests.unit.spark.sinks.iceberg.tables import (
     Attempt,
     append_as_somebody_else,

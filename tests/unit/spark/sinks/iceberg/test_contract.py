@@ -10,11 +10,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
-from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
 from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable
-from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkContract, Step
-from airflow_provider_statecheck.testing.upsert_contract import UpsertContract
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkContract, Step, UpsertContract
 from tests.unit.spark.sinks.attempts import schema_with
 from tests.unit.spark.sinks.iceberg.tables import MARKED, TABLE, create_table, properties_in, rows_in, seen_in
 

@@ -11,7 +11,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.spark.sinks.commits import committer
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
-from airflow_provider_statecheck.spark.tables.frames import read_tasks
+from airflow_provider_statecheck.spark.tables.schemas import read_tasks
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.object_store import KEY, REGION, SECRET, Fault
 from tests.unit.spark.sinks.iceberg.tables import TABLE, Attempt

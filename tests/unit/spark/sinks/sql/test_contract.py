@@ -13,8 +13,7 @@ from typing_extensions import override
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step
-from airflow_provider_statecheck.testing.upsert_contract import UpsertContract
+from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step, UpsertContract
 from tests.unit.spark.sinks.attempts import schema_with
 from tests.unit.spark.sinks.sql.databases import TABLE, Place
 

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
+from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 
 SECRET = "postgresql+psycopg2://ada:engine-1843@localhost:1/lake?sslpassword=hidden"

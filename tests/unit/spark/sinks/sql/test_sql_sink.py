@@ -13,8 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, lineage_of
-from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader
-from airflow_provider_statecheck.spark.sinks.sql.tables import COMMITS, HEADS, TableName, output_table
+from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS, RowLoader, TableName, output_table
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.sql.databases import TABLE

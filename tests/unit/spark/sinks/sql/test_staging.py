@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_statecheck.spark.sinks.sink import lineage_of
-from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
+from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 

@@ -1,20 +1,28 @@
-"""Tasks of the maintenance Dag: garbage collection, pruning and verification of all jobs."""
+"""
+Maintenance Dag for the checkpoints of all jobs, and its tasks.
+
+To add it, create a file in the Dags folder::
+
+    from airflow_provider_statecheck.operators.maintenance import statecheck_maintenance
+
+    statecheck_maintenance()
+"""
 
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+
+from airflow.sdk import dag, get_current_context, task
+from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
-from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
-from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway
-from airflow_provider_statecheck.hooks.savepoints import job_savepoints
-from airflow_provider_statecheck.hooks.storage import storage_opener
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
+from airflow_provider_statecheck.hooks.maintenance import job_savepoints, maintenance_gateway
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
-from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -22,6 +30,54 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.maintenance.verify import Verification
+
+
+_SUNDAY = 6
+_DOC = """
+Maintain the checkpoints of all jobs.
+
+* `collect` deletes the files of ended checkpoints every day.
+* `prune` deletes rows, jobs of test runs and jobs of ended runs that are older than a month, every day.
+* `verify` reads the retained checkpoints of all jobs on Sundays, and fails if one of them cannot be restored.
+
+The tasks run one after the other, independent of each other's result. They call the coordinator over HTTP, which accepts
+maintenance calls from the Dags in `[statecheck] maintenance_dags`.
+"""
+
+
+@dag(
+    dag_id="statecheck_maintenance",
+    schedule="@daily",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    max_active_tasks=1,
+    is_paused_upon_creation=True,
+    doc_md=_DOC,
+    tags=["statecheck"],
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=10)},
+)
+def statecheck_maintenance() -> None:
+    """Collect and prune every day, verify on Sundays."""
+
+    @task
+    def collect() -> int:
+        return collect_all()
+
+    @task
+    def prune() -> int:
+        return prune_all()
+
+    @task
+    def verify() -> int:
+        if get_current_context()["dag_run"].run_after.weekday() != _SUNDAY:
+            raise AirflowSkipException("Checkpoints are verified on Sundays.")
+        return verify_all()
+
+    # Without dependencies, a failed task does not stop the others, and the run still fails.
+    collect()
+    prune()
+    verify()
 
 
 log = logging.getLogger(__name__)

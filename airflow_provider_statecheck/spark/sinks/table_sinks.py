@@ -1,0 +1,362 @@
+"""Sinks for Delta, Iceberg and SQL tables, with exactly-once commits per checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+from typing_extensions import override
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
+from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaDestination, DeltaOutput
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaCommittable, DeltaFiles, DeltaSinkWriter
+from airflow_provider_statecheck.spark.sinks.delta.upserted_rows import AppendedFiles, UpsertedRows
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_destination import IcebergDestination
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import (
+    IcebergCommittable,
+    IcebergSinkWriter,
+    WriterTarget,
+)
+from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
+    has_marks,
+    require_fitting_columns,
+    require_keys,
+    require_no_equality_deletes,
+    require_partitionable,
+    require_writable_table,
+)
+from airflow_provider_statecheck.spark.sinks.sink import (
+    Committable,
+    OnEarlierOutput,
+    SinkContext,
+    SinkTaskContext,
+    require_one_of,
+    unique_names,
+)
+from airflow_provider_statecheck.spark.sinks.sql.loading import SqlSinkWriter, TableName, require_columns
+from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    LEDGER_DIRECTORY,
+    OpenedTarget,
+    TargetFiles,
+    open_target,
+)
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.tables.data_files import FileLayout
+from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, shown_address
+from airflow_provider_statecheck.spark.tables.delta import (
+    DeltaTableAccess,
+    deltalake,
+    library_options,
+    require_safe_commits,
+)
+from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress
+from airflow_provider_statecheck.storage.uris import redact
+
+_DEFAULT_FILE_BYTES = 512 * 1024 * 1024
+Compression = Literal["zstd", "snappy", "gzip", "none"]
+
+
+class DeltaSink(CommittingSink):
+    """
+    Adds the output of each checkpoint to a Delta table in one version, when the checkpoint is complete, or upserts it.
+
+    A missing table is created. Other writers may write to the table concurrently; without ``upsert_by``, the sink never
+    changes their files.
+
+    :param table: Directory of the table as a path or a URI.
+    :param partition_by: Partition columns of the table.
+    :param upsert_by: Key columns for upserts by the driver; by default rows are only added.
+    :param merge_schema: Whether to add missing columns to the table.
+    :param compression: Parquet compression codec.
+    :param max_file_bytes: File size in bytes at which the writer starts a new file, by default 512 MiB.
+    :param storage_options: Filesystem options; by default those of the stage's checkpoint storage.
+    :param delta_options: Options of deltalake for the same storage; by default derived from ``storage_options``.
+    :param on_earlier_output: Handling of the output of earlier starts by a fresh start: ``retract`` replaces it with
+        the first commit, ``refuse`` fails the start.
+    :raises InvalidConfigurationError: if an argument is out of range.
+    """
+
+    _committable: ClassVar[type[DeltaCommittable]] = DeltaCommittable
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        partition_by: Sequence[str] = (),
+        upsert_by: Sequence[str] = (),
+        merge_schema: bool = False,
+        compression: Compression = "zstd",
+        max_file_bytes: int = _DEFAULT_FILE_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        delta_options: Mapping[str, str] | None = None,
+        on_earlier_output: OnEarlierOutput = "retract",
+    ) -> None:
+        super().__init__(on_earlier_output)
+        require_one_of("compression", compression, get_args(Compression))
+        self.table = table
+        self._partition_by = unique_names("partition_by", partition_by)
+        self._merges_schema = merge_schema
+        self._keys = unique_names("upsert_by", upsert_by)
+        self._layout = FileLayout(
+            compression=compression,
+            partition_by=() if self._keys else self._partition_by,  # deltalake writes the files of an upsert
+            max_file_bytes=max_file_bytes,
+        )
+        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
+        self._given_delta_options = None if delta_options is None else HiddenOptions(delta_options)
+        self._target: OpenedTarget | None = None
+        self._generation = 0
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({redact(self.table)!r})"
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks only write files.
+        return {**super().__getstate__(), "_given_delta_options": None}
+
+    def writer(self, context: SinkTaskContext) -> DeltaSinkWriter:
+        """Return the writer of one Spark task."""
+        files = self._require_opened(self._target).files(DeltaFiles)
+        return DeltaSinkWriter(files, self._layout, self._generation, context, self._keys)
+
+    @override
+    def _destination(self, context: SinkContext) -> DeltaDestination:
+        deltalake()
+        target = OpenedTarget.of(self.table, context, self._given_options)
+        table, files = self._access(target), target.files(DeltaFiles)
+        ledger = open_target(f"{target.uri}/{LEDGER_DIRECTORY}", target.options.reveal())
+        records = CommitFiles(ledger, context.lineage, DeltaCommittable)
+        self._target, self._generation = target, context.generation
+        return DeltaDestination(
+            table=table,
+            files=files,
+            records=records,
+            output=self._output(table, files, records),
+            context=context,
+            partition_by=self._partition_by,
+            merges_schema=self._merges_schema,
+        )
+
+    def _access(self, target: OpenedTarget) -> DeltaTableAccess:
+        options = self._given_delta_options or HiddenOptions(library_options(target.uri, target.options.reveal()))
+        require_safe_commits(options.reveal())
+        return DeltaTableAccess(target.uri, options)
+
+    def _output(self, table: DeltaTableAccess, files: DeltaFiles, records: CommitFiles) -> DeltaOutput:
+        if not self._keys:
+            return AppendedFiles(table, files, records)
+        compression = self._layout.compression
+        return UpsertedRows(table=table, files=files, records=records, keys=self._keys, compression=compression)
+
+
+_DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
+
+
+class IcebergSink(CommittingSink):
+    """
+    Adds the output of each checkpoint to an Iceberg table in one snapshot, when the checkpoint is complete.
+
+    Several sinks of one or more stages may write to a table, concurrently with other writers; without ``upsert_by``, each
+    changes only its own files. The table must exist, and it determines the columns, the partitions and the file properties.
+
+    :param table: Identifier of the table, such as ``sales.orders``.
+    :param catalog: Name of the catalog; by default the one that is configured for pyiceberg.
+    :param properties: Properties of the pyiceberg catalog and of the table's storage, such as ``uri``; may contain
+        credentials.
+    :param upsert_by: Key columns for upserts; without them the sink appends rows. The driver rewrites the files that
+        contain keys of a checkpoint.
+    :param buffer_bytes: Size in bytes of the rows that a task buffers before it writes one file per partition, by
+        default 128 MiB.
+    :param on_earlier_output: Handling of the output of earlier starts by a fresh start: ``retract`` removes it with the
+        first commit, ``refuse`` fails the start.
+    :raises InvalidConfigurationError: if an argument is out of range.
+    """
+
+    _committable: ClassVar[type[IcebergCommittable]] = IcebergCommittable
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+        upsert_by: Sequence[str] = (),
+        buffer_bytes: int = _DEFAULT_BUFFER_BYTES,
+        on_earlier_output: OnEarlierOutput = "retract",
+    ) -> None:
+        super().__init__(on_earlier_output)
+        if buffer_bytes < 1:
+            raise InvalidConfigurationError(f"Expected buffer_bytes of 1 or more, found {buffer_bytes}; raise it.")
+        self.table = table
+        self._address: TableAddress | None = TableAddress(table, catalog, properties)
+        self._upsert_by = unique_names("upsert_by", upsert_by)
+        self._buffer_bytes = buffer_bytes
+        self._target: WriterTarget | None = None
+        self._opened: OpenTable | None = None
+
+    def __repr__(self) -> str:
+        return f"IcebergSink({self.table!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks write; only the driver needs the catalog and its credentials.
+        address = self._address if self._target is None else None
+        return {**super().__getstate__(), "_opened": None, "_address": address}
+
+    @override
+    def open(self, context: SinkContext) -> None:
+        self._release()
+        try:
+            super().open(context)
+        except BaseException:
+            self._release()
+            raise
+
+    def writer(self, context: SinkTaskContext) -> IcebergSinkWriter:
+        """Return the writer of one Spark task."""
+        return IcebergSinkWriter(self._require_opened(self._target), context)
+
+    @override
+    def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
+        """
+        Add the files of a completed checkpoint; idempotent.
+
+        :raises StaleAttemptError: if a newer attempt owns the table.
+        :raises CorruptStateError: if files are missing, or the output differs from an earlier commit of the checkpoint.
+        :raises IncompatibleCheckpointError: if another job has not committed its output of the restored savepoint.
+        :raises UnsupportedStateError: if the partitions of the table have changed.
+        :raises StorageError: if the catalog fails, or all tries conflict with other commits.
+        :raises CommitStateUnknownError: if the outcome of the commit is unknown; the next attempt checks the table.
+        """
+        super().commit(checkpoint_id, committables)
+        # Vended credentials for the storage expire, often after an hour.
+        if self._opened is not None and self._target is not None:
+            self._update_target(self._opened, self._target.lineage)
+
+    @override
+    def close(self, succeeded: bool) -> None:
+        try:
+            super().close(succeeded)
+        finally:
+            self._release()
+
+    @override
+    def _destination(self, context: SinkContext) -> IcebergDestination:
+        if self._address is None:
+            raise self._copy_error()
+        self._opened = table = OpenTable(self._address)
+        loaded = table.load()
+        with table.redacted_failures():
+            self._require_fitting(loaded, context.schema, table.name)
+            self.can_retract = not self._upsert_by or has_marks(loaded)
+        self._update_target(table, context.lineage)
+        return IcebergDestination(
+            table=table,
+            context=context,
+            upsert_by=self._upsert_by,
+            marks_rows=bool(self._upsert_by) and self.can_retract,
+        )
+
+    def _require_fitting(self, loaded: Any, schema: Any, name: str) -> None:
+        require_writable_table(loaded, name)
+        require_partitionable(loaded, name)
+        require_fitting_columns(loaded, schema, name)
+        if self._upsert_by:
+            require_keys(loaded, self._upsert_by, schema, name)
+            require_no_equality_deletes(loaded, name)
+
+    def _update_target(self, table: OpenTable, lineage: str) -> None:
+        with table.redacted_failures():
+            self._target = WriterTarget.of(
+                table.latest, table.name, lineage=lineage, buffer_bytes=self._buffer_bytes, upsert_by=self._upsert_by
+            )
+
+    def _release(self) -> None:
+        self._committer = None
+        table, self._opened = self._opened, None
+        if table is not None:
+            table.close()
+
+
+class SqlSink(CommittingSink):
+    """
+    Adds the rows of each checkpoint to a PostgreSQL or SQLite table in one transaction, or upserts them by key.
+
+    Spark tasks stage the rows as files; only the driver connects to the database. Several sinks of one or more stages
+    may write to the same table and share a staging directory.
+
+    :param url: SQLAlchemy URL, ``env:NAME`` for a URL in an environment variable of the driver, or a function that
+        returns a URL. The URL is never logged.
+    :param table: Table as ``table`` or ``schema.table``; created if it is missing.
+    :param staging: Directory for staged rows as a path or an fsspec URI; the driver and all executors must reach it.
+    :param upsert_by: Key columns for upserts; by default rows are only added.
+    :param mark_rows: Whether two additional columns record the sink and the checkpoint of each row. Without them,
+        committed rows cannot be rolled back, and a start that requires it fails.
+    :param storage_options: Filesystem options of the staging directory; by default those of the stage's checkpoint
+        storage.
+    :param on_earlier_output: Handling of the output of earlier starts by a fresh start: ``retract`` deletes it with the
+        first commit, ``refuse`` fails the start.
+    :raises InvalidConfigurationError: if an argument is out of range.
+    """
+
+    _committable: ClassVar[type[Committable]] = Committable
+
+    def __init__(
+        self,
+        url: str | Callable[[], str],
+        table: str,
+        *,
+        staging: str,
+        upsert_by: Sequence[str] = (),
+        mark_rows: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        on_earlier_output: OnEarlierOutput = "retract",
+    ) -> None:
+        super().__init__(on_earlier_output)
+        self._shown = shown_address(url)
+        self._url: str | Callable[[], str] | None = url
+        self._table = TableName.parse(table)
+        self._staging = staging
+        self._keys = unique_names("upsert_by", upsert_by)
+        self.can_retract = mark_rows
+        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
+        self._target: OpenedTarget | None = None
+
+    def __repr__(self) -> str:
+        return f"SqlSink({self._shown!r}, {str(self._table)!r})"
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # Tasks stage rows; only the driver, which opens the sink, connects to the database.
+        url = None if self._target is not None else self._url
+        return {**super().__getstate__(), "_url": url}
+
+    def writer(self, context: SinkTaskContext) -> SqlSinkWriter:
+        """Return the writer of one Spark task."""
+        return SqlSinkWriter(self._require_opened(self._target).files(TargetFiles), self._keys, context)
+
+    @override
+    def _destination(self, context: SinkContext) -> SqlDestination:
+        if self._url is None:
+            raise self._copy_error()
+        if context.schema is not None:
+            require_columns(context.schema, self._keys)
+        target = OpenedTarget.of(self._staging, context, self._given_options)
+        files = target.files(TargetFiles)
+        require_directory(files)
+        destination = SqlDestination(
+            database=SinkDatabase.open(self._url),
+            table=self._table,
+            files=files,
+            keys=self._keys,
+            marks_rows=self.can_retract,
+            job_name=context.job_name,
+            uid=context.uid,
+        )
+        destination.prepare(context.schema)
+        self._target = target
+        return destination
