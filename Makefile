@@ -37,10 +37,10 @@ down: $(READY) ## Stop these processes and delete their files
 	@$(BIN)/python -m scripts.stack down
 
 test: $(READY) ## Run the tests
-	@sh scripts/run_tests $(BIN)/python $(ARGS)
+	@sh scripts/run_tests $(BIN)/python 'not soak' $(ARGS)
 
 soak: $(READY) ## Run the long tests
-	@$(BIN)/python -m pytest -m 'soak or live' $(ARGS)
+	@sh scripts/run_tests $(BIN)/python 'soak or live' $(ARGS)
 
 check: $(READY) ## Lint, format, types, layers, unused code, spelling, wording, docker/
 	@$(BIN)/ruff check $(CODE)

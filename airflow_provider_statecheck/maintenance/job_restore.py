@@ -213,7 +213,7 @@ class JobRestoring:
 
         :raises CheckpointNotFoundError: There is no such job.
         :raises ConcurrentAttemptError: A task of the job is running.
-        :raises InvalidConfigurationError: A part is not one of the savepoint.
+        :raises InvalidConfigurationError: The savepoint has no part, or a part is not one of it.
         """
         _require_of_pointer(request.savepoint)
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
@@ -225,6 +225,11 @@ class JobRestoring:
 
 def _require_of_pointer(savepoint: JobSavepoint) -> None:
     # The rows say which files the next attempts read, and the caller may be a task.
+    if not savepoint.parts:
+        raise InvalidConfigurationError(
+            f"Expected the parts of the savepoint {redact(savepoint.pointer)}, found none; nothing was changed. Without a part, every "
+            f"stage would start without state. Read the parts from the metadata of the savepoint."
+        )
     uri = f"{savepoint.pointer}/{METADATA_FILE}"
     for part in savepoint.parts:
         expected = replace(

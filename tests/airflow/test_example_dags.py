@@ -53,6 +53,7 @@ def as_set(rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
     return set(counted)
 
 
+@pytest.mark.soak
 def test_running_delays_give_each_flight_with_what_its_aircraft_went_through_before(examples: Examples) -> None:
     assert examples.run("example_running_delays") == SUCCESS, examples.log
     assert as_set(examples.rows("running_delays")) == set(expected_delays())
@@ -68,6 +69,7 @@ def expected_delays() -> Iterator[tuple[Any, ...]]:
                 last, lost = delay, lost + max(0.0, delay)
 
 
+@pytest.mark.soak
 def test_sessions_go_on_with_the_month_that_failed_and_each_stay_is_given_once(examples: Examples) -> None:
     assert examples.run("example_sessions", failing=4) == SUCCESS, examples.log
     assert as_set(examples.rows("stays")) == set(expected_stays())
@@ -235,6 +237,7 @@ def expected_routes(airport: str) -> Iterator[tuple[Any, ...]]:
         yield dest, len(of_dest), sum(delay > 15 for delay in known), max(known, default=None)
 
 
+@pytest.mark.soak
 def test_pagerank_ends_with_the_ranks_that_change_no_more(examples: Examples) -> None:
     assert examples.run("example_pagerank") == SUCCESS, examples.log
     files = (examples.data / "airport_ranks").glob("*.parquet")
@@ -260,6 +263,7 @@ def expected_ranks() -> dict[str, float]:
     return ranks
 
 
+@pytest.mark.soak
 def test_flights_are_scored_in_parts_and_a_retry_scores_only_the_rest(examples: Examples) -> None:
     assert examples.run("example_scored_flights", failing=4) == SUCCESS, examples.log
     [file] = (examples.data / "late_carriers").glob("*.parquet")

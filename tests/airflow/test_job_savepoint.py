@@ -36,7 +36,7 @@ class Pipelines(Examples):
             folder = self.work / "input" / country
             folder.mkdir(parents=True, exist_ok=True)
             numbers = range(number, number + 10)
-            table = pa.table({"account": [f"a{n % 3}" for n in numbers], "number": list(numbers)})
+            table = pa.table({"account": [f"{country}{n % 3}" for n in numbers], "number": list(numbers)})
             pq.write_table(table, folder / f"{number}.parquet")
 
     @override
@@ -49,7 +49,8 @@ class Pipelines(Examples):
         """Let the stage wait at some payments, and return what tells that it has reached one."""
         for name in ("reached", *(f"gate-{number}" for number in numbers)):
             os.mkfifo(self.work / name)
-        reached = os.open(self.work / "reached", os.O_RDONLY | os.O_NONBLOCK)
+        # Its own writer keeps the pipe from telling its end whenever the stage has written.
+        reached = os.open(self.work / "reached", os.O_RDWR | os.O_NONBLOCK)
         try:
             yield reached
         finally:
@@ -58,15 +59,15 @@ class Pipelines(Examples):
                 (self.work / f"gate-{number}").unlink(missing_ok=True)
 
     @contextmanager
-    def at_gate(self, reached: int, number: int) -> Iterator[None]:
-        """Do something while the stage waits at a payment."""
+    def at_next_gate(self, reached: int) -> Iterator[None]:
+        """Do something while the stage waits at a payment; which one is first follows from the order of the mapped tasks."""
         self.wait_for(reached)
-        os.read(reached, 1)
+        gate = self.work / f"gate-{int(os.read(reached, 10))}"
         try:
             yield
         finally:
-            with (self.work / f"gate-{number}").open("w"):
-                (self.work / f"gate-{number}").unlink()
+            with gate.open("w"):
+                gate.unlink()
 
     def committed(self, job: str, output: str, up_to: float = inf) -> Bag[str]:
         """Return the rows that the checkpoints of a job up to one have committed."""
@@ -92,9 +93,9 @@ def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run
     with pipelines.closed_gates(SECOND, THIRD) as reached:
         pipelines.start("disturbed")
         # The mapped stage has ended, its reader runs, and the third stage waits.
-        with pipelines.at_gate(reached, SECOND):
+        with pipelines.at_next_gate(reached):
             pipelines.statecheck("savepoint", "test/disturbed", "--no-wait")
-        with pipelines.at_gate(reached, THIRD):
+        with pipelines.at_next_gate(reached):
             pipelines.statecheck("gc", "test/disturbed")
             (pipelines.work / "wrong").touch()
         assert pipelines.end() == SUCCESS, pipelines.log

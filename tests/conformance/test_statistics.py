@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy.engine import Engine
+from typing_extensions import override
 
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock
@@ -23,10 +26,12 @@ class SqlContract(StatisticsContract):
     def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
         return SqlJobStore(engine, clock)
 
-    # Its hundreds of checkpoints are quick in memory only.
-    test_the_row_stays_small_whatever_is_told = pytest.mark.soak(
-        StatisticsContract.test_the_row_stays_small_whatever_is_told
-    )
+    @pytest.mark.soak  # its hundreds of checkpoints are quick in memory only
+    @override
+    def test_the_row_stays_small_whatever_is_told(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        super().test_the_row_stays_small_whatever_is_told(coordinator, store, clock)
 
 
 class TestSqlite(OnSqlite, SqlContract): ...

@@ -67,6 +67,7 @@ class TestS3(StorageContract):
         return object_store.storage_options
 
 
+@pytest.mark.soak
 class TestS3A(TestS3):
     """Hadoop's name for the same objects."""
 

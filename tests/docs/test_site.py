@@ -12,6 +12,8 @@ import pytest
 from tests.docs.pages import PAGES, ROOT
 from tests.docs.test_troubleshooting import ERRORS
 
+pytestmark = pytest.mark.soak
+
 _FOREIGN = re.compile(r'(?:src|<link[^>]* href)="(?:https?:)?//[^"]*"')
 
 

@@ -41,7 +41,7 @@ from airflow_provider_statecheck.testing.messages import (
 
 pytestmark = pytest.mark.db
 
-ROUNDS, ROUNDS_OF_ONE_JOB = 1000, 25
+ROUNDS_OF_ONE_JOB = 25
 WAIT_SECONDS = 60.0
 
 Open = Callable[[], AttemptCoordinator]
@@ -142,11 +142,12 @@ def _check_round(race: Race, found: Round) -> None:
     }
 
 
-def test_an_acknowledgement_that_races_its_fence_is_either_restorable_or_refused(connect: Open) -> None:
+@pytest.mark.parametrize("rounds", [250, pytest.param(1000, marks=pytest.mark.soak)])
+def test_an_acknowledgement_that_races_its_fence_is_either_restorable_or_refused(connect: Open, rounds: int) -> None:
     outcomes: Counter[bool] = Counter()
     with ThreadPoolExecutor(2) as pool:
         race = Race(connect, pool)
-        for number in range(ROUNDS // ROUNDS_OF_ONE_JOB):
+        for number in range(rounds // ROUNDS_OF_ONE_JOB):
             job, last_id = f"race-{number}", 0
             current = race.register(job).attempt
             for _ in range(ROUNDS_OF_ONE_JOB):
@@ -156,7 +157,7 @@ def test_an_acknowledgement_that_races_its_fence_is_either_restorable_or_refused
                 assert found.grant.attempt.epoch == current.epoch + 1
                 outcomes[found.result is not None] += 1
                 current, last_id = found.grant.attempt, found.checkpoint_id
-    assert outcomes.total() == ROUNDS
+    assert outcomes.total() == rounds
     assert min(outcomes[True], outcomes[False]) > 0, f"no race at all: {outcomes}"
 
 

@@ -12,7 +12,7 @@ from airflow_provider_statecheck.queryable.client import QueryableStateClient
 from tests.live.deployment import ADMIN, STRANGER, Deployment
 from tests.live.runs import StageRun
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 JOB, NAME = "live_balances", "balances"
 PATH = f"jobs/{job_id_of(JOB)}"

@@ -34,9 +34,8 @@ def test_killed_pipeline_ends_right_after_a_retry(task: Callable[[str, str], Tas
     assert stage.job().checkpoints[-1].location.startswith("s3://" if store == "s3" else "file://")
 
 
-@pytest.mark.parametrize(
-    ("place", "store"), [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.soak) for cell in CELLS]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("place", "store"), CELLS)
 def test_step_that_is_killed_between_its_parts_ends_right_after_a_retry(
     task: Callable[[str, str], Task], place: str, store: str
 ) -> None:

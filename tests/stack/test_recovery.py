@@ -12,7 +12,7 @@ from scripts.example_data import flights
 from tests.live.rest import wait_until
 from tests.stack.running import DRIVER, EXECUTOR, Run, RunningStack
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 DAG = "example_resume_flights"
 FIRST_ITEMS = 3
@@ -67,7 +67,6 @@ def test_killed_driver_is_retried_from_its_last_checkpoint(stack: RunningStack) 
     assert len(stack.processes(EXECUTOR)) == 0
 
 
-@pytest.mark.soak
 def test_killed_executor_is_replaced_and_costs_no_try(stack: RunningStack) -> None:
     run, report = begun(stack, "2026-01-02")
     executors = stack.processes(EXECUTOR)
@@ -78,7 +77,6 @@ def test_killed_executor_is_replaced_and_costs_no_try(stack: RunningStack) -> No
     assert [a.status for a in run.view().attempts] == [AttemptStatus.FINISHED]
 
 
-@pytest.mark.soak
 def test_killed_worker_comes_back_and_costs_no_try(stack: RunningStack) -> None:
     run, report = begun(stack, "2026-01-03")
     pid = stack.kill("spark-worker-1")
@@ -89,7 +87,6 @@ def test_killed_worker_comes_back_and_costs_no_try(stack: RunningStack) -> None:
     assert f"spark-worker-1 exited unexpectedly as process {pid}" in stack.command("status").stdout
 
 
-@pytest.mark.soak
 def test_killed_api_server_comes_back_and_the_task_goes_on(stack: RunningStack) -> None:
     run, report = begun(stack, "2026-01-04")
     pid = stack.kill("api-server")
@@ -100,7 +97,6 @@ def test_killed_api_server_comes_back_and_the_task_goes_on(stack: RunningStack) 
     assert [a.status for a in run.view().attempts] == [AttemptStatus.FINISHED]
 
 
-@pytest.mark.soak
 def test_killed_scheduler_comes_back_and_its_task_is_retried_from_its_last_checkpoint(stack: RunningStack) -> None:
     run, report = begun(stack, "2026-01-05")
     [driver] = stack.processes(DRIVER)

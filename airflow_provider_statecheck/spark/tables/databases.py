@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, quote_plus
@@ -90,9 +91,7 @@ class Database:
             raise self._as_own_error(error) from None
 
     def _engine(self) -> Any:
-        from sqlalchemy import NullPool, create_engine
-
-        return create_engine(str(self._url.reveal()["url"]), poolclass=NullPool, hide_parameters=True)
+        return _engine_of(str(self._url.reveal()["url"]))
 
     def _as_own_error(self, error: Exception) -> StateCheckError:
         # Compares the name of the class, because SQLAlchemy itself may be missing.
@@ -166,11 +165,7 @@ class SinkDatabase(Database):
 
     @override
     def _engine(self) -> Any:
-        from sqlalchemy import NullPool, create_engine
-
-        wait = {"timeout": _SQLITE_TIMEOUT_SECONDS} if self.is_sqlite else {}
-        url = str(self._url.reveal()["url"])
-        return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=wait)
+        return _engine_of(str(self._url.reveal()["url"]), _SQLITE_TIMEOUT_SECONDS if self.is_sqlite else None)
 
     def _configure(self, connection: Connection) -> None:
         from sqlalchemy import text
@@ -247,6 +242,15 @@ def _with_absolute_file(url: str) -> str:
     if not is_file or parsed.query.get("mode") == "memory":
         return url
     return parsed.set(database=f"{scheme}{Path(path).absolute()}").render_as_string(hide_password=False)
+
+
+@lru_cache(maxsize=16)
+def _engine_of(url: str, timeout_seconds: float | None = None) -> Any:
+    # An engine asks a database for its version and its types once. It keeps no connection, so it may be shared and forked.
+    from sqlalchemy import NullPool, create_engine
+
+    wait = {} if timeout_seconds is None else {"timeout": timeout_seconds}
+    return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=wait)
 
 
 def _parse_url(url: object) -> URL:

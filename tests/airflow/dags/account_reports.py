@@ -36,7 +36,7 @@ class Balance(KeyedProcessFunction[str, Any, Any]):
     def _pass_gate(self, number: int) -> None:
         gate = self.folder / f"gate-{number}"
         if gate.is_fifo():
-            (self.folder / "reached").write_text("x")
+            (self.folder / "reached").write_text(str(number))
             gate.read_text()
 
 

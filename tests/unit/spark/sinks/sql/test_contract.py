@@ -65,8 +65,7 @@ class TestSqlSinkWithoutMarks(TestSqlSinkOnSqlite):
     settings: ClassVar[dict[str, Any]] = {"mark_rows": False}
 
 
-@pytest.mark.db
-class TestSqlSinkOnPostgres(TestSqlSinkOnSqlite):
+class OnPostgres(SinkContract):
     @pytest.fixture(autouse=True)
     def _database(self, postgres_url: str) -> None:
         self.url = postgres_url
@@ -78,5 +77,8 @@ class TestSqlSinkOnPostgres(TestSqlSinkOnSqlite):
         return place
 
 
-class TestUpsertingSqlSinkOnPostgres(TestUpsertingSqlSinkOnSqlite, TestSqlSinkOnPostgres):
-    pass
+class TestUpsertingSqlSinkOnPostgres(OnPostgres, TestUpsertingSqlSinkOnSqlite): ...
+
+
+@pytest.mark.soak
+class TestSqlSinkOnPostgres(OnPostgres, TestSqlSinkOnSqlite): ...
