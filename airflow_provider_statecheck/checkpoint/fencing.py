@@ -1,11 +1,16 @@
-"""Fencing by epoch: calls of replaced attempts are refused. Liveness of tasks."""
+"""Who may act: fencing by epoch, liveness of tasks, and the order of runs that share a job."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import dropwhile, groupby, islice
+from typing import Protocol, TypeVar
 
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 
@@ -82,3 +87,147 @@ class UnknownLiveness:
     def is_running(self, owner: AttemptOwner) -> bool:
         """Return ``False``."""
         return False
+
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def is_earlier(run_key: str, other: str) -> bool:
+    """Return whether a run has an earlier logical date than another run."""
+    date, other_date = logical_date_of(run_key), logical_date_of(other)
+    return date is not None and other_date is not None and date < other_date
+
+
+def is_same(run_key: str, other: str) -> bool:
+    """Return whether two run keys are equal, or are the same logical date in different notations."""
+    return run_key == other or (
+        logical_date_of(run_key) is not None and logical_date_of(run_key) == logical_date_of(other)
+    )
+
+
+def remaining_after_rollback(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
+    """
+    Return the checkpoints that remain after a rollback of the run that took the newest ones.
+
+    :param checkpoints: Checkpoints of one generation, newest first.
+    :param run_key: Run to roll back.
+    """
+    others = (index for index, checkpoint in enumerate(checkpoints) if checkpoint.run_key != run_key)
+    return tuple(checkpoints[next(others, len(checkpoints)) :])
+
+
+def checkpoints_before_run(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
+    """
+    Return the checkpoints that were taken before a run started.
+
+    For a run without checkpoints, these are the checkpoints from the newest run with an earlier logical date on. Newer runs
+    without a logical date are skipped.
+
+    :param checkpoints: Checkpoints of one generation, newest first.
+    :param run_key: Run, with or without checkpoints.
+    """
+    keys = [checkpoint.run_key for checkpoint in checkpoints]
+    own = [index for index, key in enumerate(keys) if is_same(run_key, key)]
+    # A run starts from the checkpoint before its own first one, even if that run has no logical date.
+    if own:
+        return tuple(checkpoints[own[-1] + 1 :])
+    later = [index for index, key in enumerate(keys) if is_earlier(run_key, key)]
+    rest = checkpoints[later[-1] + 1 if later else 0 :]
+    return tuple(dropwhile(lambda checkpoint: not is_earlier(checkpoint.run_key, run_key), rest))
+
+
+def ends_of_runs(checkpoints: Sequence[CheckpointRecord]) -> Iterator[CheckpointRecord]:
+    """
+    Yield the newest checkpoint of each run.
+
+    :param checkpoints: Checkpoints of one generation, newest first.
+    """
+    return (next(group) for _, group in groupby(checkpoints, lambda checkpoint: checkpoint.run_key))
+
+
+def logical_date_of(run_key: str) -> datetime | None:
+    """Return the logical date in a run key, or ``None`` if the key is a run id."""
+    # fromisoformat() also accepts plain digits, which may be a run id.
+    if _DATE.match(run_key) is None:
+        return None
+    try:
+        date = datetime.fromisoformat(run_key)
+    except ValueError:
+        return None
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+
+
+class Retained(Protocol):
+    """Completed checkpoint, as a row or as an object."""
+
+    @property
+    def properties(self) -> CheckpointProperties:
+        """Return the properties, which determine the owner."""
+        ...
+
+
+Checkpoint = TypeVar("Checkpoint", bound=Retained)
+
+
+def beyond_retention(checkpoints: Sequence[Checkpoint], num_retained: int) -> list[Checkpoint]:
+    """
+    Return the checkpoints beyond retention, oldest first.
+
+    The newest checkpoint is always retained, and so is the newest one that is not a savepoint: the user may delete a
+    savepoint, and a restore needs a checkpoint that only the job can delete. No such checkpoint is needed after a savepoint
+    that stops the job.
+
+    :param checkpoints: Retained checkpoints, oldest first.
+    :param num_retained: Number of checkpoints to retain, at least 1; exceeded if more must be retained.
+    :raises InvalidConfigurationError: for a number below 1.
+    """
+    require("num_retained", num_retained, lambda number: number >= 1, "at least 1")
+    required = _required_indexes(checkpoints)
+    candidates = [c for index, c in enumerate(checkpoints) if index not in required]
+    return candidates[: max(0, len(checkpoints) - num_retained)]
+
+
+def _required_indexes(checkpoints: Sequence[Retained]) -> set[int]:
+    newest = len(checkpoints) - 1
+    if newest < 0 or checkpoints[newest].properties.is_synchronous:
+        return {newest}
+    own = [index for index, c in enumerate(checkpoints) if not c.properties.is_savepoint]
+    return {newest, *own[-1:]}
+
+
+def subsumed_by_retention(
+    completed: Sequence[CheckpointRecord], num_retained: int, retained_runs: int
+) -> list[CheckpointRecord]:
+    """
+    Return the completed checkpoints of an operator that retention subsumes.
+
+    - Unusable checkpoints do not count, which leaves `num_retained` usable ones as fallbacks. They are subsumed when all
+      retained checkpoints are newer.
+    - Checkpoints of earlier generations are subsumed by the first checkpoint of a later generation.
+    - Savepoints neither count nor are subsumed, unless the operator was restored from them.
+    - Checkpoints with an open commit are retained in addition.
+
+    :param completed: Completed checkpoints of the operator, oldest first.
+    :param num_retained: Number of usable checkpoints to retain, at least 1.
+    :param retained_runs: Number of earlier runs whose last usable checkpoint is retained in addition.
+    """
+    own = [c for c in completed if c.is_restorable]
+    if not own:
+        return []
+    generation = own[-1].generation
+    usable = [c for c in own if c.unusable_reason is None and c.generation == generation]
+    ends = _ends_of_earlier_runs(usable, retained_runs)
+    beyond = (c for c in beyond_retention(usable, num_retained) if not c.awaits_commit)
+    subsumed = {c.checkpoint_id for c in beyond if c.checkpoint_id not in ends}
+    oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in subsumed), 0) if subsumed else 0
+    return [c for c in own if _is_subsumed(c, generation, subsumed, oldest_retained)]
+
+
+def _ends_of_earlier_runs(usable: Sequence[CheckpointRecord], retained_runs: int) -> set[int]:
+    return {c.checkpoint_id for c in islice(ends_of_runs(usable[::-1]), 1, 1 + retained_runs)}
+
+
+def _is_subsumed(checkpoint: CheckpointRecord, generation: int, subsumed: set[int], oldest_retained: int) -> bool:
+    if checkpoint.generation < generation or checkpoint.checkpoint_id in subsumed:
+        return True
+    return checkpoint.unusable_reason is not None and checkpoint.checkpoint_id < oldest_retained

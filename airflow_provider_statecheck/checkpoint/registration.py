@@ -20,13 +20,12 @@ from dataclasses import dataclass, replace
 from airflow_provider_statecheck.checkpoint import (
     in_place_restore,
     restore_choice,
-    run_order,
     savepoint_restore,
     statistics,
     transitions,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import require_running
+from airflow_provider_statecheck.checkpoint.fencing import is_earlier, remaining_after_rollback, require_running
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     OperatorId,
@@ -149,7 +148,7 @@ def _require_not_superseded(
         return
     newest = next(iter(transitions.restorable(tx, operator)), None)
     run = request.owner.run_key
-    if newest is None or not run_order.is_earlier(run, newest.run_key):
+    if newest is None or not is_earlier(run, newest.run_key):
         return
     raise RunSupersededError(
         f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} not to be past run {run!r}, found it at the "
@@ -164,7 +163,7 @@ def _require_not_superseded(
 
 def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, request: RegisterAttempt) -> None:
     run, reached = request.owner.run_key, "" if restore.source is None else restore.source.run
-    if not run_order.is_earlier(run, reached):
+    if not is_earlier(run, reached):
         return
     raise RunSupersededError(
         f"Expected a run from {reached!r} on, which the savepoint {restore.pointer} has reached that operator {operator.uid!r} of "
@@ -366,7 +365,7 @@ def _restart_run(
     request: RegisterAttempt,
 ) -> StartDecision:
     run = request.owner.run_key
-    before = run_order.remaining_after_rollback(candidates, run)
+    before = remaining_after_rollback(candidates, run)
     if not before and candidates and operator.first_run != run:
         raise NoRestorableCheckpointError(
             f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to restart the run "

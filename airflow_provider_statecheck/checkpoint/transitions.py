@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_savepoint_directory
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
@@ -22,7 +23,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.run_order import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError

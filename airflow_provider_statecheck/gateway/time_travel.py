@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Protocol
 
+from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -25,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway

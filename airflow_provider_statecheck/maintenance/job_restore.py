@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
-from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, is_earlier, logical_date_of
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, METADATA_FILE, JobId, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
@@ -31,7 +31,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.run_order import is_earlier, logical_date_of
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,

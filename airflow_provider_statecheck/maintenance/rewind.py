@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, run_order, transitions
-from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, checkpoints_before_run, is_earlier, is_same
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
 from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import (
@@ -172,7 +172,7 @@ def _plan(
     # A choice from before the rewind would take the operator to another checkpoint than the rewind reports.
     operator = restore_choice.withdraw(tx, before, "replaced by a rewind")
     restorable = transitions.restorable(tx, operator)
-    earlier = run_order.checkpoints_before_run(restorable, run)
+    earlier = checkpoints_before_run(restorable, run)
     if restorable and not earlier and not _starts_with(operator, run):
         raise NoRestorableCheckpointError(
             f"Expected a retained checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, "
@@ -197,7 +197,7 @@ def _plan(
 
 
 def _starts_with(operator: OperatorRecord, run: str) -> bool:
-    return run_order.is_same(run, operator.first_run) or run_order.is_earlier(run, operator.first_run)
+    return is_same(run, operator.first_run) or is_earlier(run, operator.first_run)
 
 
 def _runs(checkpoints: Sequence[CheckpointRecord]) -> str:

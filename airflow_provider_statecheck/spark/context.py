@@ -26,7 +26,6 @@ from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE,
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork, part_input
 from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
-from airflow_provider_statecheck.spark.scope import ScopedNames, keyed
 from airflow_provider_statecheck.spark.steps import (
     StageCheckpointer,
     StageState,
@@ -34,7 +33,7 @@ from airflow_provider_statecheck.spark.steps import (
     StepReport as StepReport,
     built,
 )
-from airflow_provider_statecheck.state.progress import StepKey, describe
+from airflow_provider_statecheck.state.progress import ScopedNames, StepKey, describe, keyed
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

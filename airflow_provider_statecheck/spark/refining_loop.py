@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.costs.pacing import require_every
 from airflow_provider_statecheck.spark.fingerprints.plan_digest import combined_fingerprint
-from airflow_provider_statecheck.spark.scope import ScopedNames
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.steps import StageSteps, built
-from airflow_provider_statecheck.state.progress import Iteration, Scope, StepKey, describe
+from airflow_provider_statecheck.state.progress import Iteration, Scope, ScopedNames, StepKey, describe
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 
 if TYPE_CHECKING:

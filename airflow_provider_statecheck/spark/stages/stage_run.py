@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
+from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
-from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -364,7 +364,7 @@ class StageRun:
         )
 
     def _state_backend(self) -> StateBackend:
-        from airflow_provider_statecheck.state.backends.state_backend import backend_of_stage
+        from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 
         return backend_of_stage(self._stage.state_backend, self._settings.state_config)
 

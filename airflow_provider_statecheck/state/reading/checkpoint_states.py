@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
+from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.assignment import intersection_of
 from airflow_provider_statecheck.checkpoint.states.handles import (
     IncrementalKeyedStateHandle,

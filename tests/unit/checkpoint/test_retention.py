@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
-from airflow_provider_statecheck.checkpoint.run_order import subsumed_by_retention
 from tests.unit.checkpoint.completed_rows import completed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run, is_earlier
+from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_earlier
 from tests.unit.checkpoint.completed_rows import completed
 
 

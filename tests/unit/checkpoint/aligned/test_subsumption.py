@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.run_order import beyond_retention
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.aligned.completed import completed
 

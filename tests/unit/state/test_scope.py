@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.scope import ScopedNames, keyed
+from airflow_provider_statecheck.state.progress import ScopedNames, keyed
 
 
 def test_a_name_is_claimed_once_in_a_scope():
