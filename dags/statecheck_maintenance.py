@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from airflow_provider_statecheck.operators.maintenance import statecheck_maintenance
+from airflow_provider_statecheck.operators.maintenance_dag import statecheck_maintenance
 
 statecheck_maintenance()

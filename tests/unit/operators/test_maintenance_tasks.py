@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
-from airflow_provider_statecheck.operators import maintenance
+from airflow_provider_statecheck.operators import maintenance_dag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage, local_path
 
@@ -20,8 +20,8 @@ from tests.unit.written_stage import WrittenStage, local_path
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
     stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-    monkeypatch.setattr(maintenance, "maintenance_gateway", lambda conn_id: stage.maintenance)
-    monkeypatch.setattr(maintenance, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(maintenance_dag, "maintenance_gateway", lambda conn_id: stage.maintenance)
+    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: CheckpointStorage.open)
     return stage
 
 
@@ -30,7 +30,7 @@ def test_all_jobs_are_collected(stage):
     for job in ("a", "b"):
         stage.run(job)
         before += sum(stage.files().values()) if job == "b" else 0
-    assert maintenance.collect_all() == before - sum(stage.files().values())
+    assert maintenance_dag.collect_all() == before - sum(stage.files().values())
     assert stage.statuses("a") == stage.statuses("b") == {1: "subsumed", 2: "subsumed", 3: "completed"}
 
 
@@ -44,9 +44,9 @@ def test_what_could_not_be_deleted_fails_the_task_after_all_jobs(stage, tmp_path
             raise StorageError("It does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(maintenance, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: opener)
     with pytest.raises(StorageError, match="It does not answer"):
-        maintenance.collect_all()
+        maintenance_dag.collect_all()
     assert stage.statuses("here")[1] == "subsumed"
 
 
@@ -55,7 +55,7 @@ def test_old_test_jobs_are_pruned_and_named_jobs_stay(stage):
     stage.run("named")
     stage.clock.advance(timedelta(days=31).total_seconds())
     stage.run("test/young")
-    assert maintenance.prune_all() == 1
+    assert maintenance_dag.prune_all() == 1
     assert {job.name for job in stage.maintenance.jobs()} == {"named", "test/young"}
 
 
@@ -64,7 +64,7 @@ def test_a_job_is_removed_that_a_user_asked_to_remove(stage):
     stage.clock.advance(1)
     removal = UserAction(job_id=job_id_of("named"), action=JobAction.PRUNE, request_key=new_key(), requested_by="anna")
     stage.actions.request(removal)
-    assert maintenance.prune_all() == 1
+    assert maintenance_dag.prune_all() == 1
     assert stage.files() == {}
 
 
@@ -73,7 +73,7 @@ def test_an_age_of_less_than_a_day_is_refused_before_anything_goes(stage):
     stage.clock.advance(timedelta(days=31).total_seconds())
     before = stage.maintenance.describe(job_id_of("test/sales"))
     with pytest.raises(InvalidConfigurationError, match="a day or more"):
-        maintenance.prune_all(timedelta(hours=1))
+        maintenance_dag.prune_all(timedelta(hours=1))
     assert stage.maintenance.describe(job_id_of("test/sales")) == before
 
 
@@ -91,15 +91,15 @@ def test_storage_that_does_not_answer_stops_no_verification_of_other_jobs(stage,
             raise StorageError("s3://key:secret@lake does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(maintenance, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: opener)
     with pytest.raises(StorageError, match=r"1 job\(s\).*away: s3://\*\*\*@lake does not answer") as raised:
-        maintenance.verify_all()
+        maintenance_dag.verify_all()
     assert not isinstance(raised.value, CorruptStateError)
     for job in ("first", "last"):
         row = stage.coordinator.describe(job_id_of(job)).checkpoints[-1]
         local_path(str(row.metadata_uri)).unlink()
     with pytest.raises(CorruptStateError, match=r"found 2 that cannot.*1 job\(s\).*away: s3"):
-        maintenance.verify_all()
+        maintenance_dag.verify_all()
 
 
 def test_damage_that_was_found_in_a_job_before_its_storage_failed_is_told(stage, tmp_path, monkeypatch):
@@ -114,17 +114,17 @@ def test_damage_that_was_found_in_a_job_before_its_storage_failed_is_told(stage,
             raise StorageError("It does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(maintenance, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_dag, "storage_opener", lambda conn_id: opener)
     with pytest.raises(CorruptStateError, match=r"found 1 that cannot.*It does not answer"):
-        maintenance.verify_all()
+        maintenance_dag.verify_all()
 
 
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_a_checkpoint_that_cannot_be_restored_fails_the_task(stage, is_deep):
     stage.run("a")
     stage.run("b")
-    assert maintenance.verify_all(is_deep=is_deep) == 2
+    assert maintenance_dag.verify_all(is_deep=is_deep) == 2
     row = stage.coordinator.describe(job_id_of("a")).checkpoints[-1]
     local_path(str(row.metadata_uri)).unlink()
     with pytest.raises(CorruptStateError, match="2 restorable checkpoints, found 1"):
-        maintenance.verify_all(is_deep=is_deep)
+        maintenance_dag.verify_all(is_deep=is_deep)

@@ -142,15 +142,16 @@ def test_a_restore_of_the_job_in_place_is_shown_and_may_be_withdrawn(
     site: Site, failed: MadeJob, has_part: bool
 ) -> None:
     pointer = "memory://mine/savepoint-5d2c4a-0f6f7c1e2b3a"
+    uid = "aggregate" if has_part else "another stage"
     source = RestoreSource(
         pointer=pointer,
         metadata_uri=f"{pointer}/_metadata",
         metadata_size=7,
         metadata_sha256="0" * 64,
-        part="aggregate",
+        part=uid,
     )
-    part = SavepointPart(uid="aggregate", checkpoint_id=2, generation=1, run="", source=source)
-    savepoint = JobSavepoint(pointer=pointer, parts=(part,) if has_part else ())
+    part = SavepointPart(uid=uid, checkpoint_id=2, generation=1, run="", source=source)
+    savepoint = JobSavepoint(pointer=pointer, parts=(part,))
     restoring = JobRestoring(site.store, UnknownLiveness())
     restoring.restore(RestoreJob(job_id=job_id_of("sales"), savepoint=savepoint, requested_by="ann"))
     page = site.read(JOB)

@@ -6,16 +6,25 @@ import logging
 import pickle
 import sqlite3
 import sys
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError, SourceError
+from airflow_provider_statecheck.spark.tables import databases
 from airflow_provider_statecheck.spark.tables.databases import Database, open_database, resolved_url, shown_address
 
 SECRET = "p@ss/w%rd"
 URL = "postgresql+psycopg2://me:p%40ss%2Fw%25rd@127.0.0.1:1/shop?sslpassword=also-secret"
 SECRETS = (SECRET, "p%40ss%2Fw%25rd", "also-secret")
+
+
+@pytest.fixture(autouse=True)
+def _without_known_engines() -> Iterator[None]:
+    databases._engine_of.cache_clear()
+    yield
+    databases._engine_of.cache_clear()
 
 
 def hides(text):

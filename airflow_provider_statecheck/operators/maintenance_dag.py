@@ -3,7 +3,7 @@ Maintenance Dag for the checkpoints of all jobs, and its tasks.
 
 To add it, create a file in the Dags folder::
 
-    from airflow_provider_statecheck.operators.maintenance import statecheck_maintenance
+    from airflow_provider_statecheck.operators.maintenance_dag import statecheck_maintenance
 
     statecheck_maintenance()
 """
