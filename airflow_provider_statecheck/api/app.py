@@ -46,6 +46,8 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, VERSION_PATH
 
+log = logging.getLogger(__name__)
+
 _DISTRIBUTION = "airflow-provider-statecheck"
 
 
@@ -121,9 +123,6 @@ def create_server_app(services: Services) -> FastAPI:
     root = FastAPI(openapi_url=None)
     root.mount(MOUNT_PATH, create_app(services, takes_test_jobs=True))
     return root
-
-
-log = logging.getLogger(__name__)
 
 
 class AirflowMetrics:

@@ -22,6 +22,8 @@ from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, scheme_of, secrets_in
 
+log = logging.getLogger(__name__)
+
 DEFAULT_CONN_ID = "statecheck_default"
 CONN_TYPE = "statecheck"
 DEFAULT_TIMEOUT_SECONDS = 30.0
@@ -181,8 +183,6 @@ def _not_a_coordinator(client: HttpClient) -> StateCheckError:
 
 OPTIONS_KEY = "storage_options"
 """Key in a connection's extra with the filesystem options, as a JSON object."""
-
-log = logging.getLogger(__name__)
 
 _PROVIDERS = {
     "s3": "apache-airflow-providers-amazon[s3fs]",

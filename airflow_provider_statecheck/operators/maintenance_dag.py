@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.maintenance.verify import Verification
 
+log = logging.getLogger(__name__)
+
 
 _SUNDAY = 6
 _DOC = """
@@ -78,9 +80,6 @@ def statecheck_maintenance() -> None:
     collect()
     prune()
     verify()
-
-
-log = logging.getLogger(__name__)
 
 
 def collect_all(

@@ -47,6 +47,8 @@ from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting, spill_above_budget
 
+log = logging.getLogger(__name__)
+
 INLINE_STATE_BYTES = 20 * 1024
 
 
@@ -167,9 +169,6 @@ class CheckpointFiles:
             ),
             created_at=datetime.now(UTC).isoformat(),
         )
-
-
-log = logging.getLogger(__name__)
 
 
 class StageSavepoints:

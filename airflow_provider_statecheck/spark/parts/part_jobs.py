@@ -40,6 +40,8 @@ from airflow_provider_statecheck.state.progress import BadPart, PartedStep, Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+
 
 LONGEST_SECONDS = 60.0
 SHORTEST_SECONDS = 3.0
@@ -94,8 +96,6 @@ class PartSizes:
         estimate = self._total / self._rate.per_second
         return max(SHORTEST_SECONDS, min(self._longest, estimate / _PARTS_OF_A_STEP))
 
-
-log = logging.getLogger(__name__)
 
 AT_ONCE = 2
 _SHOWN_CHARACTERS, _SHOWN_PARTS = 300, 5

@@ -40,6 +40,8 @@ from airflow_provider_statecheck.state.progress import PartedStep, StepKey, desc
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+
 
 _FORMATS = ("parquet", "csv", "json", "orc", "text")
 # The schema of the DataFrame replaces them.
@@ -181,8 +183,6 @@ def _connect_scan(frame: Any) -> _FileScan | None:
 def _default_format(spark: SparkSession) -> str:
     return str(spark.conf.get("spark.sql.sources.default", "parquet")).lower()
 
-
-log = logging.getLogger(__name__)
 
 FAIL, QUARANTINE = "fail", "quarantine"
 

@@ -24,6 +24,8 @@ from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, footer_digest
 from airflow_provider_statecheck.storage.uris import open_filesystem, redact
 
+log = logging.getLogger(__name__)
+
 # Each part of an upload takes tens of MiB of memory.
 _CONCURRENT_PARTS = 2
 
@@ -347,8 +349,6 @@ def _handle_row(file: SnapshotFile, rows: int) -> Any:
         }
     )
 
-
-log = logging.getLogger(__name__)
 
 # With a single slash, because Hadoop writes file:/x.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
+log = logging.getLogger(__name__)
+
 
 # Characters that Spark expands as wildcards even in the names of existing files.
 _EXPANDED = re.compile(r"([\\*?\[\]{}])")
@@ -303,9 +305,6 @@ class JsonSource(TextFileSource):
     """JSON files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
 
     _format = "json"
-
-
-log = logging.getLogger(__name__)
 
 
 class ParquetReader(CuttingReader, FileReader):
