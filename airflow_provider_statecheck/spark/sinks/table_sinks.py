@@ -57,6 +57,7 @@ from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAdd
 from airflow_provider_statecheck.storage.uris import redact
 
 _DEFAULT_FILE_BYTES = 512 * 1024 * 1024
+_DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
 Compression = Literal["zstd", "snappy", "gzip", "none"]
 
 
@@ -152,9 +153,6 @@ class DeltaSink(CommittingSink):
             return AppendedFiles(table, files, records)
         compression = self._layout.compression
         return UpsertedRows(table=table, files=files, records=records, keys=self._keys, compression=compression)
-
-
-_DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
 
 
 class IcebergSink(CommittingSink):
