@@ -203,11 +203,6 @@ class CheckpointCoordinator:
         return self._components.cleaner
 
     @property
-    def is_shut_down(self) -> bool:
-        """Return whether the coordinator was shut down."""
-        return self._is_shut_down
-
-    @property
     def is_periodic_checkpointing_started(self) -> bool:
         """Return whether periodic checkpoints are started."""
         return self._periodic is not None and self._periodic.is_started

@@ -241,40 +241,36 @@ class PeriodicTrigger:
         self._min_pause = min_pause
         self._random = random
         self._clock = clock
-        self._next_fire_at: datetime | None = None
+        self.next_fire_at: datetime | None = None
+        """Time of the next firing; ``None`` while the trigger is stopped."""
 
     @property
     def is_started(self) -> bool:
         """Return whether the trigger is started."""
-        return self._next_fire_at is not None
-
-    @property
-    def next_fire_at(self) -> datetime | None:
-        """Return the time of the next firing, ``None`` while the trigger is stopped."""
-        return self._next_fire_at
+        return self.next_fire_at is not None
 
     def start(self, now: datetime) -> None:
         """Start or restart the trigger with a random delay."""
         delay = self._random.uniform(self._min_pause.total_seconds(), self._interval.total_seconds())
-        self._next_fire_at = now + timedelta(seconds=delay)
+        self.next_fire_at = now + timedelta(seconds=delay)
 
     def stop(self) -> None:
         """Stop the trigger until it is started again."""
-        self._next_fire_at = None
+        self.next_fire_at = None
 
     def due(self, now: datetime) -> bool:
         """Return whether a checkpoint is due and advance the schedule."""
-        if self._next_fire_at is None:
+        if self.next_fire_at is None:
             return False
         # The next firing is more than one interval ahead only if the clock was set back.
-        self._next_fire_at = min(self._next_fire_at, now + self._interval)
-        if now < self._next_fire_at:
+        self.next_fire_at = min(self.next_fire_at, now + self._interval)
+        if now < self.next_fire_at:
             return False
-        missed = (now - self._next_fire_at) // self._interval
-        self._next_fire_at += (missed + 1) * self._interval
+        missed = (now - self.next_fire_at) // self._interval
+        self.next_fire_at += (missed + 1) * self._interval
         return True
 
     def rearm(self, delay: timedelta) -> None:
         """Fire next after the delay and then in the fixed interval; no effect on a stopped trigger."""
-        if self._next_fire_at is not None:
-            self._next_fire_at = self._clock.now() + delay
+        if self.next_fire_at is not None:
+            self.next_fire_at = self._clock.now() + delay
