@@ -12,6 +12,9 @@ from uuid import UUID
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
+Item = TypeVar("Item")
+_MAX_NAME = 200
+
 Scope = tuple[tuple[str, str], ...]
 """Enclosing loops of a step and their items, outermost first."""
 StepKey = tuple[Scope, str]
@@ -266,11 +269,6 @@ def _decoded(content: Mapping[str, Any]) -> PartedStep:
         bad=tuple(BadPart(tuple(names), error) for names, error in content["bad"]),
         share=float(content["share"]),
     )
-
-
-Item = TypeVar("Item")
-
-_MAX_NAME = 200
 
 
 class ScopedNames:
