@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Programs start in half of the time from bytecode, which many containers forbid Python to write.
+unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_statecheck tests dags scripts benchmarks docker
 
 .PHONY: help demo up status logs down test soak check fmt docs bench bench-quick clean

@@ -374,12 +374,16 @@ def check_refused(spark: Any, case: Refused) -> None:
     )
 
 
+def accept(spark: Any, build: Build) -> None:
+    """Check that a step is accepted."""
+    frame, marker = marked(over_frame(spark))
+    require_row_wise(build(spark, frame, other_frame(spark)), marker, "days")
+
+
 def check_accepted(spark: Any, build: Build) -> None:
     """Check that a step is accepted and that its parts give the rows of the whole."""
-    over, other = over_frame(spark), other_frame(spark)
-    frame, marker = marked(over)
-    require_row_wise(build(spark, frame, other), marker, "days")
-    whole, parts = rows_of(spark, over, other, build)
+    accept(spark, build)
+    whole, parts = rows_of(spark, over_frame(spark), other_frame(spark), build)
     assert whole == parts
 
 

@@ -18,6 +18,7 @@ CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "2g",
+    "spark.python.daemon.module": "tests.worker_daemon",
 }
 
 

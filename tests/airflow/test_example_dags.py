@@ -90,6 +90,7 @@ def expected_stays() -> Iterator[tuple[Any, ...]]:
             yield tailnum, stay[0], stay[-1], len(stay)
 
 
+@pytest.mark.soak
 def test_slowly_changing_dimension_has_one_version_for_each_operator_and_an_end_where_the_next_begins(
     examples: Examples,
 ) -> None:
@@ -110,6 +111,7 @@ def in_sqlite(flight: dict[str, str]) -> str:
     return hour_of(flight).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
+@pytest.mark.soak
 def test_deduplication_lets_each_flight_through_once_and_reads_each_file_once(examples: Examples) -> None:
     deliveries = examples.data / "deliveries"
     deliver(deliveries, "1.csv", few_flights()[:300])
@@ -133,6 +135,7 @@ def delivered(flight: dict[str, str]) -> tuple[Any, ...]:
     return flight["carrier"], int(flight["flight"]), flight["origin"], flight["dest"], hour_of(flight), delay
 
 
+@pytest.mark.soak
 def test_running_balances_go_on_from_day_to_day(examples: Examples) -> None:
     days = [date(1993, 7, 15), date(1993, 7, 16), date(1993, 8, 4)]
     for day in days:
@@ -302,6 +305,7 @@ def is_late(flight: dict[str, str]) -> bool:
     return float(flight["arr_delay"]) > 15
 
 
+@pytest.mark.soak
 def test_features_of_a_year_of_flights_are_reported_month_by_month(examples: Examples) -> None:
     assert examples.run("example_resume_flights") == SUCCESS, examples.log
     reported: Counter[tuple[str, ...]] = Counter()

@@ -79,6 +79,7 @@ def test_two_tasks_of_one_job_with_one_uid_are_refused_before_they_start(airflow
     assert airflow.computed() == []
 
 
+@pytest.mark.soak
 def test_mapped_task_without_a_map_key_is_refused(airflow: Airflow) -> None:
     assert airflow.test_dag("mapped", "2026-01-07T00:00:00+00:00") == 1
     assert "Expected map_key" in airflow.output

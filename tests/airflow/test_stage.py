@@ -42,6 +42,7 @@ def require_resumed(airflow: Airflow, date: str) -> Any:
     return attempts
 
 
+@pytest.mark.soak
 def test_retry_goes_on_with_the_increment_that_failed_and_each_row_is_written_once(airflow: Airflow) -> None:
     assert airflow.test_dag("stateful", "2026-02-01T00:00:00+00:00", trouble="raise") == 0, airflow.output
     attempts = require_resumed(airflow, "2026-02-01")

@@ -62,6 +62,7 @@ class SqlContract(CoordinatorContract):
 class TestSqlite(OnSqlite, SqlContract): ...
 
 
+@pytest.mark.soak
 class TestWithoutReturning(OnSqlite, SqlContract):
     """A database that cannot answer an update with the row, as MySQL."""
 

@@ -1,4 +1,8 @@
-"""The plan of a step is judged by its text and its message as strictly as by the objects of a session of this process."""
+"""
+The plan of a step is judged by its text and its message as strictly as by the objects of a session of this process.
+
+That parts of an accepted step give the rows of the whole is tested with classic Spark, which computes them by the same plan.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ from tests.row_wise_cases import (
     REFUSED_STEPS,
     Accepted,
     Refused,
+    accept,
     cases_of,
-    check_accepted,
     check_refused,
     other_frame,
     over_frame,
@@ -50,13 +54,13 @@ def test_step_that_needs_more_than_one_row_is_refused_by_the_name_of_the_operati
 
 
 @pytest.mark.parametrize("case", cases_of("connect", ACCEPTED))
-def test_accepted_step_gives_the_same_rows_in_parts(session, case: Accepted):
-    check_accepted(session, case.build)
+def test_row_wise_step_is_accepted(session, case: Accepted):
+    accept(session, case.build)
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_random_row_wise_step_is_accepted_and_gives_the_same_rows_in_parts(session, seed: int):
-    check_accepted(session, random_step(seed))
+def test_random_row_wise_step_is_accepted(session, seed: int):
+    accept(session, random_step(seed))
 
 
 @pytest.mark.parametrize("seed", range(2 * len(REFUSED_STEPS)))

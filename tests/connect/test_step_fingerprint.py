@@ -61,7 +61,8 @@ def fingerprints(server: ConnectServer, tmp_path_factory: pytest.TempPathFactory
         done = subprocess.run(
             [sys.executable, "child.py", server.url, "steps.py", json.dumps(snapshots or {})],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            # Bytecode does not notice a change within the second in which it was written.
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
             check=False,

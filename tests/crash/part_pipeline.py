@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # What a try needs is imported before the fork, not in each try.
 import_module("pandas")
 
-FILES, ROWS_OF_A_FILE = 6, 4
+FILES, ROWS_OF_A_FILE = 3, 4
 ROWS = FILES * ROWS_OF_A_FILE
 SCORED = {number: 3 * number for number in range(ROWS)}
 

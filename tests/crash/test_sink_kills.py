@@ -40,6 +40,7 @@ class TestParquetSinkKills(SinkKills):
 
 class TestDeltaSinkKills(SinkKills):
     factory = f"{FACTORIES}:delta"
+    first_gap = 2
     # The second: it has looked at the table, and waits before its version is written.
     zombie_steps: ClassVar[tuple[str, ...]] = ("commit", "sink.commit")
 
@@ -51,6 +52,7 @@ class TestDeltaSinkKills(SinkKills):
 
 class TestIcebergSinkKills(SinkKills):
     factory = f"{FACTORIES}:iceberg"
+    first_gap = 4
     # The second: it has read the ledger and decided, and has not asked the catalog yet.
     zombie_steps: ClassVar[tuple[str, ...]] = ("commit", "sink.commit_edit")
 
@@ -74,6 +76,7 @@ class TestIcebergSinkKills(SinkKills):
 
 class TestCustomSinkKills(SinkKills):
     factory = f"{FACTORIES}:folder"
+    first_gap = 6
     zombie_steps: ClassVar[tuple[str, ...]] = ("commit", "sink.write", "sink.commit_transaction")
 
     @staticmethod
@@ -98,6 +101,7 @@ class _SqlSinkKills(SinkKills):
 
 class TestPostgresSinkKills(_SqlSinkKills):
     factory = f"{FACTORIES}:sql"
+    first_gap = 8
     url: ClassVar[str]
 
     @pytest.fixture(scope="class", autouse=True)

@@ -190,6 +190,7 @@ class TestUp:
         assert choices_of(folder) == {"CORES": "7"}
 
 
+@pytest.mark.soak
 class TestAgain:
     def test_a_job_that_failed_is_tried_again(self, stacks, folder):
         stack = stacks(job("tries", "test -e there || { touch there; exit 1; }"))
@@ -271,6 +272,7 @@ class TestRefusals:
             stacks(job("ends", "true"), at=place / f"a{character}b").up()
 
 
+@pytest.mark.soak
 class TestPaths:
     def test_the_longest_that_is_taken_works(self, stacks, place):
         assert stacks(job("ends", "true"), at=_of_length(place, 79)).up()
@@ -287,6 +289,7 @@ class TestPaths:
         assert not folder.exists()
 
 
+@pytest.mark.soak
 class TestDeaths:
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended well"])
     def test_a_service_that_ends_by_itself_is_named_with_the_end_of_its_log(self, stacks, folder, number, capsys):
@@ -332,6 +335,7 @@ class TestDeaths:
             eventually("its end", lambda: stack.supervisor.process("dies").state == "EXITED")
 
 
+@pytest.mark.soak
 class TestStatus:
     def test_all_are_shown_and_well(self, stacks, capsys):
         stack = stacks(job("ends", "true"), service("lasts", LASTS))
@@ -458,6 +462,7 @@ class TestDown:
         assert not folder.exists()
 
 
+@pytest.mark.soak
 class TestLogs:
     def test_the_last_lines_are_shown(self, stacks, capsys):
         stack = stacks(job("tells", "seq 1 30"), job("other", "echo other"))

@@ -31,7 +31,7 @@ def database(postgres_url: str) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.soak)])
 def test_eight_processes_on_one_job_lose_nothing_and_leave_nothing(database: str, tmp_path: Path, seconds: int) -> None:
     base = f"file://{tmp_path}"
     spawn = multiprocessing.get_context("spawn")

@@ -88,6 +88,7 @@ def checkpoints_on(job: HammeredJob) -> list[int]:
     return [int(name.removeprefix("chk-")) for name in names if name.startswith("chk-")]
 
 
+@pytest.mark.soak
 class TestOnSqlite(OnSqlite, HammerContract):
     """Rows in SQLite."""
 

@@ -38,7 +38,7 @@ from tests.unit.written_stage import WrittenStage, local_path
 pytestmark = pytest.mark.db
 
 PROCESSES = ("a", "b", "c")
-STEPS = 800
+STEPS = 400
 BURSTS = (1, 1, 1, 3, 10, 40, 150)
 """How many steps a process makes before the next one is chosen."""
 HOLD = 0.1
@@ -237,7 +237,7 @@ def play(postgres_url: str, folder: Path, seed: int, steps: int) -> Scheduler:
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-@pytest.mark.parametrize("steps", [STEPS, pytest.param(25 * STEPS, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(20 * STEPS, marks=pytest.mark.soak)])
 def test_no_order_of_steps_loses_a_file_or_touches_a_foreign_one(
     postgres_url: str, tmp_path: Path, seed: int, steps: int
 ) -> None:

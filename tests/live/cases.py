@@ -211,6 +211,7 @@ CASES = (
         name="zombie beside the second driver",
         play=zombie_beside_second_driver,
         expected=resumed(FENCED, "cleared before it finished"),
+        is_slow=True,
     ),
     Case(
         name="step's code changed",

@@ -93,7 +93,7 @@ class TestReading:
         conf.unset("parquet.page.size")
         conf.unset("parquet.page.row.count.limit")
 
-    @pytest.mark.parametrize("seed", [1, 2])
+    @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
     def test_no_changed_byte_gives_another_value(self, spark, storage, tmp_path, settings, seed):
         uri = f"{storage.base_uri}/data"
         frames = StoredDataFrames(storage)

@@ -102,7 +102,7 @@ BY_AIRFLOW = (
         (BY_SIGTERM, "slow_udf", "Terminated"),
         pytest.param(BY_SIGTERM, "cross_join", "Terminated", marks=pytest.mark.soak),
         pytest.param(BY_ALARM, "cross_join", "AirflowTaskTimeout", marks=pytest.mark.soak),
-        (BY_AIRFLOW, "slow_udf", "AirflowTaskTimeout"),
+        pytest.param(BY_AIRFLOW, "slow_udf", "AirflowTaskTimeout", marks=pytest.mark.soak),
     ],
     ids=["sigterm-udf", "sigterm-join", "alarm-join", "execution-timeout-udf"],
 )

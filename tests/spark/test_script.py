@@ -85,7 +85,11 @@ def start(tmp_path: Path) -> Start:
 
 
 @pytest.mark.parametrize(
-    ("script", "job"), [(STEPS, "'squares', operator 'stage'"), (INCREMENTS, "'parts', operator 'parts'")]
+    ("script", "job"),
+    [
+        (STEPS, "'squares', operator 'stage'"),
+        pytest.param(INCREMENTS, "'parts', operator 'parts'", marks=pytest.mark.soak),
+    ],
 )
 def test_a_script_that_was_killed_is_told_so_by_its_next_start(start: Start, script: str, job: str) -> None:
     assert start(script, KILLED="yes")[0] == -signal.SIGKILL

@@ -81,6 +81,7 @@ class TestRowGroups(FilesContract):
         pq.write_table(ids(keys), file, row_group_size=1)
 
 
+@pytest.mark.soak
 class TestCsvFiles(FilesContract):
     def source(self, target: Path, **settings: Any) -> CsvSource:
         return CsvSource(target, schema="id bigint", **{"files_per_increment": 1, **settings})
@@ -89,6 +90,7 @@ class TestCsvFiles(FilesContract):
         file.write_text("".join(f"{key}\n" for key in keys))
 
 
+@pytest.mark.soak
 class TestJsonFiles(FilesContract):
     def source(self, target: Path, **settings: Any) -> JsonSource:
         return JsonSource(target, schema="id bigint", **{"files_per_increment": 1, **settings})
@@ -180,6 +182,7 @@ class SqlContract(SourceContract):
         return Table(url, sa.Column("id", sa.Integer), sa.Column("changed", sa.Integer, server_default="1"))
 
 
+@pytest.mark.soak
 class TestSqliteTables(SqlContract):
     @pytest.fixture
     def target(self, tmp_path: Path) -> Table:

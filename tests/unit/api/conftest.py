@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 @pytest.fixture
 def stage(prepared: Stage, tmp_path: Path) -> Iterator[Stage]:
-    shutil.copy(str(prepared.api.engine.url.database), tmp_path / "state.db")
-    with _serving(tmp_path) as api:
+    with copy_of(prepared, tmp_path) as stage:
+        yield stage
+
+
+@contextmanager
+def copy_of(prepared: Stage, folder: Path) -> Iterator[Stage]:
+    """Serve a copy of a stage."""
+    shutil.copy(str(prepared.api.engine.url.database), folder / "state.db")
+    with _serving(folder) as api:
         yield prepared.on(api)
 
 

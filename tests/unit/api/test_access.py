@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointReques
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from tests.unit.api.conftest import copy_of
 from tests.unit.api.server import (
     CALLER,
     JOB,
@@ -37,6 +40,9 @@ from tests.unit.api.server import (
 from tests.unit.api.stage import Stage
 
 Route = tuple[str, str]
+Wrong = Callable[[Stage, Route], str | None]
+"""Returns the header of a request that must be refused."""
+Refused = Callable[[Route, Wrong], tuple[Stage, str | None]]
 
 PUBLIC = {("GET", "/v1/health"), ("POST", "/v1/token")}
 """The documented ones; what they check themselves is tested elsewhere."""
@@ -295,6 +301,19 @@ CASES = [(r, w) for r, w in CASES if not (r in RENEWS and w in MAY_BE_RENEWED)]
 CASES += [(r, _of_a_task_of_another_dag) for r in MAINTENANCE_ROUTES]
 
 
+@pytest.fixture(scope="module")
+def refused(prepared: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
+    """Return a stage with a wrong token. Requests that change nothing can share it."""
+    with ExitStack() as open_stages:
+
+        @cache
+        def prepare(wrong: Wrong, right: Callable[[Stage], str]) -> tuple[Stage, str | None]:
+            stage = open_stages.enter_context(copy_of(prepared, tmp_path_factory.mktemp("refused")))
+            return stage, wrong(stage, next(route for route, rule in RULES.items() if rule.right is right))
+
+        yield lambda route, wrong: prepare(wrong, RULES[route].right)
+
+
 def _name(value: Any) -> str:
     return value.__name__.strip("_") if callable(value) else "-".join(value).replace("/v1/", "")
 
@@ -321,10 +340,8 @@ def test_the_right_token_is_taken(stage: Stage, route: Route) -> None:
 
 
 @pytest.mark.parametrize(("route", "wrong"), CASES, ids=_name)
-def test_a_wrong_token_is_refused_and_changes_nothing(
-    stage: Stage, route: Route, wrong: Callable[[Stage, Route], str | None]
-) -> None:
-    authorization = wrong(stage, route)
+def test_a_wrong_token_is_refused_and_changes_nothing(refused: Refused, route: Route, wrong: Wrong) -> None:
+    stage, authorization = refused(route, wrong)
     request = _request(stage, route)
     before = stage.api.rows()
 
@@ -337,9 +354,7 @@ def test_a_wrong_token_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("route", sorted(READS_OF_ITS_JOB), ids=_name)
 @pytest.mark.parametrize("token", MAY_READ_ITS_JOB, ids=_name)
-def test_any_token_of_a_job_reads_that_job(
-    stage: Stage, route: Route, token: Callable[[Stage, Route], str | None]
-) -> None:
+def test_any_token_of_a_job_reads_that_job(stage: Stage, route: Route, token: Wrong) -> None:
     response = _request(stage, route).send(stage.api, token(stage, route))
     assert response.status_code == RULES[route].status, response.text
 

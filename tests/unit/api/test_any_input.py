@@ -104,7 +104,7 @@ PLACES = st.sampled_from(
 ROUTES = sorted(RULES)
 MESSAGES = [route for route in ROUTES if route[0] == "POST"]
 TRIES = settings(
-    max_examples=8,
+    max_examples=4,
     deadline=None,
     database=None,
     derandomize=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pytest
 from typing_extensions import override
 
 from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
@@ -38,6 +39,7 @@ class TestIcebergSink(SinkContract):
         return seen_in(target)
 
 
+@pytest.mark.soak
 class TestUpsertingIcebergSink(UpsertContract, TestIcebergSink):
     steps: ClassVar[Sequence[Step]] = ((iceberg_destination, "commit_edit"),)
     columns = MARKED

@@ -60,6 +60,7 @@ class TestUpsertingSqlSinkOnSqlite(UpsertContract, TestSqlSinkOnSqlite):
         return dict(target.rows()) if TestSqlSinkOnSqlite.read(self, target) else {}
 
 
+@pytest.mark.soak
 class TestSqlSinkWithoutMarks(TestSqlSinkOnSqlite):
     can_retract = False
     settings: ClassVar[dict[str, Any]] = {"mark_rows": False}
