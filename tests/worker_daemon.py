@@ -6,6 +6,7 @@ A worker of the original daemon imports pandas and pyarrow, and compiles PySpark
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 
 from pyspark.daemon import manager
@@ -14,4 +15,6 @@ for _name in ("pandas", "pyarrow.dataset", "pyarrow.parquet", "pyspark.sql.panda
     import_module(_name)
 
 if __name__ == "__main__":
+    # A worker collects garbage after each task, which need not visit all modules.
+    gc.freeze()
     manager()

@@ -265,6 +265,7 @@ class SinkKills:
             assert status == FAILED
             job.require(factor=10)
 
+    @pytest.mark.soak
     def test_fresh_start_behind_a_success_replaces_its_output(self, job: SinkJob) -> None:
         job.begin()
         job.finish()
