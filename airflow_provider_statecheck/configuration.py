@@ -12,9 +12,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from configparser import ConfigParser
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from functools import partial
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import (
@@ -23,8 +22,15 @@ from airflow_provider_statecheck.checkpoint.config import (
     ExternalizedCheckpointCleanup,
     parse_interval,
 )
-from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
-from airflow_provider_statecheck.checkpoint.messages import require
+from airflow_provider_statecheck.checkpoint.config_options import (
+    ConfigOption,
+    one_of,
+    parse_directory,
+    parse_number,
+    parse_truth,
+    parse_whole_number,
+)
+from airflow_provider_statecheck.checkpoint.messages import LONGEST_CHECKPOINT
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.uris import (
@@ -38,8 +44,6 @@ log = logging.getLogger(__name__)
 
 SECTION = "statecheck"
 _BACKEND = "state.backend"
-# float() accepts infinity, but a database cannot add it to a time.
-_MAX_TIMEOUT_SECONDS = 366 * 24 * 3600.0
 _MAX_RATE = 1e6
 
 
@@ -78,8 +82,7 @@ class StatecheckSettings:
         _refuse_unknown(arguments)
         section = _flink_section()
         reject_unused_keys(section)
-        values = {key: _value(key, arguments.get(key), parse, section) for key, parse in _PARSERS.items()}
-        _check(values)
+        values = {key: _value(key, arguments.get(key), section) for key in _names()}
         return cls(**values, state_config=state_backend_settings(section) | storage_settings(section))
 
 
@@ -89,7 +92,7 @@ def configured_savepoint_dir() -> str | None:
 
     :raises InvalidConfigurationError: if the option is not the URI of a directory.
     """
-    directory: str | None = _value("savepoint_dir", None, _PARSERS["savepoint_dir"], _flink_section())
+    directory: str | None = _value("savepoint_dir", None, _flink_section())
     return directory
 
 
@@ -102,7 +105,7 @@ def configured_locations() -> AllowedLocations:
     section = _flink_section()
     checkpoint_dir = _configured("checkpoint_dir", section)
     base = normalise_base(checkpoint_dir) if checkpoint_dir else None
-    locations = _value("allowed_locations", None, parse_locations, section)
+    locations = _value("allowed_locations", None, section)
     return AllowedLocations().around(base, configured_savepoint_dir()).below(*locations)
 
 
@@ -123,37 +126,32 @@ class StateServingSettings:
         :raises InvalidConfigurationError: if an option has another type or is out of range.
         """
         section = _flink_section()
-        rate = _value("state_requests_per_second", None, _number, section)
-        require("state_requests_per_second", rate, lambda r: 0 <= r <= _MAX_RATE, "0 for any rate, or more")
-        return cls(serve_state=_value("serve_state", None, parse_boolean, section), state_requests_per_second=rate)
+        return cls(**{field.name: _value(field.name, None, section) for field in fields(cls)})
+
+
+def _names() -> list[str]:
+    return [field.name for field in fields(StatecheckSettings) if field.name in _OPTIONS]
 
 
 def _refuse_unknown(arguments: dict[str, Any]) -> None:
     for key in arguments:
-        if key not in _PARSERS:
+        if key not in _names():
             raise InvalidConfigurationError(
-                f"Expected settings named {', '.join(_PARSERS)}, found {key!r}; correct its name.", key=key
+                f"Expected settings named {', '.join(_names())}, found {key!r}; correct its name.", key=key
             )
 
 
-def _value(key: str, argument: Any, parse: Callable[[Any], Any], section: Mapping[str, str]) -> Any:
+def _value(key: str, argument: Any, section: Mapping[str, str]) -> Any:
     raw = argument if argument is not None else _configured(key, section)
-    if (raw is None or raw == "") and key in _ABSENT:
-        return _ABSENT[key]
-    if raw is None or raw == "":
+    if raw is not None and raw != "":
+        return _OPTIONS[key].checked(key, raw)
+    if key == _REQUIRED:
         raise InvalidConfigurationError(
             f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; set "
             f"AIRFLOW__STATECHECK__{key.upper()}.",
             key=key,
         )
-    try:
-        return parse(raw)
-    except InvalidConfigurationError:
-        raise
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected {key} to be {_EXPECTED.get(key, 'text')}, found {raw!r}.", key=key, value=raw
-        ) from error
+    return _OPTIONS[key].default
 
 
 def _configured(key: str, section: Mapping[str, str]) -> Any:
@@ -181,95 +179,6 @@ def _flink_section() -> dict[str, str]:
     return {key: conf.get(SECTION, key, fallback="") or "" for key in keys}
 
 
-def _check(values: dict[str, Any]) -> None:
-    require("num_retained", values["num_retained"], lambda n: n >= 1, "at least 1")
-    require("retained_runs", values["retained_runs"], lambda n: n >= 0, "0 or more")
-    seconds = values["checkpoint_timeout_seconds"]
-    require(
-        "checkpoint_timeout_seconds",
-        seconds,
-        lambda s: 0.01 <= s <= _MAX_TIMEOUT_SECONDS,
-        "from 0.01 seconds to a year",
-    )
-    tolerable = values["tolerable_failed_checkpoints"]
-    require("tolerable_failed_checkpoints", tolerable, lambda n: n >= -1, "-1 for any number, or 0 and more")
-    budget = values["overhead_budget"]
-    require("overhead_budget", budget, lambda b: b is None or 0 < b <= 1, "above 0 and up to 1")
-
-
-def _whole_number(value: Any) -> int:
-    return int(str(value))  # int() without str() accepts 2.7 as 2 and True as 1
-
-
-def _number(value: Any) -> float:
-    return float(str(value))
-
-
-def parse_boolean(value: Any) -> bool:
-    """
-    Parse a boolean of Airflow's configuration, such as ``true``, ``off`` or ``1``.
-
-    :raises ValueError: if the value is none.
-    """
-    text = str(value).strip().lower()
-    if text not in ConfigParser.BOOLEAN_STATES:
-        raise ValueError(text)
-    return ConfigParser.BOOLEAN_STATES[text]
-
-
-def _on_clear(value: Any) -> OnClear:
-    return OnClear(str(value))
-
-
-def _on_overlap(value: Any) -> OnOverlap:
-    return OnOverlap(str(value))
-
-
-def _checked_by(option: ConfigOption[Any], key: str) -> Callable[[Any], Any]:
-    return lambda value: option.checked(key, value)
-
-
-def _savepoint_dir(value: Any) -> str:
-    return normalise_pointer(CheckpointConfig.savepoint_dir.checked("savepoint_dir", value))
-
-
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "checkpoint_dir": str,
-    "storage_conn_id": str,
-    "num_retained": _whole_number,
-    "retained_runs": _whole_number,
-    "checkpoint_timeout_seconds": _number,
-    "tolerable_failed_checkpoints": _whole_number,
-    "overhead_budget": _number,
-    "checkpoint_interval": partial(parse_interval, "checkpoint_interval"),
-    "min_pause": _checked_by(CheckpointConfig.min_pause_between_checkpoints, "min_pause"),
-    "externalized_checkpoint_retention": _checked_by(
-        CheckpointConfig.externalized_checkpoint_retention, "externalized_checkpoint_retention"
-    ),
-    "savepoint_dir": _savepoint_dir,
-    "data_inline_threshold": _checked_by(CheckpointConfig.data_inline_threshold, "data_inline_threshold"),
-    "allowed_locations": parse_locations,
-    "on_clear": _on_clear,
-    "on_overlap": _on_overlap,
-}
-_ABSENT: dict[str, Any] = {
-    **dict.fromkeys(("storage_conn_id", "overhead_budget", "checkpoint_interval", "savepoint_dir")),
-    "allowed_locations": (),
-}
-"""Values of options that are not set."""
-_EXPECTED = {
-    "serve_state": "true or false",
-    "state_requests_per_second": "a number",
-    "num_retained": "a whole number",
-    "retained_runs": "a whole number",
-    "checkpoint_timeout_seconds": "a number of seconds",
-    "tolerable_failed_checkpoints": "a whole number",
-    "overhead_budget": "a number above 0 and up to 1",
-    "on_clear": f"one of {', '.join(OnClear)}",
-    "on_overlap": f"one of {', '.join(OnOverlap)}",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class FlinkCounterpart:
     """Flink's option for an option of ``[statecheck]``."""
@@ -290,6 +199,50 @@ FLINK_COUNTERPARTS = {
     "savepoint_dir": FlinkCounterpart(CheckpointConfig.savepoint_dir),
     "data_inline_threshold": FlinkCounterpart(CheckpointConfig.data_inline_threshold),
 }
+
+
+def _parse_savepoint_dir(key: str, value: Any) -> str:
+    return normalise_pointer(parse_directory(key, value))
+
+
+_OWN_OPTIONS: tuple[ConfigOption[Any], ...] = (
+    ConfigOption("checkpoint_dir", "", lambda _, value: str(value)),
+    ConfigOption("storage_conn_id", None, lambda _, value: str(value)),
+    ConfigOption("retained_runs", 1, parse_whole_number, is_valid=lambda n: n >= 0, expected="0 or more"),
+    ConfigOption(
+        "checkpoint_timeout_seconds",
+        600.0,
+        parse_number,
+        # float() accepts infinity, but a database cannot add it to a time.
+        is_valid=lambda seconds: 0.01 <= seconds <= LONGEST_CHECKPOINT.total_seconds(),
+        expected="from 0.01 seconds to a year",
+    ),
+    ConfigOption(
+        "tolerable_failed_checkpoints",
+        -1,
+        parse_whole_number,
+        is_valid=lambda n: n >= -1,
+        expected="-1 for any number, or 0 and more",
+    ),
+    ConfigOption("overhead_budget", None, parse_number, is_valid=lambda b: 0 < b <= 1, expected="above 0 and up to 1"),
+    ConfigOption("checkpoint_interval", None, parse_interval),
+    ConfigOption("savepoint_dir", None, _parse_savepoint_dir),
+    ConfigOption("allowed_locations", (), lambda _, value: parse_locations(value)),
+    ConfigOption("on_clear", OnClear.RESUME_UNCHANGED, one_of(OnClear, str)),
+    ConfigOption("on_overlap", OnOverlap.FAIL, one_of(OnOverlap, str)),
+    ConfigOption("serve_state", True, parse_truth),
+    ConfigOption(
+        "state_requests_per_second",
+        0.0,
+        parse_number,
+        is_valid=lambda rate: 0 <= rate <= _MAX_RATE,
+        expected="0 for any rate, or more",
+    ),
+)
+_OPTIONS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in FLINK_COUNTERPARTS.items()}
+_OPTIONS |= {option.key: option for option in _OWN_OPTIONS}
+"""Options by name. An option that Flink gives in other units, or with other values, is one of our own."""
+_REQUIRED = "checkpoint_dir"
 
 
 def _flink_value(name: str, section: Mapping[str, str]) -> Any:

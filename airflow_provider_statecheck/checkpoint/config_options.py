@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from configparser import ConfigParser
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -159,23 +160,28 @@ def parse_number(key: str, value: Any) -> float:
 
 def parse_truth(key: str, value: Any) -> bool:
     """
-    Parse ``true`` or ``false`` in upper or lower case.
+    Parse ``true`` or ``false``, or another word for them in Airflow's configuration, in upper or lower case.
 
     :raises InvalidConfigurationError: if the value is neither.
     """
+    states = ConfigParser.BOOLEAN_STATES
     text = str(value).strip().lower()
-    require(key, value, lambda _: text in ("true", "false"), "true or false")
-    return text == "true"
+    require(key, value, lambda _: text in states, "true or false")
+    return states[text]
 
 
-def one_of(kind: type[Kind]) -> Callable[[str, Any], Kind]:
-    """Return a parser for members of an enumeration, which ignores case and accepts hyphens for underscores."""
+def one_of(kind: type[Kind], shown: Callable[[Kind], str] = lambda member: member.name) -> Callable[[str, Any], Kind]:
+    """
+    Return a parser for members of an enumeration, which ignores case and accepts hyphens for underscores.
+
+    :param shown: Returns the text of a member for the error; its name by default.
+    """
 
     def parse(key: str, value: Any) -> Kind:
         try:
             return kind(str(value).strip().lower().replace("-", "_"))
         except ValueError as error:
-            raise _invalid(key, value, f"one of {', '.join(member.name for member in kind)}") from error
+            raise _invalid(key, value, f"one of {', '.join(map(shown, kind))}") from error
 
     return parse
 

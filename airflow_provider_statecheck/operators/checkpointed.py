@@ -370,14 +370,9 @@ def _registration(
 
 
 def _savepoint_at_end(task: CheckpointedOperator, settings: StatecheckSettings) -> bool:
-    from airflow_provider_statecheck.configuration import parse_boolean
+    from airflow_provider_statecheck.checkpoint.config_options import parse_truth
 
-    try:
-        is_wanted = parse_boolean(task.savepoint_at_end)
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected savepoint_at_end to be true or false, found {task.savepoint_at_end!r}."
-        ) from error
+    is_wanted = parse_truth("savepoint_at_end", task.savepoint_at_end)
     if is_wanted and settings.savepoint_dir is None:
         raise InvalidConfigurationError(
             "Expected a directory for the savepoint at the end, found none; set savepoint_dir, or [statecheck] savepoint_dir."
