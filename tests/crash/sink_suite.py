@@ -216,7 +216,8 @@ class SinkKills:
         tries, zombies = (Tries.start(folder / "work", driver_jvm) for _ in range(2))
         job = SinkJob(tries, zombies, cls.factory, write_input(folder / "input"), cls.read, cls.prepare)
         job.begin()
-        job.finish()
+        # More tasks write more files, and make more calls.
+        job.finish(parallelism=1)
         job.require()
         job.calls = tries.outcome()["calls"]
         yield job
