@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +41,42 @@ class TestArrow(StateBackendContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> CheckpointStorage:
         return CheckpointStorage.open(tmp_path.as_uri())
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A backend in whose place another one restores the state, as after a change of the setting."""
+
+    before: StateBackend
+    after: StateBackend
+
+    def create_keyed_state_backend(self, *arguments: Any, **named: Any) -> Any:
+        backend = self.after if named.get("restored") else self.before
+        return backend.create_keyed_state_backend(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.before, name)
+
+
+@pytest.mark.soak
+class TestFromMemoryToArrow(TestArrow):
+    travels_in_handles = True
+
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return Switched(MemoryStateBackend(), ArrowStateBackend())
+
+
+class TestFromFilesystemToArrow(TestArrow):
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return Switched(FsStateBackend(), ArrowStateBackend())
+
+
+@pytest.mark.soak
+class TestFromArrowToFilesystem(TestArrow):
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return Switched(ArrowStateBackend(), FsStateBackend())

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    KeyedStateHandle,
+    KeyGroupRange,
+    KeyGroupsStateHandle,
+    OperatorStateHandle,
+)
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs
+from airflow_provider_statecheck.state.arrow.foreign_state import ForeignState, ForeignStates
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
     ArrowStateSettings,
@@ -16,7 +23,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     StateLayout,
     count_owners,
 )
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import PositionForm, StateRowForm, restored_files
 from airflow_provider_statecheck.state.arrow.runs import FileRun
 from airflow_provider_statecheck.state.arrow.snapshot import ArrowSnapshot, CapturedRuns, SnapshotPlan
@@ -79,7 +86,9 @@ class ArrowStateBackend:
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
         """
-        Create the keyed state of one subtask. A restore reads only the snapshot metadata.
+        Create the keyed state of one subtask.
+
+        A restore reads only the snapshot metadata, unless a backend in memory wrote the state.
 
         :param restored: Handles to restore; keys of other subtasks are skipped.
         :raises InvalidConfigurationError: if the range exceeds the number of key groups.
@@ -167,20 +176,32 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
         self._carried: dict[str, StateFiles] = {}
+        self._foreign: dict[str, ForeignState] = {}
 
     def restore(self, handles: Sequence[KeyedStateHandle]) -> None:
         """
-        Begin with the state of handles; only the description in each of them is read.
+        Restore the state of handles.
 
-        :raises CheckpointNotFoundError: if a description is missing.
-        :raises CorruptStateError: if it was changed.
-        :raises IncompatibleCheckpointError: if another backend, a newer version or one of other key groups wrote it.
-        :raises StateMigrationError: if the keys are of another type.
+        Only the metadata of Arrow files is read. The state of a backend in memory is read completely, and written to
+        local files.
+
+        :raises CheckpointNotFoundError: if a file is missing.
+        :raises CorruptStateError: if a file is corrupt.
+        :raises IncompatibleCheckpointError: if a backend outside of this package or a newer version wrote the state, or
+            with another number of key groups.
+        :raises StateMigrationError: if the keys have another type.
+        :raises StorageError: if the storage fails, or the local disk is full.
         """
-        self._carried = restored_files(
-            handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
+        in_memory = [handle for handle in handles if isinstance(handle, KeyGroupsStateHandle)]
+        others = [handle for handle in handles if not isinstance(handle, KeyGroupsStateHandle)]
+        of_operator = (self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range)
+        self._carried = restored_files(others, *of_operator)
+        foreign = ForeignStates(
+            *of_operator, reading=self._reading, open_stream=self._spill.open_stream, now_ms=self._now_ms()
         )
+        self._foreign = foreign.read(in_memory)
         self._unclaimed.update({name: files.state for name, files in self._carried.items()})
+        self._unclaimed.update({name: found.runs.schema for name, found in self._foreign.items()})
 
     def advance_to(self, key_group: int) -> None:
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
@@ -200,7 +221,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     def num_entries(self) -> int:
         """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
         carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
-        return sum(table.num_entries() for table in self._arrow_tables()) + sum(carried)
+        foreign = (count_owners(found.runs.rows()) for found in self._foreign.values())
+        return sum(table.num_entries() for table in self._arrow_tables()) + sum(carried) + sum(foreign)
 
     def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[Any]:
         """
@@ -225,7 +247,10 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
                 key=self.key_serializer.snapshot(),
                 number_of_key_groups=self.number_of_key_groups,
                 key_group_range=self.key_group_range,
-                states=[CapturedRuns(table.state, table.runs, table.runs.capture()) for table in tables],
+                states=[
+                    CapturedRuns(each.state, each.runs, each.runs.capture())
+                    for each in (*tables, *self._foreign.values())
+                ],
                 now_ms=self._now_ms(),
                 carried=tuple(self._carried.values()),
                 streams=streams,
@@ -255,6 +280,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
             snapshot.cancel()
         self._unconfirmed.clear()
         self._carried.clear()
+        self._foreign.clear()
         self._reading.cache.clear()
         self._reading.files.close()
         self._spill.close()
@@ -263,15 +289,23 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         user_keys = None if state.key_serializer is None else state.key_serializer.arrow_type
         layout = StateLayout.of(self.key_serializer, state.cell_serializer.arrow_type, user_keys)
-        restored = self._carried.get(state.name, StateFiles(state.schema(), ()))
+        restored, changes = self._restored(state)
         form = StateRowForm(state, restored.state, layout, self._now_ms())
-        for parts in restored.runs:
-            for part in parts:
-                form.require(part)
-        runs = StateRuns(state.schema(), layout, form, self._reading, restored.runs)
+        for part in chain.from_iterable((*changes, *restored.runs)):
+            form.require(part)
+        runs = StateRuns(state.schema(), layout, form, self._reading, restored.runs, changes)
         self._carried.pop(state.name, None)
+        self._foreign.pop(state.name, None)
         table = ArrowMapTable if state.is_map else ArrowValueTable
         return table(state, self.key_serializer, runs, self._memory_budget, self._spill_if_full)
+
+    def _restored(self, state: RegisteredState) -> tuple[StateFiles, tuple[Parts, ...]]:
+        """Return the restored files of a state, and those in local files. Both may exist, for different key groups."""
+        carried, foreign = self._carried.get(state.name), self._foreign.get(state.name)
+        if foreign is None:
+            return carried or StateFiles(state.schema(), ()), ()
+        base, changes = (tuple(run.parts for run in runs) for runs in (foreign.runs.base, foreign.local))
+        return StateFiles(foreign.runs.schema, (*base, *(carried.runs if carried else ()))), changes
 
     def _positions_of(self, files: StateFiles) -> Iterator[Any]:
         """Return the rows of a state without values, in the types in which they were written."""

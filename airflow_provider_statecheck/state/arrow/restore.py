@@ -29,7 +29,7 @@ from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, Snap
 from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.serializers.serializer import Outcome
+from airflow_provider_statecheck.state.serializers.serializer import Outcome, SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -68,7 +68,7 @@ def restored_files(
         for files in meta.states:
             readable = owned.intersection(handle.key_group_range)
             states.setdefault(files.state.name, []).append(_files_within(files, readable))
-    return {name: _merge_subtasks(found) for name, found in states.items()}
+    return {name: merge_subtasks(found) for name, found in states.items()}
 
 
 def is_known(handle: KeyedStateHandle) -> bool:
@@ -80,12 +80,10 @@ def is_known(handle: KeyedStateHandle) -> bool:
 
 def _read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
     if not isinstance(handle, IncrementalKeyedStateHandle) or not is_known(handle) or handle.meta is None:
-        found = (
-            f"state of {handle.backend_id}" if isinstance(handle, IncrementalKeyedStateHandle) else "a full snapshot"
-        )
+        found = handle.backend_id if isinstance(handle, IncrementalKeyedStateHandle) else type(handle).__name__
         raise IncompatibleCheckpointError(
-            f"Expected state files of the Arrow backend or of a canonical savepoint, found {found} of another state backend; "
-            f"restore it with the backend that wrote it, or from a canonical savepoint."
+            f"Expected state files of a backend of this package or of a canonical savepoint, found {found} of another state "
+            f"backend; restore it with the backend that wrote it, or from a canonical savepoint."
         )
     stream = handle.meta
     is_file = isinstance(stream, FileStateHandle | SegmentFileStateHandle)
@@ -99,7 +97,16 @@ def _require_fitting(meta: SnapshotMeta, keys: KeySerializer, number_of_key_grou
             f"Expected state with {number_of_key_groups} key groups, found {meta.number_of_key_groups}; restore with the "
             f"maximum parallelism of the checkpoint, or rescale the checkpoint."
         )
-    verdict = keys.resolve_compatibility(meta.key)
+    require_fitting_keys(keys, meta.key)
+
+
+def require_fitting_keys(keys: KeySerializer, written: SerializerSnapshot) -> None:
+    """
+    Require that restored keys have the type of an operator's keys.
+
+    :raises StateMigrationError: if they have another type.
+    """
+    verdict = keys.resolve_compatibility(written)
     if verdict.outcome is Outcome.INCOMPATIBLE:
         raise StateMigrationError(
             f"Expected keys that fit the restored state, found other keys: {verdict.reason}; keep their type."
@@ -111,7 +118,7 @@ def _files_within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
     return StateFiles(files.state, tuple(parts for parts in runs if parts))
 
 
-def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
+def merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
     """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
     runs = [_by_key_group(part for parts in level for part in parts) for level in levels]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ def sources(tries: StageTries, pointer: str, mode: RestoreMode) -> dict[str, Any
     return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
 
 
+def last_balances(tries: StageTries) -> dict[str, int]:
+    last: dict[str, tuple[int, int]] = {}
+    for row in tries.rows():
+        last[row["account"]] = max(last.get(row["account"], (-1, 0)), (row["number"], row["balance"]))
+    return {account: balance for account, (_, balance) in last.items()}
+
+
 @pytest.mark.parametrize("backend", ["arrow", "hashmap"])
 def test_tools_read_the_savepoint_of_a_stage(tries: StageTries, backend: str) -> None:
     parts = payments()
@@ -73,7 +81,14 @@ def test_another_backend_goes_on_from_the_savepoint_of_a_stage(
     tries.write_input(parts[-1])
     stage = running_stage(tries, RunningBalance(), parallelism=3, state_backend=other)
     tries.run(stage, **sources(tries, pointer, mode))
-    last: dict[str, tuple[int, int]] = {}
-    for row in tries.rows():
-        last[row["account"]] = max(last.get(row["account"], (-1, 0)), (row["number"], row["balance"]))
-    assert {account: balance for account, (_, balance) in last.items()} == balances(parts)
+    assert last_balances(tries) == balances(parts)
+
+
+@pytest.mark.parametrize("backends", [("hashmap", "arrow"), ("arrow", "hashmap")])
+def test_another_backend_goes_on_in_the_next_run(tries: StageTries, backends: tuple[str, ...]) -> None:
+    parts = payments()
+    for number, (backend, part) in enumerate(zip(cycle(backends), parts, strict=False)):
+        tries.write_input(part)
+        stage = running_stage(tries, RunningBalance(), parallelism=number + 1, state_backend=backend)
+        tries.run(stage, owner=make_owner(run_key=f"run {number}"))
+    assert last_balances(tries) == balances(parts)
