@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from benchmarks.keyed_state import Subtask, change, distinct_keys, fill
 from benchmarks.measure import Result
 
@@ -43,7 +43,7 @@ def run(work: Path, *, quick: bool) -> list[Result]:
 
 
 def _referenced_bytes(handle: object) -> int:
-    return handle.state_size if isinstance(handle, IncrementalKeyedStateHandle) else 0
+    return handle.state_size if isinstance(handle, KeyedStateHandle) else 0
 
 
 def _changed_bytes(work: Path, keys: object) -> int:

@@ -135,6 +135,7 @@ class CheckpointConfig:
     incremental = ConfigOption(
         f"{_CHECKPOINTING}.incremental", True, parse_truth, old_keys=("state.backend.incremental",)
     )
+    """Whether a snapshot of the ``arrow`` backend references state files of earlier ones instead of writing all state."""
     data_inline_threshold = ConfigOption(
         f"{_CHECKPOINTING}.data-inline-threshold",
         20 * _KIB,
@@ -297,12 +298,13 @@ class CheckpointConfig:
 
 STORAGE_OPTIONS = (
     CheckpointConfig.checkpoint_storage,
+    CheckpointConfig.incremental,
     CheckpointConfig.write_buffer_size,
     CheckpointConfig.file_merging_enabled,
     CheckpointConfig.file_merging_max_file_size,
     CheckpointConfig.file_merging_max_space_amplification,
 )
-"""Settings of the checkpoint storage that act on a stage."""
+"""Settings of the checkpoint storage and of snapshots that act on a stage."""
 STORAGE_KEYS = frozenset(key for option in STORAGE_OPTIONS for key in (option.key, *option.old_keys))
 """Keys of these settings, current and deprecated."""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, overload
 
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle, KeyGroupsStateHandle
 from airflow_provider_statecheck.exceptions import (
     ImmutableStateError,
     InvalidConfigurationError,
@@ -39,7 +38,6 @@ from airflow_provider_statecheck.state.keyed.states import (
 from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
 from airflow_provider_statecheck.state.reading.columns import MAP_KEY, MAP_VALUE
-from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotRun
 from airflow_provider_statecheck.state.reading.state_reader import StateRowsReader, StateView, columns_of, registered
 from airflow_provider_statecheck.state.serializers.nested_columns import freezing_of
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -387,11 +385,7 @@ class OpenedState:
         return self._columns.layout.conform(table, namespace=True, deleted=True)
 
 
-def _runs(rows: StateRowsReader, files: PartBytes, cache: BlockCache) -> Iterator[SnapshotRun | FileRun]:
-    for handle in rows.content.handles:
-        if isinstance(handle, KeyGroupsStateHandle):
-            run = SnapshotRun.open(rows, handle, files, cache)
-            yield from () if run is None else (run,)
+def _runs(rows: StateRowsReader, files: PartBytes, cache: BlockCache) -> Iterator[FileRun]:
     for parts in rows.files(rows.content.all_key_groups).runs:
         for part in parts:
             files.require_allowed(part.handle)
@@ -406,8 +400,7 @@ def _has_fixed_width(arrow_type: Any) -> bool:
 
 def _size(content: StateContent) -> int:
     """Return the approximate size of the handles in memory, in bytes."""
-    incremental = [handle for handle in content.handles if isinstance(handle, IncrementalKeyedStateHandle)]
-    return _HANDLE_BYTES * (len(content.handles) + sum(len(handle.shared) for handle in incremental))
+    return _HANDLE_BYTES * sum(1 + len(handle.shared) + len(handle.private) for handle in content.handles)
 
 
 _INDEX_BYTES = 64 << 20

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, require_parallelism
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
+from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -39,7 +39,7 @@ def rescale_max_parallelism(
     """
     _require_one_stage(source)
     for state in source.operator_states:
-        _require_rescalable(state, max_parallelism)
+        require_parallelism(state.parallelism, max_parallelism)
     copies = CanonicalCopies(storage, directory, source, max_parallelism=max_parallelism)
     try:
         return write_copies(
@@ -62,13 +62,4 @@ def _require_one_stage(source: CheckpointDocument) -> None:
         raise InvalidConfigurationError(
             f"Expected a checkpoint of one stage to rescale, found checkpoint {source.checkpoint_id} of job "
             f"{source.job_name!r}, which covers the stages {uids}; take a savepoint of the stage and rescale that."
-        )
-
-
-def _require_rescalable(state: OperatorState, max_parallelism: int) -> None:
-    require_parallelism(state.parallelism, max_parallelism)
-    if any(subtask.raw_keyed for subtask in state.subtask_states.values()):
-        raise UnsupportedStateError(
-            f"Expected keyed state written by a state backend, found raw keyed state of operator {state.uid!r}, which only its "
-            f"own code can read; change max_parallelism there and write the state again."
         )

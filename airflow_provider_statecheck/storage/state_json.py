@@ -27,11 +27,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     DistributionMode,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupRangeOffsets,
-    KeyGroupsStateHandle,
     MasterState,
     OperatorState,
     OperatorStateHandle,
@@ -162,9 +159,6 @@ def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
 def encode_keyed(handle: KeyedStateHandle, shorten: UriForm) -> Json:
     """Return the JSON form of a keyed state handle."""
     key_groups = [handle.key_group_range.start, handle.key_group_range.end]
-    if isinstance(handle, KeyGroupsStateHandle):
-        stream = encode_stream(handle.stream, shorten)
-        return {"kind": "key_groups", "range": key_groups, "offsets": list(handle.offsets), "stream": stream}
     return {
         "kind": "incremental",
         "backend_id": handle.backend_id,
@@ -180,13 +174,10 @@ def decode_keyed(values: Json, lengthen: UriForm) -> KeyedStateHandle:
     """Return a keyed state handle from its JSON form; raises as :func:`decode_stream`."""
     start, end = map(number, values["range"])
     key_groups = KeyGroupRange(start, end)
-    if values["kind"] == "key_groups":
-        offsets = KeyGroupRangeOffsets(key_groups, tuple(map(number, values["offsets"]))).offsets
-        return KeyGroupsStateHandle(key_groups, offsets, decode_stream(values["stream"], lengthen))
     if values["kind"] != "incremental":
         raise _unknown_kind(values["kind"])
     meta = values.get("meta")
-    return IncrementalKeyedStateHandle(
+    return KeyedStateHandle(
         backend_id=text(values["backend_id"]),
         key_group_range=key_groups,
         checkpoint_id=number(values["checkpoint_id"]),
@@ -277,7 +268,6 @@ def _encode_subtask(state: OperatorSubtaskState, shorten: UriForm) -> Json:
         "managed_operator": [encode_operator(handle, shorten) for handle in state.managed_operator],
         "raw_operator": [encode_operator(handle, shorten) for handle in state.raw_operator],
         "managed_keyed": [encode_keyed(handle, shorten) for handle in state.managed_keyed],
-        "raw_keyed": [encode_keyed(handle, shorten) for handle in state.raw_keyed],
     }
 
 
@@ -286,7 +276,6 @@ def _decode_subtask(values: Json, lengthen: UriForm) -> OperatorSubtaskState:
         managed_operator=tuple(decode_operator(handle, lengthen) for handle in values.get("managed_operator", ())),
         raw_operator=tuple(decode_operator(handle, lengthen) for handle in values.get("raw_operator", ())),
         managed_keyed=tuple(decode_keyed(handle, lengthen) for handle in values.get("managed_keyed", ())),
-        raw_keyed=tuple(decode_keyed(handle, lengthen) for handle in values.get("raw_keyed", ())),
     )
 
 

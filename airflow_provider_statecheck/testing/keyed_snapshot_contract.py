@@ -12,7 +12,9 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
     CheckpointedStateScope,
+    KeyedStateHandle,
     KeyGroupRange,
     StreamStateHandle,
 )
@@ -472,8 +474,13 @@ def read_wide(backend: Any) -> tuple[Any, list[Any], dict[Any, Any]]:
     return value.value(), list(elements.get()), {entry.key: entry.value for entry in entries.entries()}
 
 
-def _with_broken_bytes(handle: Any) -> Any:
+def _with_broken_bytes(handle: KeyedStateHandle) -> KeyedStateHandle:
     """Return the handle with its inline data truncated."""
-    stream: Any = getattr(handle, "stream", None)
-    data = getattr(stream, "data", None)
-    return handle if data is None else replace(handle, stream=replace(stream, data=data[: len(data) // 2]))
+    files = tuple((path, _truncated(stream)) for path, stream in handle.private)
+    return replace(handle, private=files, meta=None if handle.meta is None else _truncated(handle.meta))
+
+
+def _truncated(stream: StreamStateHandle) -> StreamStateHandle:
+    if not isinstance(stream, ByteStreamStateHandle):
+        return stream
+    return replace(stream, data=stream.data[: len(stream.data) // 2])

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
     MasterState,
     OperatorState,
@@ -44,7 +44,7 @@ class WrittenCheckpoints:
     ) -> CompletedCheckpoint:
         """Write the files of a checkpoint and return it."""
         location = checkpoint_uri(self._storage.base_uri, JOB, checkpoint_id)
-        handle = IncrementalKeyedStateHandle(
+        handle = KeyedStateHandle(
             backend_id="backend",
             key_group_range=KeyGroupRange(0, 3),
             checkpoint_id=checkpoint_id,
@@ -67,7 +67,7 @@ class WrittenCheckpoints:
     def is_whole(self, checkpoint: CompletedCheckpoint) -> bool:
         """Tell whether every file of a checkpoint is there."""
         (handle,) = checkpoint.operator_states[OPERATOR].subtask_states[0].managed_keyed
-        assert isinstance(handle, IncrementalKeyedStateHandle)
+        assert isinstance(handle, KeyedStateHandle)
         streams = [stream for _, stream in (*handle.shared, *handle.private)]
         uris = [checkpoint.metadata_uri, *(s.uri for s in streams if isinstance(s, FileStateHandle))]
         return all(self._storage.exists(uri) for uri in uris)

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.operators.stage import CheckpointedStageOperato
 from airflow_provider_statecheck.spark.stages.submitted import stage_settings_of
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 from tests.unit.operators.test_checkpointed import ARGUMENTS
 from tests.unit.operators.test_identity import make_context
@@ -184,6 +184,7 @@ ACTING = {
     "tolerable_failed_checkpoints",
     "externalized_checkpoint_retention",
     "num_retained",
+    "incremental",
     "data_inline_threshold",
     "checkpoint_storage",
     "write_buffer_size",
@@ -224,7 +225,7 @@ def test_the_configured_sizes_of_the_arrow_backend_hold(in_file: Any, name: str)
     assert isinstance(backend, ArrowStateBackend)
     assert getattr(backend.settings, name) == 77
     own = ArrowStateBackend(ArrowStateSettings(block_rows=5))
-    assert backend_of_stage(own, config) == own
+    assert backend_of_stage(own, config) == replace(own, incremental=True)
 
 
 @pytest.mark.parametrize("key", ["state.backend.arrow.block-row", "state.backend.rocksdb.memory.managed"])

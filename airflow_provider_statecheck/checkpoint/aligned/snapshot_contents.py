@@ -22,8 +22,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
-    KeyedStateHandle,
     MasterState,
     OperatorState,
     OperatorStateHandle,
@@ -112,17 +110,10 @@ def private_states_of_subtask(state: OperatorSubtaskState) -> Iterator[StreamSta
     """Yield the streams of a subtask's state that belong to one checkpoint only."""
     for operator_handle in (*state.managed_operator, *state.raw_operator):
         yield operator_handle.stream
-    for keyed_handle in (*state.managed_keyed, *state.raw_keyed):
-        yield from _private_streams(keyed_handle)
-
-
-def _private_streams(handle: KeyedStateHandle) -> Iterator[StreamStateHandle]:
-    if not isinstance(handle, IncrementalKeyedStateHandle):
-        yield handle.stream
-        return
-    yield from (stream for _, stream in handle.private)
-    if handle.meta is not None:
-        yield handle.meta
+    for keyed_handle in state.managed_keyed:
+        yield from (stream for _, stream in keyed_handle.private)
+        if keyed_handle.meta is not None:
+            yield keyed_handle.meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

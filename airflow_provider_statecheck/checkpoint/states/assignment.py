@@ -17,8 +17,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupRangeOffsets,
-    KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
@@ -35,16 +33,11 @@ def intersection_of(handle: KeyedStateHandle, key_group_range: KeyGroupRange) ->
     """
     Return the part of a handle within a range of key groups, or ``None`` if they do not overlap.
 
-    A handle of incremental state keeps all its files, which are not divided by key groups. Its reader must skip keys outside
-    the common range, because their values may be outdated.
+    The part keeps all files of the handle, which are not divided by key groups. Its reader must skip keys outside the common
+    range, because their values may be outdated.
     """
     common = handle.key_group_range.intersection(key_group_range)
-    if not common:
-        return None
-    if not isinstance(handle, KeyGroupsStateHandle):
-        return replace(handle, key_group_range=common)
-    offsets = KeyGroupRangeOffsets(handle.key_group_range, handle.offsets).get_intersection(common)
-    return KeyGroupsStateHandle(common, offsets.offsets, handle.stream)
+    return replace(handle, key_group_range=common) if common else None
 
 
 def redistribute_keyed(
@@ -311,13 +304,11 @@ def _redistributed(target: RestoreTarget, state: OperatorState) -> list[Operator
     managed_operator = redistribute(of_all(lambda subtask: subtask.managed_operator), old, new)
     raw_operator = redistribute(of_all(lambda subtask: subtask.raw_operator), old, new)
     managed_keyed = redistribute_keyed(of_all(lambda subtask: subtask.managed_keyed), new, max_parallelism)
-    raw_keyed = redistribute_keyed(of_all(lambda subtask: subtask.raw_keyed), new, max_parallelism)
     return [
         OperatorSubtaskState(
             managed_operator=managed_operator[index],
             raw_operator=raw_operator[index],
             managed_keyed=managed_keyed[index],
-            raw_keyed=raw_keyed[index],
         )
         for index in range(new)
     ]

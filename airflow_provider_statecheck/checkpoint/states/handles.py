@@ -17,8 +17,6 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 MAX_PARALLELISM_BOUND = 1 << 15
 """Maximum number of key groups."""
 _MIN_DEFAULT = 128
-EMPTY_KEY_GROUP = -1
-"""Offset of a key group without state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,58 +49,6 @@ class KeyGroupRange:
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
         """Return the key groups that are in both ranges."""
         return KeyGroupRange(max(self.start, other.start), min(self.end, other.end))
-
-
-@dataclass(frozen=True, slots=True)
-class KeyGroupRangeOffsets:
-    """
-    Offsets of the key groups of a range in a stream.
-
-    :param offsets: Offset of each key group of the range, in order; -1 for an empty one.
-    :raises InvalidConfigurationError: if the numbers of offsets and key groups differ.
-    """
-
-    key_group_range: KeyGroupRange
-    offsets: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.offsets) != len(self.key_group_range):
-            raise InvalidConfigurationError(
-                f"Expected one offset for each of {len(self.key_group_range)} key groups, found {len(self.offsets)}."
-            )
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self.key_group_range, self.offsets, strict=True))
-
-    def offset_of(self, key_group: int) -> int:
-        """
-        Return the offset of a key group, or -1 if it has no state.
-
-        :raises InvalidConfigurationError: for a key group outside of the range.
-        """
-        if key_group not in self.key_group_range:
-            raise InvalidConfigurationError(f"Expected a key group of {self._shown}, found {key_group}.")
-        return self.offsets[key_group - self.key_group_range.start]
-
-    def is_empty(self, key_group: int) -> bool:
-        """
-        Return whether a key group has no state: it has no offset, or the next key group has the same offset.
-
-        :raises InvalidConfigurationError: for a key group outside of the range.
-        """
-        offset = self.offset_of(key_group)
-        later = self.offsets[key_group + 1 - self.key_group_range.start :]
-        following = next((other for other in later if other != EMPTY_KEY_GROUP), None)
-        return offset in (EMPTY_KEY_GROUP, following)
-
-    def get_intersection(self, key_group_range: KeyGroupRange) -> KeyGroupRangeOffsets:
-        """Return the offsets of the key groups that are also in another range."""
-        common = self.key_group_range.intersection(key_group_range)
-        return KeyGroupRangeOffsets(common, tuple(self.offset_of(key_group) for key_group in common))
-
-    @property
-    def _shown(self) -> str:
-        return f"{self.key_group_range.start} to {self.key_group_range.end}"
 
 
 def require_parallelism(parallelism: int, max_parallelism: int = MAX_PARALLELISM_BOUND) -> None:
@@ -212,24 +158,9 @@ StreamStateHandle = ByteStreamStateHandle | FileStateHandle | SegmentFileStateHa
 """State as one stream of bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyGroupsStateHandle:
-    """Keyed state of a range of key groups in one stream."""
-
-    key_group_range: KeyGroupRange
-    offsets: tuple[int, ...]
-    """Offset of each key group of the range; -1 for an empty one."""
-    stream: StreamStateHandle
-
-    @property
-    def state_size(self) -> int:
-        """Return the size of the state in bytes."""
-        return self.stream.state_size
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncrementalKeyedStateHandle:
-    """Keyed state that includes files of earlier checkpoints."""
+class KeyedStateHandle:
+    """Keyed state in files of its checkpoint and of earlier ones."""
 
     backend_id: str
     key_group_range: KeyGroupRange
@@ -237,6 +168,7 @@ class IncrementalKeyedStateHandle:
     shared: tuple[tuple[str, StreamStateHandle], ...] = ()
     """Files that later checkpoints may reference, by their path in the backend."""
     private: tuple[tuple[str, StreamStateHandle], ...] = ()
+    """Files of this checkpoint alone, by their path in the backend."""
     meta: StreamStateHandle | None = None
 
     @property
@@ -244,9 +176,6 @@ class IncrementalKeyedStateHandle:
         """Return the size of the state in bytes, including files of earlier checkpoints."""
         streams = [handle for _, handle in (*self.shared, *self.private)]
         return sum(s.state_size for s in streams) + (self.meta.state_size if self.meta else 0)
-
-
-KeyedStateHandle = KeyGroupsStateHandle | IncrementalKeyedStateHandle
 
 
 class DistributionMode(StrEnum):
@@ -288,18 +217,21 @@ class OperatorSubtaskState:
     managed_operator: tuple[OperatorStateHandle, ...] = ()
     raw_operator: tuple[OperatorStateHandle, ...] = ()
     managed_keyed: tuple[KeyedStateHandle, ...] = ()
-    raw_keyed: tuple[KeyedStateHandle, ...] = ()
 
     @property
     def has_state(self) -> bool:
         """Return whether the subtask has state."""
-        return bool(self.managed_operator or self.raw_operator or self.managed_keyed or self.raw_keyed)
+        return bool(self.handles)
 
     @property
     def state_size(self) -> int:
         """Return the size of the state in bytes."""
-        handles = (*self.managed_operator, *self.raw_operator, *self.managed_keyed, *self.raw_keyed)
-        return sum(handle.state_size for handle in handles)
+        return sum(handle.state_size for handle in self.handles)
+
+    @property
+    def handles(self) -> tuple[KeyedStateHandle | OperatorStateHandle, ...]:
+        """Return the handles of all state."""
+        return (*self.managed_operator, *self.raw_operator, *self.managed_keyed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,12 +305,12 @@ def streams_of(state: OperatorState) -> Iterator[StreamStateHandle]:
 
 def streams_of_subtask(state: OperatorSubtaskState) -> Iterator[StreamStateHandle]:
     """Yield every stream that a subtask's state references, with duplicates."""
-    for handle in (*state.managed_operator, *state.raw_operator, *state.managed_keyed, *state.raw_keyed):
+    for handle in state.handles:
         yield from _streams_of_handle(handle)
 
 
 def _streams_of_handle(handle: KeyedStateHandle | OperatorStateHandle) -> Iterator[StreamStateHandle]:
-    if not isinstance(handle, IncrementalKeyedStateHandle):
+    if isinstance(handle, OperatorStateHandle):
         yield handle.stream
         return
     for _, stream in (*handle.shared, *handle.private):
@@ -406,13 +338,10 @@ def _subtask(state: OperatorSubtaskState, move: Move) -> OperatorSubtaskState:
         managed_operator=tuple(replace(h, stream=move(h.stream)) for h in state.managed_operator),
         raw_operator=tuple(replace(h, stream=move(h.stream)) for h in state.raw_operator),
         managed_keyed=tuple(_keyed(h, move) for h in state.managed_keyed),
-        raw_keyed=tuple(_keyed(h, move) for h in state.raw_keyed),
     )
 
 
 def _keyed(handle: KeyedStateHandle, move: Move) -> KeyedStateHandle:
-    if isinstance(handle, KeyGroupsStateHandle):
-        return replace(handle, stream=move(handle.stream))
     return replace(
         handle,
         shared=tuple((path, move(stream)) for path, stream in handle.shared),

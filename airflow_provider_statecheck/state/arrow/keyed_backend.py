@@ -8,14 +8,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     OperatorStateHandle,
+    StreamStateHandle,
 )
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs
-from airflow_provider_statecheck.state.arrow.foreign_state import ForeignState, ForeignStates
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
     ArrowStateSettings,
@@ -23,7 +23,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     StateLayout,
     count_owners,
 )
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, StateFiles
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import PositionForm, StateRowForm, restored_files
 from airflow_provider_statecheck.state.arrow.runs import FileRun
 from airflow_provider_statecheck.state.arrow.snapshot import ArrowSnapshot, CapturedRuns, SnapshotPlan
@@ -61,17 +61,23 @@ class ArrowStateBackend:
     The storage of the stage determines the location of checkpoints.
 
     :param settings: Sizes and compression; those of the configuration if ``None``.
+    :param incremental: Whether snapshots reference the files of earlier ones; as configured if ``None``, else ``True``.
+    :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
     """
 
     settings: ArrowStateSettings | None = None
+    incremental: bool | None = None
+    streams: CheckpointStreamFactory | None = None
 
     def configure(self, config: Mapping[str, Any]) -> ArrowStateBackend:
         """
-        Return this backend with the settings of a configuration, unless it has settings.
+        Return this backend with its unset fields taken from a configuration.
 
         :raises InvalidConfigurationError: for an invalid setting.
         """
-        return self if self.settings is not None else replace(self, settings=ArrowStateSettings.from_config(config))
+        settings = self.settings or ArrowStateSettings.from_config(config)
+        incremental = _is_incremental(config) if self.incremental is None else self.incremental
+        return replace(self, settings=settings, incremental=incremental)
 
     def create_keyed_state_backend(
         self,
@@ -88,7 +94,7 @@ class ArrowStateBackend:
         """
         Create the keyed state of one subtask.
 
-        A restore reads only the snapshot metadata, unless a backend in memory wrote the state.
+        A restore reads only the snapshot metadata.
 
         :param restored: Handles to restore; keys of other subtasks are skipped.
         :raises InvalidConfigurationError: if the range exceeds the number of key groups.
@@ -102,6 +108,8 @@ class ArrowStateBackend:
             now_ms=environment.now_ms,
             storage=environment.storage,
             settings=self.settings,
+            incremental=self.incremental is not False,
+            streams=self.streams,
             operator_name=environment.operator_name,
         )
         with restoring(operator_identifier):
@@ -138,15 +146,23 @@ class ArrowStateBackend:
         return resolve_checkpoint(CheckpointStorage.open(base, **storage_options), pointer)
 
 
+def _is_incremental(config: Mapping[str, Any]) -> bool:
+    values = CheckpointConfig()
+    CheckpointConfig.incremental.read(values, config)
+    return values.incremental
+
+
 class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     """
     Keyed state as sorted Arrow files on the checkpoint storage, with later changes in memory and local files.
 
-    Snapshots are incremental. A snapshot references the files of an earlier one only after
-    :meth:`notify_checkpoint_complete`, or if the backend was restored from them.
+    An incremental snapshot references the files of an earlier one only after :meth:`notify_checkpoint_complete`, or if the
+    backend was restored from them.
 
     :param storage: Storage of the restored state.
     :param settings: Sizes and compression; the defaults if ``None``.
+    :param incremental: Whether snapshots reference the files of earlier ones.
+    :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
     :raises InvalidConfigurationError: if the range exceeds the number of key groups.
     """
 
@@ -159,6 +175,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         now_ms: Callable[[], int],
         storage: CheckpointStorage,
         settings: ArrowStateSettings | None = None,
+        incremental: bool = True,
+        streams: CheckpointStreamFactory | None = None,
         operator_name: str = "",
     ) -> None:
         super().__init__(
@@ -176,32 +194,26 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
         self._carried: dict[str, StateFiles] = {}
-        self._foreign: dict[str, ForeignState] = {}
+        self._exclusive: frozenset[StreamStateHandle] = frozenset()
+        self._incremental = incremental
+        self._streams = streams
 
     def restore(self, handles: Sequence[KeyedStateHandle]) -> None:
         """
-        Restore the state of handles.
+        Restore the state of handles. Only the metadata of their files is read.
 
-        Only the metadata of Arrow files is read. The state of a backend in memory is read completely, and written to
-        local files.
-
-        :raises CheckpointNotFoundError: if a file is missing.
-        :raises CorruptStateError: if a file is corrupt.
+        :raises CheckpointNotFoundError: if snapshot metadata is missing.
+        :raises CorruptStateError: if snapshot metadata is corrupt.
         :raises IncompatibleCheckpointError: if a backend outside of this package or a newer version wrote the state, or
             with another number of key groups.
         :raises StateMigrationError: if the keys have another type.
-        :raises StorageError: if the storage fails, or the local disk is full.
+        :raises StorageError: if the storage fails.
         """
-        in_memory = [handle for handle in handles if isinstance(handle, KeyGroupsStateHandle)]
-        others = [handle for handle in handles if not isinstance(handle, KeyGroupsStateHandle)]
-        of_operator = (self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range)
-        self._carried = restored_files(others, *of_operator)
-        foreign = ForeignStates(
-            *of_operator, reading=self._reading, open_stream=self._spill.open_stream, now_ms=self._now_ms()
+        self._carried = restored_files(
+            handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
         )
-        self._foreign = foreign.read(in_memory)
+        self._exclusive = frozenset(stream for handle in handles for _, stream in handle.private)
         self._unclaimed.update({name: files.state for name, files in self._carried.items()})
-        self._unclaimed.update({name: found.runs.schema for name, found in self._foreign.items()})
 
     def advance_to(self, key_group: int) -> None:
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
@@ -221,8 +233,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     def num_entries(self) -> int:
         """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
         carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
-        foreign = (count_owners(found.runs.rows()) for found in self._foreign.values())
-        return sum(table.num_entries() for table in self._arrow_tables()) + sum(carried) + sum(foreign)
+        return sum(table.num_entries() for table in self._arrow_tables()) + sum(carried)
 
     def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[Any]:
         """
@@ -247,14 +258,13 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
                 key=self.key_serializer.snapshot(),
                 number_of_key_groups=self.number_of_key_groups,
                 key_group_range=self.key_group_range,
-                states=[
-                    CapturedRuns(each.state, each.runs, each.runs.capture())
-                    for each in (*tables, *self._foreign.values())
-                ],
+                states=[CapturedRuns(table.state, table.runs, table.runs.capture()) for table in tables],
                 now_ms=self._now_ms(),
                 carried=tuple(self._carried.values()),
-                streams=streams,
-                settings=self._settings,
+                is_incremental=self._incremental,
+                exclusive=self._exclusive,
+                streams=self._streams or streams,
+                reading=self._reading,
                 discard=lambda handle: discard_state(self._storage, handle),
             )
         )
@@ -280,7 +290,6 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
             snapshot.cancel()
         self._unconfirmed.clear()
         self._carried.clear()
-        self._foreign.clear()
         self._reading.cache.clear()
         self._reading.files.close()
         self._spill.close()
@@ -289,23 +298,14 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         user_keys = None if state.key_serializer is None else state.key_serializer.arrow_type
         layout = StateLayout.of(self.key_serializer, state.cell_serializer.arrow_type, user_keys)
-        restored, changes = self._restored(state)
+        restored = self._carried.get(state.name) or StateFiles(state.schema(), ())
         form = StateRowForm(state, restored.state, layout, self._now_ms())
-        for part in chain.from_iterable((*changes, *restored.runs)):
+        for part in chain.from_iterable(restored.runs):
             form.require(part)
-        runs = StateRuns(state.schema(), layout, form, self._reading, restored.runs, changes)
+        runs = StateRuns(state.schema(), layout, form, self._reading, restored.runs)
         self._carried.pop(state.name, None)
-        self._foreign.pop(state.name, None)
         table = ArrowMapTable if state.is_map else ArrowValueTable
         return table(state, self.key_serializer, runs, self._memory_budget, self._spill_if_full)
-
-    def _restored(self, state: RegisteredState) -> tuple[StateFiles, tuple[Parts, ...]]:
-        """Return the restored files of a state, and those in local files. Both may exist, for different key groups."""
-        carried, foreign = self._carried.get(state.name), self._foreign.get(state.name)
-        if foreign is None:
-            return carried or StateFiles(state.schema(), ()), ()
-        base, changes = (tuple(run.parts for run in runs) for runs in (foreign.runs.base, foreign.local))
-        return StateFiles(foreign.runs.schema, (*base, *(carried.runs if carried else ()))), changes
 
     def _positions_of(self, files: StateFiles) -> Iterator[Any]:
         """Return the rows of a state without values, in the types in which they were written."""

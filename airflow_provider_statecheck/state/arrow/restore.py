@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupRange,
     SegmentFileStateHandle,
@@ -29,7 +28,7 @@ from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, Snap
 from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.serializers.serializer import Outcome, SerializerSnapshot
+from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -68,22 +67,19 @@ def restored_files(
         for files in meta.states:
             readable = owned.intersection(handle.key_group_range)
             states.setdefault(files.state.name, []).append(_files_within(files, readable))
-    return {name: merge_subtasks(found) for name, found in states.items()}
+    return {name: _merge_subtasks(found) for name, found in states.items()}
 
 
 def is_known(handle: KeyedStateHandle) -> bool:
     """Return whether the format of a handle is one of this package."""
-    if isinstance(handle, IncrementalKeyedStateHandle):
-        return handle.backend_id in _READABLE and handle.meta is not None
-    return True
+    return handle.backend_id in _READABLE and handle.meta is not None
 
 
 def _read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
-    if not isinstance(handle, IncrementalKeyedStateHandle) or not is_known(handle) or handle.meta is None:
-        found = handle.backend_id if isinstance(handle, IncrementalKeyedStateHandle) else type(handle).__name__
+    if not is_known(handle) or handle.meta is None:
         raise IncompatibleCheckpointError(
-            f"Expected state files of a backend of this package or of a canonical savepoint, found {found} of another state "
-            f"backend; restore it with the backend that wrote it, or from a canonical savepoint."
+            f"Expected state files of a backend of this package or of a canonical savepoint, found those of "
+            f"{handle.backend_id!r}; restore them with the backend that wrote them, or from a canonical savepoint."
         )
     stream = handle.meta
     is_file = isinstance(stream, FileStateHandle | SegmentFileStateHandle)
@@ -97,16 +93,7 @@ def _require_fitting(meta: SnapshotMeta, keys: KeySerializer, number_of_key_grou
             f"Expected state with {number_of_key_groups} key groups, found {meta.number_of_key_groups}; restore with the "
             f"maximum parallelism of the checkpoint, or rescale the checkpoint."
         )
-    require_fitting_keys(keys, meta.key)
-
-
-def require_fitting_keys(keys: KeySerializer, written: SerializerSnapshot) -> None:
-    """
-    Require that restored keys have the type of an operator's keys.
-
-    :raises StateMigrationError: if they have another type.
-    """
-    verdict = keys.resolve_compatibility(written)
+    verdict = keys.resolve_compatibility(meta.key)
     if verdict.outcome is Outcome.INCOMPATIBLE:
         raise StateMigrationError(
             f"Expected keys that fit the restored state, found other keys: {verdict.reason}; keep their type."
@@ -118,7 +105,7 @@ def _files_within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
     return StateFiles(files.state, tuple(parts for parts in runs if parts))
 
 
-def merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
+def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
     """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
     runs = [_by_key_group(part for parts in level for part in parts) for level in levels]
@@ -149,7 +136,27 @@ class RowForm(Protocol):
         ...
 
 
-class PositionForm:
+class AsWritten:
+    """Row form of one part, whose rows need no conversion."""
+
+    def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
+        """Return the rows."""
+        return table
+
+    def firsts(self, part: Part, *, namespace: bool) -> Any:
+        """Return the first sort key of each block."""
+        return part.firsts
+
+    def deletions(self, part: Part) -> int:
+        """Return the number of tombstones."""
+        return part.deletions
+
+    def is_current(self, part: Part) -> bool:
+        """Return ``True``."""
+        return True
+
+
+class PositionForm(AsWritten):
     """
     Row form without values, which needs no types of values.
 
@@ -182,14 +189,6 @@ class PositionForm:
     def firsts(self, part: Part, *, namespace: bool) -> Any:
         """Return the first sort key of each block."""
         return _with_namespace(self._layout, part.firsts, namespace=namespace)
-
-    def deletions(self, part: Part) -> int:
-        """Return the number of tombstones."""
-        return part.deletions
-
-    def is_current(self, part: Part) -> bool:
-        """Return ``True``: rows are never migrated."""
-        return True
 
 
 class StateRowForm:

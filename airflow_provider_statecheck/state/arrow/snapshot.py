@@ -1,33 +1,32 @@
 """
-Incremental snapshot of the Arrow backend.
+Snapshot of the Arrow backend.
 
-It writes the changes since the last completed checkpoint and references the existing files of earlier ones.
+An incremental snapshot writes the changes since the last completed checkpoint and references the existing files of earlier
+ones. A full snapshot writes all state to files of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupRange,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs, runs_to_merge
-from airflow_provider_statecheck.state.arrow.layout import VALUE, ArrowStateSettings, single
+from airflow_provider_statecheck.state.arrow.layout import VALUE, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
-from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID
+from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID, AsWritten
 from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
-from airflow_provider_statecheck.state.arrow.state_runs import Captured, StateRuns, schema_of
-from airflow_provider_statecheck.state.backends.full_snapshot import cancelled_error
+from airflow_provider_statecheck.state.arrow.state_runs import Captured, Reading, StateRuns, schema_of
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
@@ -55,9 +54,13 @@ class SnapshotPlan:
     key_group_range: KeyGroupRange
     states: Sequence[CapturedRuns]
     carried: Sequence[StateFiles]
-    """Restored states without a descriptor; their files are referenced unchanged."""
+    """Restored states without a descriptor, which are written as they are."""
+    is_incremental: bool
+    """Whether files of earlier snapshots are referenced."""
+    exclusive: frozenset[StreamStateHandle]
+    """Restored files that are deleted with their checkpoint, so that no other one may reference them."""
     streams: CheckpointStreamFactory
-    settings: ArrowStateSettings
+    reading: Reading
     now_ms: int
     """Time of the snapshot in milliseconds; expired values need not be written."""
     discard: Callable[[StreamStateHandle], None]
@@ -104,7 +107,8 @@ class ArrowSnapshot:
         with self._deleting_on_failure():
             self._require_running()
             files = tuple(self._write_state(state) for state in self._plan.states)
-            named = [state for state in (*files, *self._plan.carried) if state.runs]
+            carried = (self._carried(state) for state in self._plan.carried)
+            named = [state for state in (*files, *carried) if state.runs]
             handle = self._handle(named) if named else None
             self._finish()
         self.files = files
@@ -129,28 +133,48 @@ class ArrowSnapshot:
         return StateFiles(state.runs.schema, (parts, *unmerged) if parts else unmerged)
 
     def _runs_to_move(self, base: Sequence[FileRun]) -> int:
-        """Return the number of newest runs to rewrite so that no run keeps the wasted bytes of a merged file alive."""
-        may_stay = self._plan.streams.could_reuse_state_handle
-        wasteful = (
-            number for number, run in enumerate(base, 1) if not all(may_stay(part.handle) for part in run.parts)
-        )
-        return max(wasteful, default=0)
+        """Return the number of newest runs to rewrite so that no run needs a file that may not stay."""
+        moving = (number for number, run in enumerate(base, 1) if not all(map(self._may_stay, run.parts)))
+        return max(moving, default=0)
+
+    def _may_stay(self, part: Part) -> bool:
+        """Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive."""
+        plan = self._plan
+        is_shared = plan.is_incremental and part.handle not in plan.exclusive
+        return is_shared and plan.streams.could_reuse_state_handle(part.handle)
+
+    def _carried(self, files: StateFiles) -> StateFiles:
+        return StateFiles(files.state, tuple(tuple(self._stayed_or_copied(parts)) for parts in files.runs))
+
+    def _stayed_or_copied(self, parts: Parts) -> Iterator[Part]:
+        for part in parts:
+            yield from (part,) if self._may_stay(part) else self._copied(part)
+
+    def _copied(self, part: Part) -> Parts:
+        reading = self._plan.reading
+        run = FileRun((part,), reading.files, BlockCache(0), AsWritten())
+        tables = (table for block in range(len(part.offsets)) for table in run.tables([block]))
+        return self._written_by(PartWriter(part.schema, part.state, self._open, reading.settings), tables)
 
     def _write_run(self, state: CapturedRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
         runs = state.runs
         schema = schema_of(runs.layout, merged, keep_deletions=keep_deletions)
-        writer = PartWriter(schema, runs.schema, self._open_shared, self._plan.settings)
+        writer = PartWriter(schema, runs.schema, self._open, self._plan.reading.settings)
+        tables = merge_runs(runs.layout, merged, keep_deletions=keep_deletions)
+        # An expired row is kept while an older run may hold a value that it shadows.
+        kept = tables if keep_deletions else (self._unexpired(state.state, table) for table in tables)
+        return self._written_by(writer, kept)
+
+    def _written_by(self, writer: PartWriter, tables: Iterable[Any]) -> Parts:
         try:
-            for table in merge_runs(runs.layout, merged, keep_deletions=keep_deletions):
-                self._require_running()
-                # An expired row is kept while an older run may hold a value that it shadows.
-                writer.write(table if keep_deletions else self._unexpired(state.state, table))
-            return writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
+            return writer.write_all(self._while_running(tables))
         finally:
             self._written.handles += [part.handle for part in writer.parts]
+
+    def _while_running(self, tables: Iterable[Any]) -> Iterator[Any]:
+        for table in tables:
+            self._require_running()
+            yield table
 
     def _unexpired(self, state: RegisteredState, table: Any) -> Any:
         if state.ttl is None:
@@ -158,18 +182,20 @@ class ArrowSnapshot:
         cells, live = unexpired(state, single(table.column(VALUE)), self._plan.now_ms)
         return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(live)
 
-    def _open_shared(self) -> CheckpointStateOutputStream:
+    def _open(self) -> CheckpointStateOutputStream:
         self._require_running()
-        return self._plan.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
+        scope = CheckpointedStateScope.SHARED if self._plan.is_incremental else CheckpointedStateScope.EXCLUSIVE
+        return self._plan.streams.create_checkpoint_state_output_stream(scope)
 
-    def _handle(self, files: Sequence[StateFiles]) -> IncrementalKeyedStateHandle:
+    def _handle(self, files: Sequence[StateFiles]) -> KeyedStateHandle:
         plan = self._plan
-        parts: list[Part] = [part for state in files for parts in state.runs for part in parts]
-        return IncrementalKeyedStateHandle(
+        named = tuple((part.path, part.handle) for state in files for parts in state.runs for part in parts)
+        return KeyedStateHandle(
             backend_id=BACKEND_ID,
             key_group_range=plan.key_group_range,
             checkpoint_id=plan.checkpoint_id,
-            shared=tuple((part.path, part.handle) for part in parts),
+            shared=named if plan.is_incremental else (),
+            private=() if plan.is_incremental else named,
             meta=self._write_meta(encode_meta(SnapshotMeta(plan.key, plan.number_of_key_groups, tuple(files)))),
         )
 
@@ -209,6 +235,13 @@ class ArrowSnapshot:
     def _require_running(self) -> None:
         if self._is_cancelled:
             raise cancelled_error()
+
+
+def cancelled_error() -> SnapshotCancelledError:
+    """Return the error of a cancelled snapshot."""
+    return SnapshotCancelledError(
+        "Expected a running snapshot, found a cancelled one; its files are deleted, and the next checkpoint writes the state."
+    )
 
 
 def _size_of(files: StateFiles) -> StateSize:

@@ -72,7 +72,6 @@ class StateRuns:
     :param form: Conversion of restored rows to the current types.
     :param reading: Shared resources for reading runs.
     :param base: Restored runs.
-    :param changes: Runs in local files that are newer than the restored ones.
     """
 
     def __init__(
@@ -82,14 +81,13 @@ class StateRuns:
         form: RowForm,
         reading: Reading,
         base: tuple[Parts, ...] = (),
-        changes: tuple[Parts, ...] = (),
     ) -> None:
         self.schema = schema
         self.layout = layout
         self._form = form
         self._reading = reading
         self.base = tuple(self.file_run(parts) for parts in base)
-        self.fresh: tuple[SortedRun, ...] = tuple(self.file_run(parts) for parts in changes)
+        self.fresh: tuple[SortedRun, ...] = ()
         self._sealed = 0
         self._confirmed = 0
 

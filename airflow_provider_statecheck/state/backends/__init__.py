@@ -1,1 +1,1 @@
-"""State backends: contract, in-memory backends, full snapshots and loading by name."""
+"""State backends: contract, backends with full snapshots, and loading by name."""

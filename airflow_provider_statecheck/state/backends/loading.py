@@ -26,7 +26,7 @@ class MemoryStateBackendFactory:
 
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
         """Create a backend with the directories of the configuration."""
-        from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
+        from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
 
         return MemoryStateBackend(config=config)
 
@@ -40,7 +40,7 @@ class FsStateBackendFactory:
 
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
         """Create a backend with the directories of the configuration."""
-        from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
+        from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
 
         return FsStateBackend(config=config)
 

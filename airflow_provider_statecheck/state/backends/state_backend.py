@@ -1,9 +1,9 @@
-"""Contracts of state backends, and restored state as Arrow columns."""
+"""Contracts of state backends."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -14,15 +14,10 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StateMigrationError,
 )
-from airflow_provider_statecheck.state.arrow.layout import NAMESPACE, USER_KEY, VALUE, single
-from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration, MigratedCells
-from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.arrow.layout import StateLayout
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
-    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
     from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
@@ -134,132 +129,6 @@ class StateEnvironment:
     """Operator name for errors."""
     schemas: OperatorSchemas | None = None
     """Schemas of the restored state, if any."""
-
-
-class RestorableTable(Protocol):
-    """Table that takes restored rows."""
-
-    def restore(self, key_group: int, namespace: str, key: Any, user_key: Any, cell: Any) -> None:
-        """Add a row; ``user_key`` is ``None`` unless the state is a map."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StateRows:
-    """Rows of one state, in the order of their key groups."""
-
-    schema: StateSchema
-    arrow_schema: Any
-    """Arrow schema of each block: key columns, ``namespace``, ``user_key`` for a map, and ``value``."""
-    blocks: tuple[tuple[int, Any], ...]
-    """Pairs of a key group and a non-empty Arrow record batch, ascending. A key group may have several batches."""
-
-    def by_key_group(self) -> dict[int, list[Any]]:
-        """Return the record batches of each key group."""
-        found: dict[int, list[Any]] = {}
-        for key_group, batch in self.blocks:
-            found.setdefault(key_group, []).append(batch)
-        return found
-
-    def __len__(self) -> int:
-        return sum(batch.num_rows for _, batch in self.blocks)
-
-
-def arrow_schema_of(state: RegisteredState, key_serializer: KeySerializer) -> Any:
-    """Return the Arrow schema of the rows of a state."""
-    import pyarrow as pa
-
-    keys = [pa.field(f"key_{index}", arrow_type) for index, arrow_type in enumerate(key_serializer.arrow_types)]
-    user_key = [] if state.key_serializer is None else [pa.field(USER_KEY, state.key_serializer.arrow_type)]
-    return pa.schema(
-        [*keys, pa.field(NAMESPACE, pa.string()), *user_key, pa.field(VALUE, state.cell_serializer.arrow_type)]
-    )
-
-
-def repeated(values: Sequence[Any], counts: Sequence[int], arrow_type: Any) -> Any:
-    """Return an Arrow array with each value repeated ``counts`` times."""
-    import pyarrow as pa
-
-    parts = [pa.repeat(pa.scalar(value, arrow_type), count) for value, count in zip(values, counts, strict=True)]
-    return pa.concat_arrays(parts) if parts else pa.array([], arrow_type)
-
-
-def blocks_of(key_groups: Any, batch: Any) -> Iterator[tuple[int, Any]]:
-    """Split rows, sorted by key group, into one record batch per key group."""
-    import numpy as np
-
-    distinct, starts = np.unique(key_groups.to_numpy(), return_index=True)
-    ends = [*starts, len(key_groups)][1:]
-    for key_group, start, end in zip(distinct, starts, ends, strict=True):
-        yield int(key_group), batch.slice(int(start), int(end - start))
-
-
-def rows_of_tables(
-    state: RegisteredState, layout: StateLayout, key_serializer: KeySerializer, tables: Iterable[Any]
-) -> StateRows:
-    """Return sorted tables in the layout of the Arrow backend as the rows of a state."""
-    import pyarrow as pa
-
-    schema = arrow_schema_of(state, key_serializer)
-    blocks: list[tuple[int, Any]] = []
-    for table in tables:
-        key_groups, *columns = map(single, layout.conform(table, namespace=True, deleted=False).columns)
-        blocks += blocks_of(key_groups, pa.RecordBatch.from_arrays(columns, schema=schema))
-    return StateRows(state.schema(), schema, tuple(blocks))
-
-
-class RestoredRows:
-    """
-    Restored rows of a state. Snapshots copy them until a descriptor claims them for a table.
-
-    :param rows: Rows read from a snapshot.
-    """
-
-    def __init__(self, rows: StateRows) -> None:
-        self._rows = rows
-
-    def rows(self) -> StateRows:
-        """Return the rows."""
-        return self._rows
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self._rows)
-
-    def fill(self, table: RestorableTable, state: RegisteredState, key_serializer: KeySerializer, now_ms: int) -> None:
-        """
-        Migrate the rows to the types of a state and add them to its table.
-
-        :param now_ms: Current time in milliseconds, for values that gain or lose a time to live.
-        :raises StateMigrationError: if the types are incompatible.
-        """
-        if not self._rows.blocks:
-            return
-        key_groups, rows = self._concatenated()
-        migration = CellMigration.of(self._rows.schema, state, now_ms)
-        user_keys = rows.column(USER_KEY) if state.is_map else None
-        cells = rows.column(VALUE)
-        migrated = MigratedCells(user_keys, cells) if migration is None else migration.migrated(cells, user_keys)
-        key_columns = (migrated.living(column) for column in rows.columns[: len(key_serializer.fields)])
-        keys = key_serializer.from_columns(tuple(key_columns))
-        columns = (migrated.living(key_groups).to_pylist(), migrated.living(rows.column(NAMESPACE)).to_pylist(), keys)
-        for row in zip(*columns, *_decode_cells(state, migrated), strict=True):
-            table.restore(*row)
-
-    def _concatenated(self) -> tuple[Any, Any]:
-        import pyarrow as pa
-
-        batches = [batch for _, batch in self._rows.blocks]
-        counts = [batch.num_rows for batch in batches]
-        key_groups = repeated([key_group for key_group, _ in self._rows.blocks], counts, pa.int32())
-        return key_groups, pa.concat_batches(batches)
-
-
-def _decode_cells(state: RegisteredState, migrated: MigratedCells) -> tuple[list[Any], list[Any]]:
-    cells = state.cells.read(migrated.living(migrated.cells))
-    if state.key_serializer is None:
-        return [None] * len(cells), cells
-    return state.key_serializer.from_arrow(migrated.living(migrated.user_keys)), cells
 
 
 @contextlib.contextmanager

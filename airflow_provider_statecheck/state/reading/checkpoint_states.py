@@ -11,22 +11,19 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.assignment import intersection_of
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     OperatorState,
     key_group_range_of,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownStateError, UnsupportedStateError
 from airflow_provider_statecheck.state.arrow.part_files import decode_meta
-from airflow_provider_statecheck.state.backends.full_snapshot import PREFIX_SIZE, decode_header, decode_prefix
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_values
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
-from airflow_provider_statecheck.storage.views.state_files import open_input_stream, read_state
+from airflow_provider_statecheck.storage.views.state_files import read_state
 
 STAGE = "stage"
 """Key of the stage's values in the values of a checkpoint."""
@@ -270,9 +267,7 @@ def handles_of_subtask(operator: OperatorState, index: int) -> Iterator[KeyedSta
 
 def _restricted(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[KeyedStateHandle]:
     part = intersection_of(handle, owned)
-    if isinstance(part, IncrementalKeyedStateHandle):
-        yield replace(part, key_group_range=part.key_group_range.intersection(owned))
-    elif part is not None:
+    if part is not None:
         yield part
 
 
@@ -294,20 +289,6 @@ def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHand
 
 
 def _schemas_of(storage: CheckpointStorage, handle: KeyedStateHandle) -> OperatorSchemas:
-    if isinstance(handle, KeyGroupsStateHandle):
-        return _of_snapshot(storage, handle)
-    return _of_runs(storage, handle)
-
-
-def _of_snapshot(storage: CheckpointStorage, handle: KeyGroupsStateHandle) -> OperatorSchemas:
-    with open_input_stream(storage, handle.stream) as stream:
-        prefix = stream.read(PREFIX_SIZE)
-        # A corrupt length must not cause a huge allocation.
-        length = min(decode_prefix(prefix), handle.stream.state_size)
-        return decode_header(prefix, stream.read(length)).schemas
-
-
-def _of_runs(storage: CheckpointStorage, handle: IncrementalKeyedStateHandle) -> OperatorSchemas:
     if handle.meta is None:
         return OperatorSchemas()
     files = dict((*handle.shared, *handle.private))

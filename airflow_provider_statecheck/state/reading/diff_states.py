@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle, KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
@@ -192,7 +192,8 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
     :raises CheckpointNotFoundError: if a state file is missing.
     :raises StorageError: if the storage fails.
     """
-    if not (_can_skip_shared(before) and _can_skip_shared(after)):
+    # A row of a shared block may have expired in one of the two checkpoints only.
+    if before.content.schema.ttl or after.content.schema.ttl:
         return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
     files = [reader.rows.files(owned).runs for reader in (before, after)]
     shared = _blocks_of(files[0]) & _blocks_of(files[1])
@@ -202,12 +203,6 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
     return _joined(before, _differing_rows(before, files[0], equal)), _joined(
         after, _differing_rows(after, files[1], equal)
     )
-
-
-def _can_skip_shared(reader: StateReader) -> bool:
-    # A row of a shared block may have expired in one of the two checkpoints only.
-    is_of_runs = all(isinstance(each, IncrementalKeyedStateHandle) for each in reader.content.handles)
-    return is_of_runs and not reader.content.schema.ttl
 
 
 def _own_rows(reader: StateReader, runs: _Runs, shared: set[_Block]) -> Iterable[Any]:

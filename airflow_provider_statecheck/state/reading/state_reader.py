@@ -11,17 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    IncrementalKeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
 )
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.arrow.compaction import merge_tables
 from airflow_provider_statecheck.state.arrow.layout import (
-    KEY_GROUP,
-    NAMESPACE,
-    USER_KEY,
-    VALUE,
     ArrowStateSettings,
     BlockCache,
 )
@@ -29,10 +22,7 @@ from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, 
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
 from airflow_provider_statecheck.state.arrow.runs import FileRun
 from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns
-from airflow_provider_statecheck.state.backends.full_snapshot import FullSnapshotReader
-from airflow_provider_statecheck.state.backends.state_backend import StateRows, repeated
 from airflow_provider_statecheck.state.descriptors import StateTtlConfig
-from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration, MigratedCells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
@@ -41,10 +31,7 @@ from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.state_files import open_input_stream
 
-_BYTES_AT_ONCE = 32 << 20
-"""Bytes of a full snapshot per range of key groups, which is read into memory as a whole."""
 _BLOCKS_AT_ONCE = 64
 """Blocks of a state file per table."""
 _NEVER = timedelta(days=365_000)
@@ -166,29 +153,21 @@ class StateRowsReader:
 
     def tables(self, owned: KeyGroupRange) -> Iterator[Any]:
         """
-        Return the newest version of each row in a range of key groups, without removed rows.
+        Return the newest version of each row in a range of key groups, sorted and without removed rows.
 
         :raises CorruptStateError: if a state file is corrupt.
         :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
-        for tables in self.sorted_tables(owned):
-            yield from tables
-
-    def sorted_tables(self, owned: KeyGroupRange) -> tuple[Iterator[Any], ...]:
-        """Return the rows as sequences of tables with distinct positions, each of them sorted; raises as :meth:`tables`."""
-        handles = self.content.within(owned).handles
-        snapshots = [each for each in handles if isinstance(each, KeyGroupsStateHandle)]
-        of_snapshots = self._of_snapshots(snapshots, owned) if snapshots else iter(())
-        return of_snapshots, self.merged(self.files(owned).runs)
+        return self.merged(self.files(owned).runs)
 
     def files(self, owned: KeyGroupRange) -> StateFiles:
         """
-        Return the files of the Arrow backend with rows in a range of key groups.
+        Return the files with rows in a range of key groups.
 
         :raises CorruptStateError: if the metadata of the files is corrupt.
         """
-        handles = [each for each in self.content.within(owned).handles if _is_incremental(each)]
+        handles = self.content.within(owned).handles
         found = restored_files(handles, self._storage, self._columns.keys, self.content.max_parallelism, owned)
         return found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
 
@@ -218,53 +197,6 @@ class StateRowsReader:
         """Return the conversion of rows to the types of the state."""
         columns, schema = self._columns, self.content.schema
         return StateRowForm(columns.state, schema, columns.layout, self.content.taken_at_ms)
-
-    def _of_snapshots(self, handles: list[KeyGroupsStateHandle], owned: KeyGroupRange) -> Iterator[Any]:
-        for window in self.content.windows(owned, _BYTES_AT_ONCE):
-            found = [table for handle in handles for table in self._of_snapshot(handle, window)]
-            if found:
-                yield merge_tables(found)
-
-    def _of_snapshot(self, handle: KeyGroupsStateHandle, owned: KeyGroupRange) -> Iterator[Any]:
-        snapshot = self.snapshots(owned).read(handle)
-        for rows in () if snapshot is None else snapshot[1]:
-            if rows.schema.name == self.content.schema.name and rows.blocks:
-                yield self.in_layout(rows)
-
-    def _open(self, stream: Any) -> Any:
-        return open_input_stream(self._storage, stream)
-
-    def snapshots(self, owned: KeyGroupRange) -> FullSnapshotReader:
-        """Return a reader of full snapshots."""
-        return FullSnapshotReader(self._open, self.content.max_parallelism, owned)
-
-    def in_layout(self, rows: StateRows) -> Any:
-        """Return rows of a full snapshot as a table with the columns of the state backend, unsorted."""
-        import pyarrow as pa
-
-        batch = pa.concat_batches([each for _, each in rows.blocks])
-        counts = [each.num_rows for _, each in rows.blocks]
-        migrated = self._migrated(rows, batch)
-        layout = self._columns.layout
-        positions = {name: batch.column(i) for i, name in enumerate(layout.key_names)}
-        positions[KEY_GROUP] = repeated([group for group, _ in rows.blocks], counts, pa.int32())
-        positions[NAMESPACE] = batch.column(NAMESPACE)
-        columns = {name: migrated.living(column) for name, column in positions.items()}
-        columns[VALUE] = migrated.living(migrated.cells)
-        if migrated.user_keys is not None:
-            columns[USER_KEY] = migrated.living(migrated.user_keys)
-        schema = layout.schema(namespace=True, deleted=False)
-        return pa.table([columns[name] for name in schema.names], schema=schema)
-
-    def _migrated(self, rows: StateRows, batch: Any) -> MigratedCells:
-        state = self._columns.state
-        cells, user_keys = batch.column(VALUE), batch.column(USER_KEY) if state.is_map else None
-        migration = CellMigration.of(rows.schema, state, self.content.taken_at_ms)
-        return MigratedCells(user_keys, cells) if migration is None else migration.migrated(cells, user_keys)
-
-
-def _is_incremental(handle: Any) -> bool:
-    return isinstance(handle, IncrementalKeyedStateHandle)
 
 
 def columns_of(content: StateContent, view: StateView) -> StateColumns:

@@ -11,7 +11,6 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupRange,
     OperatorState,
@@ -181,8 +180,7 @@ class CanonicalCopies(StateCopies):
             files: KeyedFiles | None = None
             for content in contents:
                 files = files or self._keyed_files(operator, index, owned, content.key, operator.max_parallelism)
-                for tables in self._rows(content).sorted_tables(content.all_key_groups):
-                    files.write(content.schema, tables)
+                files.write(content.schema, self._rows(content).tables(content.all_key_groups))
             if files is not None:
                 yield index, files
 
@@ -250,10 +248,9 @@ def _with_groups(columns: StateColumns, table: Any, max_parallelism: int) -> Any
 
 def _require_convertible(operator: OperatorState, handle: KeyedStateHandle) -> None:
     if not is_known(handle):
-        found = handle.backend_id if isinstance(handle, IncrementalKeyedStateHandle) else "unknown"
         raise UnsupportedStateError(
             f"Expected keyed state of operator {operator.uid!r} that this release can convert, found state of the backend "
-            f"{found!r}; take a native savepoint."
+            f"{handle.backend_id!r}; take a native savepoint."
         )
 
 

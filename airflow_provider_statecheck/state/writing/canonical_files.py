@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import STATE_DIRECTORY, slug
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
     OperatorStateHandle,
     StreamStateHandle,
@@ -149,7 +149,7 @@ class KeyedFiles:
         if parts:
             runs.append(parts)
 
-    def handle(self, checkpoint_id: int) -> IncrementalKeyedStateHandle | None:
+    def handle(self, checkpoint_id: int) -> KeyedStateHandle | None:
         """
         Write the index of the files and return their handle, ``None`` without rows.
 
@@ -160,7 +160,7 @@ class KeyedFiles:
         if not states:
             return None
         subtask = self._subtask
-        return IncrementalKeyedStateHandle(
+        return KeyedStateHandle(
             backend_id=CANONICAL_ID,
             key_group_range=subtask.owned,
             checkpoint_id=checkpoint_id,

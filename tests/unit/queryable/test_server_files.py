@@ -19,8 +19,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
-    KeyGroupsStateHandle,
+    KeyedStateHandle,
 )
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -78,7 +77,7 @@ def data_reads(served: ServedJob, pointer: str) -> list[tuple[str, int, int]]:
 
 def state_files(handles: Any) -> Iterator[str]:
     for handle in handles:
-        streams = [handle.stream] if isinstance(handle, KeyGroupsStateHandle) else [each for _, each in handle.shared]
+        streams = [each for _, each in (*handle.shared, *handle.private)]
         yield from (stream.uri for stream in streams if isinstance(stream, FileStateHandle))
 
 
@@ -274,7 +273,7 @@ def test_cached_blocks_of_a_job_are_not_served_to_another(tmp_path: Path) -> Non
 def forged_content(victim: ServedJob, known: KvStateAddress) -> StateContent:
     """Return the content of an address with its metadata copied into the handle, so that only the files are foreign."""
     (handle,) = known.content.handles
-    assert isinstance(handle, IncrementalKeyedStateHandle)
+    assert isinstance(handle, KeyedStateHandle)
     assert handle.meta is not None
     meta = ByteStreamStateHandle("meta", read_state(victim.storage, handle.meta))
     return replace(known.content, handles=(replace(handle, meta=meta),))

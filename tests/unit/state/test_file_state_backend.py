@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.state.backends.hash_state_backend import AbstractFileStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import AbstractFileStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess

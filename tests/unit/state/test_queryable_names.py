@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
     CheckpointStates,
@@ -127,4 +126,4 @@ def files(states: CheckpointStates) -> set[str]:
     """Return the files that later checkpoints share."""
     (function,) = states.functions()
     handles = owned_handles(function.operator)
-    return {path for handle in handles if isinstance(handle, IncrementalKeyedStateHandle) for path, _ in handle.shared}
+    return {path for handle in handles for path, _ in handle.shared}

@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     OperatorState,
     OperatorSubtaskState,
     key_group_ranges,
@@ -25,11 +24,10 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
-    UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
@@ -295,19 +293,11 @@ def test_fewer_key_groups_than_subtasks_are_refused(operator: Operator) -> None:
     assert not operator.storage.is_directory(f"{operator.base}/savepoint-000000-0123456789ab")
 
 
-def test_raw_keyed_state_is_refused_before_anything_is_written(operator: Operator) -> None:
-    raw = KeyGroupsStateHandle(KeyGroupRange(0, 15), (0,) * 16, ByteStreamStateHandle("r", b"x"))
-    state = replace(operator.filled(1), subtask_states={0: OperatorSubtaskState(raw_keyed=(raw,))})
-    with pytest.raises(UnsupportedStateError, match="raw keyed state of operator 'balances/balance'"):
-        rescaled(operator, document_of(state), 32)
-    assert not operator.storage.is_directory(f"{operator.base}/savepoint-000000-0123456789ab")
-
-
 def test_of_one_that_fails_nothing_is_left(operator: Operator) -> None:
     first, second = operator.filled(2), operator.filled(2)
     second = replace(second, operator_id=operator_id_of("other"), uid="other")
     handle: Any = second.subtask_states[1].managed_keyed[0]
-    stream: Any = handle.stream if isinstance(handle, KeyGroupsStateHandle) else handle.shared[0][1]
+    stream: Any = next(stream for _, stream in (*handle.shared, *handle.private))
     operator.storage.delete_file(stream.uri)
     with pytest.raises(CheckpointNotFoundError):
         rescaled(operator, document_of(first, second), 32)

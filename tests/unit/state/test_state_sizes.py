@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.snapshots import StateSize
@@ -44,13 +44,6 @@ def test_the_keys_of_a_value_are_counted_and_those_of_a_map_are_unknown(kind: ty
     _write(backend, ["a", "b", "c"])
     sizes = _sizes(keyed, backend)
     assert (sizes["total"].keys, sizes["places"].keys) == (3, None)
-
-
-def test_states_that_share_a_file_have_no_size_of_their_own() -> None:
-    keyed = KeyedHarness(MemoryStateBackend(), _storage())
-    backend = keyed.open()
-    _write(backend, ["a"])
-    assert {size.size_bytes for size in _sizes(keyed, backend).values()} == {None}
 
 
 def test_arrow_files_of_each_state_are_summed_over_checkpoints() -> None:

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
     OperatorState,
     OperatorSubtaskState,
@@ -71,7 +71,7 @@ def write(storage: CheckpointStorage, uri: str, content: bytes = b"state") -> Fi
 
 def keyed(*shared: StreamStateHandle, private: tuple[StreamStateHandle, ...] = (), uid: str = UID) -> OperatorState:
     """Return the state of an operator of one subtask that names these files."""
-    handle = IncrementalKeyedStateHandle(
+    handle = KeyedStateHandle(
         backend_id="b",
         key_group_range=KeyGroupRange(0, 127),
         checkpoint_id=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,9 +14,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     DistributionMode,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     MasterState,
     OperatorState,
     OperatorStateHandle,
@@ -44,7 +44,7 @@ def operator_handle(stream: Any, mode: DistributionMode = DistributionMode.UNION
 def make_operator_state(base: str = f"{JOB_URI}/chk-3") -> OperatorState:
     """Make state with every kind of handle, all files of it below one directory."""
     file = FileStateHandle(f"{base}/2-aa", 10, "cd")
-    incremental = IncrementalKeyedStateHandle(
+    incremental = KeyedStateHandle(
         backend_id="backend",
         key_group_range=RANGE,
         checkpoint_id=2,
@@ -55,8 +55,7 @@ def make_operator_state(base: str = f"{JOB_URI}/chk-3") -> OperatorState:
     subtask = OperatorSubtaskState(
         managed_operator=(operator_handle(file), operator_handle(INLINE, DistributionMode.BROADCAST)),
         raw_operator=(operator_handle(segment(f"{base}/2-dd"), DistributionMode.SPLIT_DISTRIBUTE),),
-        managed_keyed=(incremental, KeyGroupsStateHandle(RANGE, (0, -1, 4), file)),
-        raw_keyed=(KeyGroupsStateHandle(KeyGroupRange(1, 0), (), INLINE),),
+        managed_keyed=(incremental, replace(incremental, key_group_range=KeyGroupRange(1, 0), shared=(), meta=None)),
     )
     return OperatorState(
         operator_id=OperatorId("a" * 32),
@@ -98,22 +97,14 @@ def _tuples(items: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]
     return st.lists(items, max_size=2).map(tuple)
 
 
-def _key_groups(own: KeyGroupRange) -> st.SearchStrategy[KeyGroupsStateHandle]:
-    offsets = st.lists(st.integers(-1, 10**12), min_size=len(own), max_size=len(own)).map(tuple)
-    return st.builds(KeyGroupsStateHandle, st.just(own), offsets, _streams)
-
-
-_keyed = st.one_of(
-    _ranges.flatmap(_key_groups),
-    st.builds(
-        IncrementalKeyedStateHandle,
-        backend_id=_text,
-        key_group_range=_ranges,
-        checkpoint_id=_number,
-        shared=_tuples(st.tuples(_text, _streams)),
-        private=_tuples(st.tuples(_text, _streams)),
-        meta=st.none() | _streams,
-    ),
+_keyed = st.builds(
+    KeyedStateHandle,
+    backend_id=_text,
+    key_group_range=_ranges,
+    checkpoint_id=_number,
+    shared=_tuples(st.tuples(_text, _streams)),
+    private=_tuples(st.tuples(_text, _streams)),
+    meta=st.none() | _streams,
 )
 _operator = st.builds(
     OperatorStateHandle,
@@ -125,7 +116,6 @@ _subtasks = st.builds(
     managed_operator=_tuples(_operator),
     raw_operator=_tuples(_operator),
     managed_keyed=_tuples(_keyed),
-    raw_keyed=_tuples(_keyed),
 )
 operator_states = st.builds(
     OperatorState,

@@ -169,7 +169,7 @@ class TestBorrowing:
         attempt = self.begin(stage, savepoint, RestoreMode.CLAIM)
         restored = attempt.restore()
         assert restored is not None
-        files = list(restored.document.operator_states[0].subtask_states[0].managed_keyed[0].shared)  # type: ignore[union-attr]
+        files = list(restored.document.operator_states[0].subtask_states[0].managed_keyed[0].shared)
         take(attempt, files[0][1])
         attempt.finish(AttemptStatus.FAILED)
         collect_job(stage.maintenance, job_id_of("heir"), CheckpointStorage.open)

@@ -12,9 +12,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
     OperatorSubtaskState,
@@ -44,11 +43,11 @@ def file(storage: CheckpointStorage, name: str, data: bytes) -> FileStateHandle:
 def document(*streams: StreamStateHandle) -> CheckpointDocument:
     one, two, three, four = streams
     groups = KeyGroupRange(0, 1)
-    incremental = IncrementalKeyedStateHandle(
+    incremental = KeyedStateHandle(
         backend_id="b", key_group_range=groups, checkpoint_id=1, shared=(("a", one),), private=(("b", two),), meta=three
     )
     subtask = OperatorSubtaskState(
-        managed_keyed=(incremental, KeyGroupsStateHandle(groups, (0, 1), one)),
+        managed_keyed=(incremental,),
         raw_operator=(OperatorStateHandle((), four),),
     )
     state = OperatorState(

@@ -13,8 +13,8 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     OperatorState,
     OperatorSubtaskState,
     streams_of,
@@ -42,7 +42,13 @@ def checkpoint(storage: CheckpointStorage) -> Any:
 def content(*sizes: int) -> SnapshotContent:
     handles = [ByteStreamStateHandle(f"h{i}", bytes([i]) * size) for i, size in enumerate(sizes)]
     subtasks = {
-        i: OperatorSubtaskState(managed_keyed=(KeyGroupsStateHandle(KeyGroupRange(i, i), (0,), handle),))
+        i: OperatorSubtaskState(
+            managed_keyed=(
+                KeyedStateHandle(
+                    backend_id="b", key_group_range=KeyGroupRange(i, i), checkpoint_id=1, private=(("x", handle),)
+                ),
+            )
+        )
         for i, handle in enumerate(handles)
     }
     state = OperatorState(

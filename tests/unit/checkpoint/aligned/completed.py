@@ -11,9 +11,8 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
@@ -33,8 +32,8 @@ def file(name: str) -> FileStateHandle:
 
 def incremental(
     checkpoint_id: int, shared: dict[str, StreamStateHandle], *, backend: str = "b", start: int = 0
-) -> IncrementalKeyedStateHandle:
-    return IncrementalKeyedStateHandle(
+) -> KeyedStateHandle:
+    return KeyedStateHandle(
         backend_id=backend,
         key_group_range=KeyGroupRange(start, start + 63),
         checkpoint_id=checkpoint_id,
@@ -44,8 +43,11 @@ def incremental(
     )
 
 
-def keyed(checkpoint_id: int) -> KeyGroupsStateHandle:
-    return KeyGroupsStateHandle(KeyGroupRange(0, 0), (0,), file(f"own-{checkpoint_id}/keyed"))
+def keyed(checkpoint_id: int) -> KeyedStateHandle:
+    own = (("keyed", file(f"own-{checkpoint_id}/keyed")),)
+    return KeyedStateHandle(
+        backend_id="b", key_group_range=KeyGroupRange(0, 0), checkpoint_id=checkpoint_id, private=own
+    )
 
 
 def operator_list(checkpoint_id: int) -> OperatorStateHandle:

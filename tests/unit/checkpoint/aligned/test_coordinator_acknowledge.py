@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
     OperatorState,
     OperatorSubtaskState,
@@ -35,7 +35,7 @@ def is_there(job: AlignedJob, state: OperatorState) -> bool:
 
 
 def incremental(job: AlignedJob, checkpoint_id: int, shared: FileStateHandle) -> OperatorState:
-    handle = IncrementalKeyedStateHandle(
+    handle = KeyedStateHandle(
         backend_id="b", key_group_range=KeyGroupRange(0, 3), checkpoint_id=checkpoint_id, shared=(("f", shared),)
     )
     subtask = OperatorSubtaskState(managed_keyed=(handle,))

@@ -9,8 +9,8 @@ from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreT
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
@@ -33,9 +33,11 @@ def operator_handle(
     return OperatorStateHandle(named, file(stream))
 
 
-def keyed_handle(key_groups: KeyGroupRange, stream: str = "keyed") -> KeyGroupsStateHandle:
-    """Make a handle whose offsets tell the key group."""
-    return KeyGroupsStateHandle(key_groups, tuple(group * 10 for group in key_groups), file(stream))
+def keyed_handle(key_groups: KeyGroupRange, stream: str = "keyed") -> KeyedStateHandle:
+    """Make a handle of one file."""
+    return KeyedStateHandle(
+        backend_id="b", key_group_range=key_groups, checkpoint_id=3, shared=((stream, file(stream)),)
+    )
 
 
 def keyed_subtasks(parallelism: int, max_parallelism: int) -> dict[int, OperatorSubtaskState]:

@@ -40,7 +40,6 @@ def full_state() -> OperatorState:
             managed_operator=(operator_handle(f"m{index}", a=[index]),),
             raw_operator=(operator_handle(f"r{index}", a=[index]),),
             managed_keyed=(keyed_handle(key_group_range_of(index, 2, 128), f"k{index}"),),
-            raw_keyed=(keyed_handle(key_group_range_of(index, 2, 128), f"rk{index}"),),
         )
         for index in range(2)
     }
@@ -59,11 +58,8 @@ def test_another_parallelism_gives_every_kind_of_state_to_its_new_owner() -> Non
     only = assign_states([make_target(parallelism=1)], [full_state()]).subtask_states[SUM, 0]
     assert [handle.stream for handle in only.managed_operator] == [operator_handle(f"m{i}").stream for i in range(2)]
     assert [handle.stream for handle in only.raw_operator] == [operator_handle(f"r{i}").stream for i in range(2)]
-    assert ranges(only.managed_keyed) == ranges(only.raw_keyed) == [KeyGroupRange(0, 63), KeyGroupRange(64, 127)]
-    assert [handle.stream.uri for handle in only.raw_keyed] == [  # type: ignore[union-attr]
-        "file:///base/rk0",
-        "file:///base/rk1",
-    ]
+    assert ranges(only.managed_keyed) == [KeyGroupRange(0, 63), KeyGroupRange(64, 127)]
+    assert [path for handle in only.managed_keyed for path, _ in handle.shared] == ["k0", "k1"]
 
 
 def test_subtask_for_which_there_is_nothing_has_no_entry() -> None:

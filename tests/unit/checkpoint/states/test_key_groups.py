@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from airflow_provider_statecheck.checkpoint.states.handles import (
     MAX_PARALLELISM_BOUND,
     KeyGroupRange,
-    KeyGroupRangeOffsets,
     default_max_parallelism,
     key_group_range_of,
     key_group_ranges,
@@ -119,34 +118,3 @@ class TestKeyGroupRange:
         common = one.intersection(other)
         assert list(common) == [group for group in one if group in other]
         assert common == other.intersection(one)
-
-
-class TestKeyGroupRangeOffsets:
-    OFFSETS = KeyGroupRangeOffsets(KeyGroupRange(3, 7), (0, -1, 10, 10, 25))
-
-    def test_every_key_group_has_its_offset(self) -> None:
-        assert list(self.OFFSETS) == [(3, 0), (4, -1), (5, 10), (6, 10), (7, 25)]
-        assert self.OFFSETS.offset_of(7) == 25
-
-    def test_key_group_without_offset_or_length_is_empty(self) -> None:
-        assert [group for group, _ in self.OFFSETS if self.OFFSETS.is_empty(group)] == [4, 5]
-
-    def test_key_group_before_one_without_offset_is_measured_by_the_next_that_has_one(self) -> None:
-        offsets = KeyGroupRangeOffsets(KeyGroupRange(0, 3), (0, -1, 0, 8))
-        assert [offsets.is_empty(group) for group in range(4)] == [True, True, False, False]
-
-    @pytest.mark.parametrize("number", [0, 4, 6])
-    def test_another_number_of_offsets_than_key_groups_is_refused(self, number: int) -> None:
-        with pytest.raises(InvalidConfigurationError, match=f"5 key groups, found {number}"):
-            KeyGroupRangeOffsets(KeyGroupRange(3, 7), (0,) * number)
-
-    @pytest.mark.parametrize("key_group", [2, 8])
-    def test_key_group_of_another_range_is_refused(self, key_group: int) -> None:
-        with pytest.raises(InvalidConfigurationError, match="3 to 7"):
-            self.OFFSETS.offset_of(key_group)
-
-    @given(any_range, any_range)
-    def test_intersection_keeps_offsets_of_common_key_groups(self, own: KeyGroupRange, other: KeyGroupRange) -> None:
-        offsets = KeyGroupRangeOffsets(own, tuple(group * 7 for group in own))
-        common = offsets.get_intersection(other)
-        assert list(common) == [(group, group * 7) for group in own if group in other]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.states.assignment import intersection_of, redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupRange,
-    KeyGroupsStateHandle,
     key_group_ranges,
 )
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.states.states import file, keyed_handle
 
-INCREMENTAL = IncrementalKeyedStateHandle(
+INCREMENTAL = KeyedStateHandle(
     backend_id="b", key_group_range=KeyGroupRange(0, 4), checkpoint_id=3, shared=(("x", file("x")),)
 )
 sizes = st.integers(1, 200).flatmap(
@@ -31,14 +27,9 @@ def written(parallelism: int, max_parallelism: int) -> list[tuple[KeyedStateHand
     return [(keyed_handle(own, f"{index}"),) for index, own in enumerate(ranges)]
 
 
-def places(handles: tuple[KeyedStateHandle, ...]) -> list[tuple[int, str, int]]:
-    """Return where each key group lies."""
-    found = []
-    for handle in handles:
-        assert isinstance(handle, KeyGroupsStateHandle)
-        for group, offset in zip(handle.key_group_range, handle.offsets, strict=True):
-            found.append((group, handle.stream.uri, offset))  # type: ignore[union-attr]
-    return found
+def places(handles: tuple[KeyedStateHandle, ...]) -> list[tuple[int, str]]:
+    """Return the file of each key group."""
+    return [(group, path) for handle in handles for group in handle.key_group_range for path, _ in handle.shared]
 
 
 def test_equal_parallelism_gives_each_subtask_its_very_own_handles() -> None:
@@ -50,7 +41,7 @@ def test_handles_are_cut_to_the_new_ranges() -> None:
     one, two = redistribute_keyed(written(3, 10), 2, 10)
     assert [handle.key_group_range for handle in one] == [KeyGroupRange(0, 3), KeyGroupRange(4, 4)]
     assert [handle.key_group_range for handle in two] == [KeyGroupRange(5, 6), KeyGroupRange(7, 9)]
-    assert one[1] == KeyGroupsStateHandle(KeyGroupRange(4, 4), (40,), file("1"))
+    assert one[1] == keyed_handle(KeyGroupRange(4, 4), "1")
 
 
 def test_handle_without_a_common_key_group_is_not_given() -> None:
@@ -71,18 +62,12 @@ def test_subtask_without_state_gives_nothing() -> None:
     assert redistribute_keyed([old[0], ()], 10, 10)[5:] == ((),) * 5
 
 
-def test_offsets_that_do_not_fit_the_range_are_refused() -> None:
-    broken = KeyGroupsStateHandle(KeyGroupRange(0, 9), (0, 1), file("x"))
-    with pytest.raises(InvalidConfigurationError, match="10 key groups, found 2"):
-        redistribute_keyed([(broken,)], 2, 10)
-
-
 @given(sizes)
 def test_every_key_group_goes_to_its_owner_and_to_nobody_else(given_sizes: tuple[int, int, int]) -> None:
     old, new, groups = given_sizes
     dealt = redistribute_keyed(written(old, groups), new, groups)
     for own, handles in zip(key_group_ranges(new, groups), dealt, strict=True):
-        assert [group for group, _, _ in places(handles)] == list(own)
+        assert [group for group, _ in places(handles)] == list(own)
 
 
 @given(sizes)

@@ -11,7 +11,6 @@ import pyarrow as pa
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupRange,
 )
@@ -88,10 +87,10 @@ class Job:
         """Return a state of any kind."""
         return backend.get_partitioned_state(descriptor, namespace)
 
-    def save(self, backend: ArrowKeyedStateBackend) -> IncrementalKeyedStateHandle:
+    def save(self, backend: ArrowKeyedStateBackend) -> KeyedStateHandle:
         streams = self.streams()
         handle = backend.snapshot(self._checkpoint_id, 0, streams).run().handle
-        assert isinstance(handle, IncrementalKeyedStateHandle)
+        assert isinstance(handle, KeyedStateHandle)
         return handle
 
     def batch(self, keys: Sequence[Any]) -> KeyBatch:

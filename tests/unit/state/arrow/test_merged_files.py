@@ -14,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
-    IncrementalKeyedStateHandle,
     KeyedStateHandle,
     OperatorState,
     OperatorSubtaskState,
@@ -73,7 +72,7 @@ def rounds(job: Job, limit: float) -> tuple[list[KeyedStateHandle], list[float]]
 
 def amplification(job: Job, state: OperatorSubtaskState) -> float:
     (handle,) = state.managed_keyed
-    assert isinstance(handle, IncrementalKeyedStateHandle)
+    assert isinstance(handle, KeyedStateHandle)
     shared: list[StreamStateHandle] = [stream for _, stream in handle.shared]
     segments = [each for each in shared if isinstance(each, SegmentFileStateHandle)]
     stored = sum(job.storage.size(uri) for uri in {each.uri for each in segments})

@@ -265,7 +265,7 @@ def test_state_of_another_backend_is_refused(tmp_path: Path) -> None:
     backend = job.open()
     _put(job, backend, range(10))
     handle = job.save(backend)
-    with pytest.raises(BackendRestoreError, match="restore it with the backend that wrote it"):
+    with pytest.raises(BackendRestoreError, match="restore them with the backend that wrote them"):
         job.open(replace(handle, backend_id="other"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.loading import ENTRY_POINT_GROUP, factory_of, load_state_backend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
@@ -171,4 +171,4 @@ def test_the_harness_has_the_backend_of_a_stage() -> None:
     with FunctionHarness(Sum(), key=str) as harness:
         harness.process(1, key="a")
         (keyed,) = harness.snapshot().managed_keyed
-    assert type(keyed) is IncrementalKeyedStateHandle
+    assert type(keyed) is KeyedStateHandle

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -152,8 +152,8 @@ def test_restored_state_goes_on_with_a_reconfigured_serializer(keyed: KeyedHarne
 
 def test_backends_are_named_without_loading_arrow() -> None:
     code = (
-        "import sys; import airflow_provider_statecheck.state.backends.hash_state_backend, "
-        "airflow_provider_statecheck.state.backends.hash_state_backend, airflow_provider_statecheck.state.backends.state_backend, "
+        "import sys; import airflow_provider_statecheck.state.backends.file_state_backends, "
+        "airflow_provider_statecheck.state.backends.file_state_backends, airflow_provider_statecheck.state.backends.state_backend, "
         "airflow_provider_statecheck.state.keyed.abstract_backend; "
         "print([name for name in ('pyarrow', 'numpy', 'xxhash', 'airflow') if name in sys.modules])"
     )

@@ -28,7 +28,6 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.reading import state_reader
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import StateDiff, diff_states
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state, restored_keys
@@ -275,10 +274,7 @@ def test_subtask_is_believed_about_its_own_key_groups_only(tmp_path: Path) -> No
         assert value == (-number if is_first else number)
 
 
-def test_large_state_is_read_and_compared_some_key_groups_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_reader, "_BYTES_AT_ONCE", 1)
+def test_large_state_is_compared_some_key_groups_at_a_time(tmp_path: Path) -> None:
     for backend in BACKENDS:
         job = job_of(tmp_path / backend, VALUE, backend=backend)
         for number in range(40):

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     KeyGroupRange,
     OperatorState,
     OperatorStateHandle,
@@ -42,7 +42,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.part_files import Part, decode_meta, encode_meta
-from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -444,7 +444,7 @@ def test_forged_description_is_refused(
     [file] = files_of(pointer)
     operator = CheckpointStates.load(pointer).document.operator_states[0]
     [handle] = operator.subtask_states[0].managed_keyed
-    assert isinstance(handle, IncrementalKeyedStateHandle)
+    assert isinstance(handle, KeyedStateHandle)
     assert isinstance(handle.meta, ByteStreamStateHandle)
     meta = decode_meta(handle.meta.data, dict(handle.shared), "")
     [files] = meta.states
@@ -628,9 +628,7 @@ def test_large_key_group_has_several_row_groups(storage: CheckpointStorage) -> N
 
 def test_state_of_an_unknown_backend_is_refused(arrow_job: StatefulJob) -> None:
     filled(arrow_job)
-    handle = IncrementalKeyedStateHandle(
-        backend_id="rocks", key_group_range=KeyGroupRange(0, GROUPS - 1), checkpoint_id=1
-    )
+    handle = KeyedStateHandle(backend_id="rocks", key_group_range=KeyGroupRange(0, GROUPS - 1), checkpoint_id=1)
     operator = OperatorState(
         operator_id=operator_id_of("stage/other"),
         uid="stage/other",
@@ -693,7 +691,7 @@ def test_several_versions_of_a_serializer_in_the_files_of_a_subtask_are_refused(
 def parts_of(storage: CheckpointStorage, pointer: str) -> list[Part]:
     """Return the files of the first state."""
     [handle] = CheckpointStates.of(storage, pointer).document.operator_states[0].subtask_states[0].managed_keyed
-    assert isinstance(handle, IncrementalKeyedStateHandle)
+    assert isinstance(handle, KeyedStateHandle)
     assert handle.meta is not None
     meta = decode_meta(read_file(storage, handle.meta), dict(handle.shared), "")
     return [part for run in meta.states[0].runs for part in run]

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLoca
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
-    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
     streams_of,
@@ -59,7 +59,7 @@ def durable(view: CheckpointStorageWorkerView, *handles: StreamStateHandle) -> l
     """Return the final handles."""
     (state,) = view.make_durable([keyed(*handles)])
     (handle,) = state.subtask_states[0].managed_keyed
-    assert isinstance(handle, IncrementalKeyedStateHandle)
+    assert isinstance(handle, KeyedStateHandle)
     return [stream for _, stream in handle.shared]
 
 

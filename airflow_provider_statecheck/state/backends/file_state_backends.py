@@ -1,18 +1,22 @@
-"""State backends with state in memory. Snapshots are written to files or stored in their handles."""
+"""
+State backends with full snapshots: in files of each checkpoint, or in its metadata.
+
+They keep state as the Arrow backend does, and read its files.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.backends.hash_keyed_backend import HashKeyedStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import restoring
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -21,14 +25,12 @@ from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointSto
 from airflow_provider_statecheck.storage.views.memory_storage import (
     DEFAULT_MAX_STATE_SIZE,
     MemoryBackendCheckpointStorageAccess,
-    MemoryCheckpointOutputStream,
+    MemoryCheckpointStreamFactory,
 )
 from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends.hash_keyed_backend import OpenOutput
-    from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+    from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
     from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 
 
@@ -55,9 +57,11 @@ class AbstractFileStateBackend(ABC):
         base_savepoint_path: str | None = None,
         config: Mapping[str, Any] | CheckpointConfig | None = None,
     ) -> None:
-        settings = config if isinstance(config, CheckpointConfig) else CheckpointConfig.from_mapping(config or {})
+        self._config = {} if config is None or isinstance(config, CheckpointConfig) else dict(config)
+        settings = config if isinstance(config, CheckpointConfig) else CheckpointConfig.from_mapping(self._config)
         self._checkpoint_path = _directory("base_checkpoint_path", base_checkpoint_path, settings.checkpoint_dir)
         self._savepoint_path = _directory("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
+        self._keyed = ArrowStateBackend(ArrowStateSettings.from_config(self._config), incremental=False)
 
     @property
     def checkpoint_path(self) -> str | None:
@@ -68,6 +72,22 @@ class AbstractFileStateBackend(ABC):
     def savepoint_path(self) -> str | None:
         """Return the directory of savepoints without a target, or ``None``."""
         return self._savepoint_path
+
+    def configure(self, config: Mapping[str, Any]) -> Self:
+        """
+        Return this backend with its unset fields taken from a configuration.
+
+        :raises InvalidConfigurationError: for an invalid setting.
+        """
+        return type(self)(self.checkpoint_path, self.savepoint_path, {**config, **self._config})
+
+    def create_keyed_state_backend(self, *arguments: Any, **named: Any) -> ArrowKeyedStateBackend:
+        """Create the keyed state of one subtask; see :meth:`StateBackend.create_keyed_state_backend`."""
+        return self._keyed.create_keyed_state_backend(*arguments, **named)
+
+    def create_operator_state_backend(self, *arguments: Any, **named: Any) -> DefaultOperatorStateBackend:
+        """Create the operator state of one subtask; see :meth:`StateBackend.create_operator_state_backend`."""
+        return self._keyed.create_operator_state_backend(*arguments, **named)
 
     @abstractmethod
     def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> CheckpointStorageAccess:
@@ -97,75 +117,8 @@ def _directory(name: str, argument: str | None, configured: str | None) -> str |
     return None if path is None else normalise_base(parse_directory(name, path))
 
 
-class AbstractHashStateBackend(AbstractFileStateBackend):
-    """State backend with state in memory. Subclasses define the destination of snapshots."""
-
-    def create_keyed_state_backend(
-        self,
-        environment: StateEnvironment,
-        job_id: str,
-        operator_identifier: str,
-        key_serializer: KeySerializer,
-        number_of_key_groups: int,
-        key_group_range: KeyGroupRange,
-        kv_registry: Any = None,
-        *,
-        restored: Sequence[KeyedStateHandle] = (),
-    ) -> HashKeyedStateBackend:
-        """
-        Create the keyed state of one subtask.
-
-        :param restored: Handles to restore; keys of other subtasks are skipped.
-        :raises InvalidConfigurationError: if the range exceeds the number of key groups.
-        :raises BackendRestoreError: if the state cannot be read.
-        :raises StateMigrationError: if the keys have another type.
-        """
-        backend = HashKeyedStateBackend(
-            key_serializer=key_serializer,
-            number_of_key_groups=number_of_key_groups,
-            key_group_range=key_group_range,
-            now_ms=environment.now_ms,
-            storage=environment.storage,
-            open_output=self._open_output,
-            operator_name=environment.operator_name,
-        )
-        with restoring(operator_identifier):
-            backend.restore(restored)
-        return backend
-
-    def create_operator_state_backend(
-        self,
-        environment: StateEnvironment,
-        operator_identifier: str,
-        *,
-        restored: Sequence[OperatorStateHandle] = (),
-    ) -> DefaultOperatorStateBackend:
-        """
-        Create the operator state of one subtask.
-
-        :raises BackendRestoreError: if the state cannot be read.
-        """
-        from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-
-        with restoring(operator_identifier):
-            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
-
-    def configure(self, config: Mapping[str, Any]) -> Self:
-        """
-        Return this backend with its unset directories taken from a configuration.
-
-        :raises InvalidConfigurationError: for an invalid setting.
-        """
-        return type(self)(self.checkpoint_path, self.savepoint_path, config)
-
-    @property
-    def _open_output(self) -> OpenOutput | None:
-        """Return the function that opens the stream of a snapshot; ``None`` for streams of the checkpoint."""
-        return None
-
-
-class FsStateBackend(AbstractHashStateBackend):
-    """In-memory backend with one snapshot file per subtask. The state must fit into the memory of an executor."""
+class FsStateBackend(AbstractFileStateBackend):
+    """Backend that writes all state to files of each checkpoint."""
 
     def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> FsCheckpointStorageAccess:
         """
@@ -184,14 +137,14 @@ class FsStateBackend(AbstractHashStateBackend):
         return FsCheckpointStorageAccess(storage, attempt, savepoint_dir=self.savepoint_path)
 
 
-class MemoryStateBackend(AbstractHashStateBackend):
+class MemoryStateBackend(AbstractFileStateBackend):
     """
-    In-memory backend with snapshots in the checkpoint metadata, for tests and small state.
+    Backend that writes all state to the checkpoint metadata, for tests and small state.
 
     :param base_checkpoint_path: URI of the directory of metadata, if any.
     :param base_savepoint_path: URI of the directory of savepoints without a target.
     :param config: Settings by key, or a ``CheckpointConfig``.
-    :param max_state_size: Maximum size of the keyed state of a subtask in a snapshot, in bytes.
+    :param max_state_size: Maximum size of each keyed state of a subtask in a snapshot, in bytes.
     :raises InvalidConfigurationError: if the size is not positive, or a directory is invalid.
     """
 
@@ -209,14 +162,16 @@ class MemoryStateBackend(AbstractHashStateBackend):
                 f"Expected a max_state_size above 0 bytes, found {max_state_size}; pass a positive size."
             )
         self.max_state_size = max_state_size
+        self._keyed = replace(self._keyed, streams=MemoryCheckpointStreamFactory(max_state_size=max_state_size))
 
     def configure(self, config: Mapping[str, Any]) -> Self:
         """
-        Return this backend with its unset directories taken from a configuration.
+        Return this backend with its unset fields taken from a configuration.
 
         :raises InvalidConfigurationError: for an invalid setting.
         """
-        return type(self)(self.checkpoint_path, self.savepoint_path, config, max_state_size=self.max_state_size)
+        paths = (self.checkpoint_path, self.savepoint_path)
+        return type(self)(*paths, {**config, **self._config}, max_state_size=self.max_state_size)
 
     def create_checkpoint_storage(
         self, attempt: AttemptRef, **storage_options: Any
@@ -234,7 +189,3 @@ class MemoryStateBackend(AbstractHashStateBackend):
             savepoint_dir=self.savepoint_path,
             max_state_size=self.max_state_size,
         )
-
-    @property
-    def _open_output(self) -> OpenOutput | None:
-        return lambda _: MemoryCheckpointOutputStream(self.max_state_size)

@@ -1,21 +1,30 @@
-"""What the backends in memory add to the contract of all backends."""
+"""What the backends with full snapshots add to the contract of all backends."""
 
 from __future__ import annotations
 
+import random
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    streams_of_subtask,
+)
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
     CheckpointNotFoundError,
     InvalidConfigurationError,
     StorageError,
 )
-from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.loading import load_state_backend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -47,20 +56,96 @@ def with_value(keyed: KeyedHarness, value: str) -> Any:
 def test_state_of_the_memory_backend_travels_in_its_handle() -> None:
     keyed = harness(MemoryStateBackend())
     (handle,) = keyed.save(with_value(keyed, "x"))
-    assert isinstance(handle.stream, ByteStreamStateHandle)  # type: ignore[union-attr]
+    assert all(isinstance(stream, ByteStreamStateHandle) for stream in streams_of_subtask(subtask(handle)))
     assert keyed.files() == set()
 
 
-def test_state_of_the_filesystem_backend_is_one_file() -> None:
+def test_checkpoint_of_the_filesystem_backend_owns_all_its_files() -> None:
     keyed = harness(FsStateBackend())
+    backend = with_value(keyed, "x" * 5000)
+    (first,), (second,) = keyed.save(backend), keyed.save(backend)
+    assert first.shared == second.shared == ()
+    assert uris(first)
+    assert uris(second)
+    assert not uris(first) & uris(second)
+
+
+def subtask(*handles: KeyedStateHandle) -> OperatorSubtaskState:
+    return OperatorSubtaskState(managed_keyed=handles)
+
+
+def uris(*handles: KeyedStateHandle) -> set[str]:
+    streams = streams_of_subtask(subtask(*handles))
+    return {stream.uri for stream in streams if isinstance(stream, FileStateHandle)}
+
+
+@pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "unclaimed"])
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True), (False, False)])
+def test_no_snapshot_needs_the_files_of_a_checkpoint_that_is_deleted(
+    before: bool, after: bool, is_claimed: bool
+) -> None:
+    keyed = harness(ArrowStateBackend(incremental=before))
+    handles = keyed.save(with_value(keyed, "x" * 5000))
+    keyed.backend = ArrowStateBackend(incremental=after)
+    backend: Any = keyed.open(handles)
+    if is_claimed:
+        read(backend)
+    again = keyed.save(backend)
+    assert not uris(*handles) & uris(*again)
+    for uri in uris(*handles):
+        keyed.storage.delete_file(uri)
+    assert read(keyed.open(again)) == "x" * 5000
+
+
+def read(backend: Any) -> str:
+    backend.set_current_key("a")
+    value: str = backend.store.get_state(ValueStateDescriptor("v", str)).value()
+    return value
+
+
+def test_unclaimed_state_is_copied_with_all_of_its_runs() -> None:
+    keyed = harness(ArrowStateBackend())
+    backend = with_value(keyed, "old")
+    state = backend.store.get_state(ValueStateDescriptor("v", str))
+    for key in ("b", "c"):
+        backend.set_current_key(key)
+        state.update("y" * 5000)
+    handles = keyed.save(backend)
+    backend.notify_checkpoint_complete(1)
+    backend.set_current_key("a")
+    state.update("x")
+    backend.set_current_key("b")
+    state.clear()
+    runs = keyed.save(backend)
+    assert uris(*handles) & uris(*runs)
+    for _ in range(2):
+        keyed.backend = FsStateBackend()
+        runs = keyed.save(keyed.open(runs))
+    restored = keyed.open(runs)
+    assert (restored.num_entries(), read(restored)) == (2, "x")
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, 1), ({"state.backend.incremental": "false"}, 0)])
+def test_snapshots_are_incremental_as_configured(given: dict[str, str], found: int) -> None:
+    keyed = harness(load_state_backend(None, given))
     (handle,) = keyed.save(with_value(keyed, "x"))
-    assert isinstance(handle.stream, FileStateHandle)  # type: ignore[union-attr]
-    assert len(keyed.files()) == 1
+    assert (len(handle.shared), len(handle.private)) == (found, 1 - found)
+
+
+@pytest.mark.parametrize("kind", [FsStateBackend, MemoryStateBackend])
+def test_settings_of_state_files_hold_for_every_backend(kind: Any) -> None:
+    keyed = harness(load_state_backend(kind(), {"state.backend.arrow.part-bytes": "1"}))
+    backend: Any = keyed.open()
+    for key in "abcdefgh":
+        backend.set_current_key(key)
+        backend.store.get_state(ValueStateDescriptor("v", str)).update("x")
+    (handle,) = keyed.save(backend)
+    assert len(handle.private) > 1
 
 
 def test_state_above_the_limit_is_refused_naming_it() -> None:
     keyed = harness(MemoryStateBackend(max_state_size=4000))
-    backend = with_value(keyed, "x" * 5000)
+    backend = with_value(keyed, random.Random(1).randbytes(5000).hex())
     with pytest.raises(StorageError, match="at most 4000 bytes"):
         keyed.save(backend)
     backend.store.get_state(ValueStateDescriptor("v", str)).update("x")
