@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 from urllib.parse import urlsplit
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -31,7 +29,6 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidCon
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
-_BUFFER = 256 * 1024
 _SAME_SERVER = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "memory": "memory"}
 _BY_ACCOUNT = frozenset({"abfs", "abfss", "az"})
 
@@ -51,18 +48,6 @@ def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
     return _verified(data, handle.uri, handle.length, handle.sha256)
 
 
-def open_input_stream(storage: CheckpointStorage, handle: StreamStateHandle) -> io.BufferedIOBase:
-    """
-    Open a seekable stream that fetches ranges on demand, without verifying the digest.
-
-    :raises CheckpointNotFoundError: on a read, if the file is missing.
-    :raises CorruptStateError: on a read, if the file is shorter than the handle states.
-    """
-    if isinstance(handle, ByteStreamStateHandle):
-        return io.BytesIO(handle.data)
-    return io.BufferedReader(_RangeReader(storage, *_extent(handle)), _BUFFER)
-
-
 def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None:
     """
     Delete the file of a handle, but not its directory; a missing file is success.
@@ -73,56 +58,6 @@ def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None
     """
     if isinstance(handle, FileStateHandle):
         storage.delete_file(handle.uri)
-
-
-class _RangeReader(io.RawIOBase):
-    """Raw stream over a byte range of a file."""
-
-    def __init__(self, storage: CheckpointStorage, uri: str, start: int, length: int) -> None:
-        self._storage = storage
-        self._uri = uri
-        self._start = start
-        self._length = length
-        self._position = 0
-
-    def readable(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set and return the position in the range."""
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
-        if origin + offset < 0:
-            raise ValueError(f"Expected a position of at least 0, found {origin + offset}.")
-        self._position = origin + offset
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position in the range."""
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer and return the number of bytes read."""
-        count = max(0, min(len(buffer), self._length - self._position))
-        if count == 0:
-            return 0
-        begin = self._start + self._position
-        data = self._storage.read_range(self._uri, begin, begin + count)
-        if len(data) != count:
-            raise _corrupt(self._uri, f"{count} bytes from offset {begin}", f"{len(data)}")
-        buffer[:count] = data
-        self._position += count
-        return count
-
-
-def _extent(handle: FileStateHandle | SegmentFileStateHandle) -> tuple[str, int, int]:
-    if isinstance(handle, FileStateHandle):
-        return handle.uri, 0, handle.size
-    return handle.uri, handle.start, handle.length
 
 
 def _verified(data: bytes, uri: str, length: int, sha256: str) -> bytes:

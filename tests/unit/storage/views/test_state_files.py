@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -18,7 +16,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream, read_state
+from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.storage.views.places import EXCLUSIVE, files
 
@@ -44,25 +42,6 @@ def handle(request: pytest.FixtureRequest, storage: CheckpointStorage, uri: str)
 
 def test_every_kind_is_read_whole(storage: CheckpointStorage, handle: StreamStateHandle) -> None:
     assert read_state(storage, handle) == DATA
-    with open_input_stream(storage, handle) as stream:
-        assert stream.read() == DATA
-        assert stream.read() == b""
-
-
-def test_every_kind_can_be_sought(storage: CheckpointStorage, handle: StreamStateHandle) -> None:
-    with open_input_stream(storage, handle) as stream:
-        assert stream.seekable()
-        stream.seek(7)
-        assert stream.read(2) == b"78"
-        stream.seek(-3, os.SEEK_END)
-        assert stream.read(10) == b"789"
-        stream.seek(1)
-        stream.seek(2, os.SEEK_CUR)
-        assert (stream.read(1), stream.tell()) == (b"3", 4)
-        stream.seek(99)
-        assert stream.read(1) == b""
-        with pytest.raises(ValueError, match=r"."):
-            stream.seek(-1)
 
 
 def test_other_bytes_are_found_by_their_checksum(storage: CheckpointStorage, uri: str) -> None:
@@ -84,16 +63,12 @@ def test_a_file_that_is_too_short_is_corrupt(storage: CheckpointStorage, uri: st
     segment = SegmentFileStateHandle(uri, 10, 10, EXCLUSIVE, "id")
     with pytest.raises(CorruptStateError):
         read_state(storage, segment)
-    with open_input_stream(storage, segment) as stream, pytest.raises(CorruptStateError):
-        stream.read()
 
 
 def test_a_missing_file_is_not_found(storage: CheckpointStorage, job: str) -> None:
     handle = FileStateHandle(f"{job}/chk-1/none", 3)
     with pytest.raises(CheckpointNotFoundError):
         read_state(storage, handle)
-    with open_input_stream(storage, handle) as stream, pytest.raises(CheckpointNotFoundError):
-        stream.read()
 
 
 def test_discarding_deletes_the_file_only_and_may_be_repeated(storage: CheckpointStorage, uri: str, job: str) -> None:
