@@ -164,14 +164,14 @@ def _client(engine: Engine) -> Iterator[Callable[[str], None]]:
     from airflow.models.dag import DagModel
     from fastapi.testclient import TestClient
 
-    from airflow_provider_statecheck.api import airflow_access, job_list_routes
+    from airflow_provider_statecheck.api import airflow_access, airflow_app
     from airflow_provider_statecheck.api.app import create_app
     from airflow_provider_statecheck.api.pages import routes
     from airflow_provider_statecheck.api.pages.rendering import PageFiles
     from airflow_provider_statecheck.api.services import Services
 
     app = create_app(Services(lambda: engine, None))  # type: ignore[arg-type]
-    app.include_router(job_list_routes.router, prefix=VERSION_PATH)
+    app.include_router(airflow_app.list_router, prefix=VERSION_PATH)
     app.include_router(routes.router)
     app.mount("/static", PageFiles(), name="static")
     app.dependency_overrides[get_user] = lambda: None

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorState,

@@ -1,4 +1,4 @@
-"""The API as mounted by Airflow's api-server, with tokens and pages for Airflow users."""
+"""The API as mounted by Airflow's api-server, with tokens, the list of jobs and pages for Airflow users."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from airflow.api_fastapi.core_api.security import GetUserDep
-from fastapi import APIRouter, Body, FastAPI
+from fastapi import APIRouter, Body, FastAPI, Query
 
-from airflow_provider_statecheck.api import action_routes, examples, job_list_routes
+from airflow_provider_statecheck.api import action_routes, examples
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.airflow_access import AirflowAccess, JobsDep, PermittedDags
 from airflow_provider_statecheck.api.airflow_services import airflow_services
@@ -17,11 +17,13 @@ from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.api.pages.rendering import PageFiles
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import USER_LIFETIME, IssuedToken
+from airflow_provider_statecheck.checkpoint.job_list import LARGEST_JOB_PAGE, JobList, JobSort, JobsPage, ListedStatus
 from airflow_provider_statecheck.gateway.verbs import VERSION_PATH
 from airflow_provider_statecheck.metadata.tables import Caller, UserCaller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 
 router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
+list_router = APIRouter(prefix="/job-list", tags=["jobs"], route_class=MessageRoute)
 
 
 @router.post("/login")
@@ -57,6 +59,36 @@ def user_reader(
     return services.tokens.issue_user_reader(UserCaller(user=jobs.user.get_id()), job_id, request.lifetime_seconds)
 
 
+@list_router.get("", responses={200: {"content": {"application/json": {"examples": examples.JOB_LIST}}}})
+def job_list(
+    jobs: JobsDep,
+    after: Annotated[str | None, Query(description="`following` of the page before")] = None,
+    limit: Annotated[int, Query(description=f"Maximum number of jobs, up to {LARGEST_JOB_PAGE}")] = 50,
+    sort: Annotated[JobSort, Query(description="Order of the jobs; those without a value come last")] = JobSort.NAME,
+    descending: Annotated[bool, Query(description="Whether the order is descending")] = False,
+    contains: Annotated[str | None, Query(description="Text in the names of the jobs")] = None,
+    status: Annotated[ListedStatus | None, Query(description="Only jobs with this status")] = None,
+    dag_id: Annotated[str | None, Query(description="Only jobs with attempts of this Dag")] = None,
+    with_test_jobs: Annotated[bool, Query(description="Whether jobs of test runs are listed")] = False,
+) -> JobList:
+    """
+    Return a page of the list of jobs, and the number of jobs by status.
+
+    Only jobs are listed and counted all of whose Dags the user may read.
+    """
+    page = JobsPage(
+        after=after,
+        limit=limit,
+        sort=sort,
+        descending=descending,
+        name=contains,
+        status=status,
+        dag_id=dag_id,
+        with_test_jobs=with_test_jobs,
+    )
+    return jobs.overviews(page)
+
+
 def create_airflow_app(open_storage: OpenStorage) -> FastAPI:
     """
     Create the app; the first request opens Airflow's database.
@@ -66,7 +98,7 @@ def create_airflow_app(open_storage: OpenStorage) -> FastAPI:
     services = airflow_services(open_storage)
     app = create_app(services, access=AirflowAccess(services))
     app.include_router(router, prefix=VERSION_PATH)
-    app.include_router(job_list_routes.router, prefix=VERSION_PATH)
+    app.include_router(list_router, prefix=VERSION_PATH)
     app.include_router(action_routes.router)
     app.include_router(routes.description_router)
     app.include_router(routes.router)

@@ -16,10 +16,9 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.app import airflow_metrics
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SystemClock
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of

@@ -26,9 +26,8 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.records import RowsVersion
+from airflow_provider_statecheck.checkpoint.records import Clock, RowsVersion, SystemClock
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,

@@ -27,12 +27,13 @@ from sqlalchemy.engine import Connection, Engine
 from airflow_provider_statecheck.api.checked_rows import CheckedRows
 from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, ServedJobs, storage_here
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.clock import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, UnknownLiveness, replaced
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
+from airflow_provider_statecheck.checkpoint.records import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import (

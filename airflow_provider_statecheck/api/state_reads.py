@@ -14,10 +14,9 @@ from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 
 from airflow_provider_statecheck.api.checked_rows import Checked, CheckedRows, JobAccess, JobGrant, decide, remember
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.observer import Change, JobRemoval
-from airflow_provider_statecheck.checkpoint.records import JobRecord
+from airflow_provider_statecheck.checkpoint.records import Clock, JobRecord, SystemClock
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, RequestLimitError, StorageError
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.proxy import KvStateClientProxy, StateProxy

@@ -1,5 +1,5 @@
 """
-JSON codec of dataclasses: messages, answers and what is stored.
+JSON codec of dataclasses: messages, answers and what is stored, and texts that every database can store.
 
 It needs neither Airflow nor FastAPI, so drivers on a Spark cluster can use it. The decoder ignores unknown fields, which
 a newer server may send, and sets missing fields to their defaults.
@@ -17,9 +17,11 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 
 Message = TypeVar("Message")
+LONGEST_TEXT = 2000
+"""Maximum number of characters of an error text in a message."""
 
 _NAMES: dict[Any, str] = {
     str: "a text",
@@ -253,3 +255,38 @@ def reading_reply() -> Iterator[None]:
             f"Expected a reply of this version of the API, found another one ({error}); install the same version of the "
             f"provider on the api-server and on the workers."
         ) from error
+
+
+def storable_text(text: str) -> str:
+    """
+    Truncate an error text and replace the characters that a database cannot store.
+
+    An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message.
+    """
+    return text[:LONGEST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def truncated(text: str, max_bytes: int) -> str:
+    """Truncate a text to its maximum size in a row; an ellipsis replaces the rest."""
+    if json_size(text) <= max_bytes:
+        return text
+    prefix = text[:max_bytes]
+    while json_size(f"{prefix}…") > max_bytes:
+        prefix = prefix[: len(prefix) * 9 // 10]
+    return f"{prefix}…"
+
+
+def json_size(value: Any) -> int:
+    """Return the size of a value in a row as JSON, in which a character takes up to twelve bytes."""
+    return len(json.dumps(value))
+
+
+def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:
+    """
+    Raise an error if a setting is out of range.
+
+    :param expected: Description of the valid values, for the error.
+    :raises InvalidConfigurationError: if the value is not valid.
+    """
+    if not is_valid(value):
+        raise InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)

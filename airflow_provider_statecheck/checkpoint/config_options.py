@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar, overload
 from urllib.parse import urlsplit
 
-from airflow_provider_statecheck.checkpoint.messages import require
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint import (
     statistics,
     transitions,
 )
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import (
     TaskLiveness,
@@ -45,7 +46,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     RegisterAttempt,
     TriggerCheckpoint,
-    require,
     require_metadata_in,
     require_valid,
 )
@@ -454,7 +454,9 @@ def _subsume_older(tx: JobTransaction, attempt: AttemptRecord, completed: Checkp
         return
     for pending in transitions.ended_by(tx, completed):
         transitions.abort(tx, pending, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
-    in_place_restore.complete(tx, attempt)
+    operator = tx.operator(attempt.operator_id)
+    if operator is not None and operator.in_place_restore is not None:
+        in_place_restore.complete(tx, operator, attempt)
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
 
 

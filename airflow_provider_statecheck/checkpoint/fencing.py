@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from itertools import dropwhile, groupby, islice
 from typing import Protocol, TypeVar
 
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobTransaction

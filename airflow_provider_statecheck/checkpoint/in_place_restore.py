@@ -53,11 +53,8 @@ def waiting_in(view: JobView, operator: OperatorRecord) -> InPlaceRestore | None
     return next((a.restore for a in view.actions if a.request_key == key), None)
 
 
-def complete(tx: JobTransaction, attempt: AttemptRecord) -> None:
-    """End the restore that an attempt has taken, if there is one, with the completion of its first checkpoint."""
-    operator = tx.operator(attempt.operator_id)
-    if operator is None or operator.in_place_restore is None:
-        return
+def complete(tx: JobTransaction, operator: OperatorRecord, attempt: AttemptRecord) -> None:
+    """End the restore that an attempt of an operator has taken, with the completion of its first checkpoint."""
     action = _action(tx, operator)
     if action is not None and action.restore is not None:
         message = _outcome(attempt, action.restore)

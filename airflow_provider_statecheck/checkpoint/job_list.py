@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,

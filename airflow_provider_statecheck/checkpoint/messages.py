@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
+from airflow_provider_statecheck.checkpoint.codec import require, storable_text
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointRetentionPolicy,
@@ -25,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,17 +362,6 @@ LONGEST_CHECKPOINT = timedelta(days=366)
 """Maximum checkpoint timeout; databases cannot store much later expiry times."""
 HIGHEST_ID = 10_000_000
 """Highest checkpoint id accepted from a directory name; no coordinator allocates higher ids."""
-
-
-def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:
-    """
-    Raise an error if a setting is out of range.
-
-    :param expected: Description of the valid values, for the error.
-    :raises InvalidConfigurationError: if the value is not valid.
-    """
-    if not is_valid(value):
-        raise InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
 
 
 def require_metadata_in(directory: str, metadata_uri: str) -> None:

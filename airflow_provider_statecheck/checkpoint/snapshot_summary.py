@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from airflow_provider_statecheck.checkpoint.failure import json_size, storable_text, truncated
+from airflow_provider_statecheck.checkpoint.codec import json_size, storable_text, truncated
 
 log = logging.getLogger(__name__)
 

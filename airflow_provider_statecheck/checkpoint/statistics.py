@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from airflow_provider_statecheck.checkpoint.codec import decode, encode
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, json_size, truncated
+from airflow_provider_statecheck.checkpoint.codec import decode, encode, json_size, truncated
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint
 from airflow_provider_statecheck.checkpoint.records import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from airflow_provider_statecheck.checkpoint.aligned.failure_manager import root_cause
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, ReportFailure
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, root_cause
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, job_uri
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, dag_of, is_of_unknown_dag
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,

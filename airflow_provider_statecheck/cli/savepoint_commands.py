@@ -90,7 +90,7 @@ def dispose(args: Namespace) -> Exit:
 @audited
 def rescale(args: Namespace) -> Exit:
     """Rewrite a checkpoint as a savepoint with another maximum parallelism."""
-    from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
+    from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
     from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 
     target = args.target or configured_savepoint_dir()

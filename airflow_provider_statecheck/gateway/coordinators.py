@@ -13,21 +13,21 @@ from airflow_provider_statecheck.checkpoint.aligned.coordinator import (
     USED_SETTINGS,
     CheckpointCoordinator,
 )
-from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
-    UNLIMITED_TOLERABLE_FAILURES,
-    CheckpointFailureManager,
-    FailJobCallback,
-)
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import FutureWaiter
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OwnershipOf
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter, StateHandleStore
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.failure import (
+    UNLIMITED_TOLERABLE_FAILURES,
+    CheckpointFailureManager,
+    FailJobCallback,
+)
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

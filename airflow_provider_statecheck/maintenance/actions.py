@@ -15,8 +15,9 @@ from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, require
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects, require
+from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, owners_of_run
 from airflow_provider_statecheck.checkpoint.store import JobView

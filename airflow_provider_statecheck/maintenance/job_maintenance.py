@@ -19,10 +19,10 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint import restore_choice, transitions
-from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, is_test_job
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, require
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
+    Clock,
     JobRecord,
     OperatorRecord,
 )

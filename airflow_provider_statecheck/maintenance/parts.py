@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
-from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
+from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     METADATA_FILE,
@@ -30,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     new_key,
     operator_id_of,
 )
-from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID, require
+from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
@@ -236,7 +237,7 @@ def _claimed(found: list[FoundSnapshot]) -> tuple[tuple[str, str], ...]:
 
 
 def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
-    from airflow_provider_statecheck.state.reading.summaries import summary_of
+    from airflow_provider_statecheck.state.reading.checkpoint_contents import summary_of
 
     document = found.document
     return RecoveredSnapshot(

@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, checkpoints_before_run, is_earlier, is_same
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId
-from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,

@@ -19,7 +19,6 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, not_, or_, select
 from sqlalchemy.engine import Connection, Engine
 
-from airflow_provider_statecheck.checkpoint.clock import time_of_job
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, TEST_NAMESPACE, JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
@@ -44,6 +43,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
     RowsVersion,
+    time_of_job,
 )
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints

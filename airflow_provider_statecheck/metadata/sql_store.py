@@ -19,7 +19,6 @@ from sqlalchemy import ColumnElement, Select, Table, insert
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.job_list import JobFigures, JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -30,11 +29,15 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
+    Clock,
     JobRecord,
     OperatorRecord,
     RowsVersion,
     SnapshotRequest,
     StatisticsRecord,
+    SystemClock,
+    clamp_times,
+    is_too_far_ahead,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import (

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Final
 
-from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
+from airflow_provider_statecheck.checkpoint.failure import (
     UNKNOWN_CHECKPOINT_ID,
     UNLIMITED_TOLERABLE_FAILURES,
+    CheckpointException,
     CheckpointFailureManager,
+    CheckpointFailureReason,
 )
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -407,7 +408,7 @@ class StageAttempt:
             log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
 
     def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> tuple[int, ...]:
-        deleted = self._cleaner.discard(effects, pinned)
+        deleted = self._cleaner.discard(effects, pinned) if effects.discards else ()
         if not deleted:
             return ()
         self._log.discarded(c for c in effects.discards if c.checkpoint_id in deleted)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once

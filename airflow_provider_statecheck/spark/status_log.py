@@ -26,8 +26,9 @@ from airflow_provider_statecheck.state.progress import (
     PartProgress,
     StepKey,
     describe,
+    loop_summaries,
+    step_summary,
 )
-from airflow_provider_statecheck.state.reading.summaries import loop_summaries, step_summary
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle, named_snapshots
 from airflow_provider_statecheck.storage.uris import redact
 

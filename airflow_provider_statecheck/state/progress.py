@@ -1,4 +1,4 @@
-"""Names of steps in their scopes, and progress: of loops, and of steps computed in parts."""
+"""Names of steps in their scopes, progress of loops and of steps computed in parts, and its figures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 
 Item = TypeVar("Item")
 _MAX_NAME = 200
@@ -345,3 +349,29 @@ def _encoded_key(key: Any) -> str:
         f"Expected the key of an item to be text, a whole number, a date or a UUID, found {key!r}; "
         f"pass key= to derive a key that is the same in every try."
     )
+
+
+def step_summary(snapshot: NamedSnapshot, outcome: StepOutcome, progress: PartedStep | None = None) -> StepSummary:
+    """
+    Return the figures of a step with a snapshot.
+
+    :param progress: Progress of a step that is computed in parts; ``None`` if it is unknown.
+    """
+    return StepSummary(
+        name=describe((snapshot.scope, snapshot.name)),
+        outcome=outcome.value,
+        seconds=snapshot.seconds,
+        size_bytes=snapshot.size_bytes,
+        rows=snapshot.rows,
+        parts=snapshot.parts,
+        share=1.0 if snapshot.is_complete else None if progress is None else progress.share,
+        bad_parts=0 if progress is None else len(progress.bad),
+    )
+
+
+def loop_summaries(progress: LoopProgress, iterations: Iterations) -> Iterator[LoopSummary]:
+    """Return the figures of all loops, the outermost first."""
+    for loop, (finished, total) in progress.counts.items():
+        yield LoopSummary(name=describe(loop), finished=finished, total=total, seconds=progress.seconds(loop))
+    for loop, (reached, total) in iterations.counts.items():
+        yield LoopSummary(name=describe(loop), finished=reached, total=total, is_iteration=True)

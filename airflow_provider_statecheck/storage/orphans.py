@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
     METADATA_FILE,
@@ -29,7 +30,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     orphans_uri,
     shared_uri,
 )
-from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID, require
+from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
 from airflow_provider_statecheck.checkpoint.transitions import protected_checkpoints

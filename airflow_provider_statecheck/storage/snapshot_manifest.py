@@ -428,3 +428,8 @@ class _RangeReader(io.RawIOBase):
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+def column_name(position: int) -> str:
+    """Return the name of a column, or of a field of a struct, in the files."""
+    return f"_c{position}"

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
+from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,

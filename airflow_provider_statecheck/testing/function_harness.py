@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION, CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
@@ -17,8 +17,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.state.backends.loading import backend_of_stage
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend, StateEnvironment
+from airflow_provider_statecheck.state.backends.state_backend import StateBackend, StateEnvironment, backend_of_stage
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,

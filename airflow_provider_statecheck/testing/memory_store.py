@@ -17,7 +17,6 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead, time_of_job
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job, task_uids_of
 from airflow_provider_statecheck.checkpoint.job_list import (
     JobList,
@@ -41,11 +40,16 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
+    Clock,
     JobRecord,
     OperatorRecord,
     RowsVersion,
     SnapshotRequest,
     StatisticsRecord,
+    SystemClock,
+    clamp_times,
+    is_too_far_ahead,
+    time_of_job,
 )
 from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary

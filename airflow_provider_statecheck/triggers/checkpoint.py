@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from typing_extensions import override
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.records import SystemClock
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage, local_path

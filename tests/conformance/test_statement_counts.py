@@ -16,7 +16,6 @@ from sqlalchemy.exc import OperationalError
 
 from airflow_provider_statecheck.checkpoint import coordinator
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobSort, JobsPage
@@ -32,6 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     RequestStatus,
     SnapshotRequest,
+    SystemClock,
 )
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, ForgettableRows
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedCheckpoints

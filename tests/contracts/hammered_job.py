@@ -21,7 +21,7 @@ from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
+from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.storage.pointers import find_source

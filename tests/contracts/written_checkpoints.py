@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
     checkpoint_uri,
@@ -14,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     shared_uri,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.records import Clock
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     KeyedStateHandle,

@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from airflow_provider_statecheck.api.services import TokenKeeper
-from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -26,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     SnapshotRequest,
     StatisticsRecord,
+    SystemClock,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA, Caller

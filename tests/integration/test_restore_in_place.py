@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RequestStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RequestStatus, SystemClock
 from airflow_provider_statecheck.exceptions import RunSupersededError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.maintenance.job_restore import (

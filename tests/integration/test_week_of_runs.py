@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.records import SystemClock
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import RunSupersededError
 from airflow_provider_statecheck.gateway.in_process import open_gateway

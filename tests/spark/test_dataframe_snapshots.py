@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.dataframes import (
     StoredDataFrames,
@@ -30,7 +31,6 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import (
     schema_json_of,
     write_dataframe,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_io import HadoopFilesystems
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, build_manifest, verify_files
 

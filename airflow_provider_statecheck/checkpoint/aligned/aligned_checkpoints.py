@@ -39,6 +39,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     TakenOver,
     TakeOver,
 )
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -55,7 +56,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptRef,
     OpenEffects,
-    require,
     require_metadata_in,
 )
 from airflow_provider_statecheck.checkpoint.records import (

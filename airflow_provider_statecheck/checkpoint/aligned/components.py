@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner, CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.failure_manager import CheckpointFailureManager
 from airflow_provider_statecheck.checkpoint.aligned.notifications import CheckpointNotifier
 from airflow_provider_statecheck.checkpoint.aligned.participants import MasterHooks, OperatorCoordinators
 from airflow_provider_statecheck.checkpoint.aligned.plan import (
@@ -26,7 +25,11 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import (
+    CheckpointException,
+    CheckpointFailureManager,
+    CheckpointFailureReason,
+)
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 

@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
-from airflow_provider_statecheck.checkpoint.aligned.failure_manager import CheckpointFailureManager
 from airflow_provider_statecheck.checkpoint.aligned.notifications import (
     AcknowledgeMessage,
     CheckpointNotifier,
@@ -53,18 +52,22 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.aligned.triggering import CheckpointTrigger, PeriodicTrigger, failure_of
-from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import (
+    CheckpointException,
+    CheckpointFailureManager,
+    CheckpointFailureReason,
+)
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     JobStatus,
     RestoreMode,
     SavepointFormat,
 )
-from airflow_provider_statecheck.checkpoint.records import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import Clock, SnapshotRequest
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     InvalidConfigurationError,

@@ -11,8 +11,8 @@ from functools import partial
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.states.handles import MasterState
 from airflow_provider_statecheck.exceptions import CoordinatorError
 

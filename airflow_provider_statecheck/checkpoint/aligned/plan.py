@@ -8,14 +8,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.messages import require
 from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.exceptions import CoordinatorError
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
+    from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
 
 
 class ExecutionStatus(StrEnum):

@@ -13,9 +13,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
+from airflow_provider_statecheck.checkpoint.codec import require, storable_text
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects, require
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,

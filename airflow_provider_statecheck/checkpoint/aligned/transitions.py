@@ -25,7 +25,8 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     ReportFailure,
     TakeLeadership,
 )
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason, storable_text
+from airflow_provider_statecheck.checkpoint.codec import require, storable_text
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -35,7 +36,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     is_savepoint_directory,
     is_savepoint_of,
 )
-from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, require
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,

@@ -23,13 +23,15 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     SnapshotContent,
     coordinator_content,
 )
-from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.messages import require
-from airflow_provider_statecheck.checkpoint.options import CheckpointOptions, CheckpointStorageLocationReference
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointOptions,
+    CheckpointStorageLocationReference,
+    CheckpointType,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Clock, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
 

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StorageError,
 )
+from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles, FileDestination, Output
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, Publication
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
@@ -44,7 +45,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     sweep_staged,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
-from airflow_provider_statecheck.spark.snapshots.executor_io import HadoopFilesystems, HiddenOptions
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.storage.file_operations import in_parallel

@@ -11,16 +11,19 @@ year-month intervals. Such columns are transferred as plain types, and a cast re
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.tables.schemas import is_trusted_udt
-from airflow_provider_statecheck.state.reading.columns import column_name
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.storage.snapshot_manifest import column_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
+
+
+_TRUSTED_UDT_PREFIX = "pyspark."
 
 
 def file_type(data_type: DataType) -> DataType:
@@ -71,7 +74,7 @@ def _refuse_type(column: str, part: DataType) -> None:
         advice = "use a day-time or a year-month interval, or numbers"
     elif isinstance(part, StructType) and not part.fields:
         advice = "add a field to the struct or drop it"
-    elif isinstance(part, UserDefinedType) and not is_trusted_udt(part.module()):
+    elif isinstance(part, UserDefinedType) and not _is_trusted_udt(part.module()):
         advice = "convert it to a struct of plain types, because a restore must not load user classes"
     else:
         return
@@ -266,3 +269,46 @@ def _map_leaves(data_type: DataType, leaf: Leaf) -> DataType:
             [StructField(f.name, _map_leaves(f.dataType, leaf), f.nullable, f.metadata) for f in data_type.fields]
         )
     return leaf(data_type)
+
+
+def parse_schema(schema_json: str) -> StructType:
+    """
+    Return a schema that was stored as JSON.
+
+    :raises CorruptStateError: if it is not a schema, or reading it would run code from the storage.
+    """
+    from pyspark.sql.types import StructType
+
+    try:
+        document = json.loads(schema_json)
+        _refuse_foreign_classes(document)
+        return StructType.fromJson(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptStateError(
+            f"Expected the schema of a snapshot, found {str(schema_json)[:80]!r}; restore from an earlier checkpoint."
+        ) from error
+
+
+def _refuse_foreign_classes(document: Any) -> None:
+    # pyspark unpickles "serializedClass" and imports "pyClass" of a schema, which must not come from the storage.
+    if isinstance(document, dict):
+        if document.get("type") == "udt" and not _has_trusted_class(document):
+            raise CorruptStateError(
+                f"Expected a schema without user classes, found {document.get('pyClass')!r}, which a restore does not load; "
+                "this package did not write the snapshot, restore from an earlier checkpoint."
+            )
+        for value in document.values():
+            _refuse_foreign_classes(value)
+    elif isinstance(document, list):
+        for value in document:
+            _refuse_foreign_classes(value)
+
+
+def _is_trusted_udt(module: str) -> bool:
+    """Return whether the class of a user-defined type may be loaded, by its module or its full name."""
+    return module.startswith(_TRUSTED_UDT_PREFIX)
+
+
+def _has_trusted_class(document: dict[str, Any]) -> bool:
+    name = document.get("pyClass")
+    return "serializedClass" not in document and isinstance(name, str) and _is_trusted_udt(name)

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
-from airflow_provider_statecheck.spark.driver.session import cores_of
+from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems, cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import (
     contains_timestamp,
     file_schema,
     file_type,
     from_transfer_columns,
+    parse_schema,
     readable_type,
     refuse_unsupported,
     stored_schema,
@@ -36,7 +37,6 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
 from airflow_provider_statecheck.spark.snapshots.executor_io import (
     HANDLES,
     ExecutorFiles,
-    HadoopFilesystems,
     HiddenOptions,
     PartitionWriter,
     SnapshotReader,
@@ -45,14 +45,14 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     read_snapshot,
     write_partition,
 )
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, parse_schema, union_all
-from airflow_provider_statecheck.state.reading.columns import column_name
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, union_all
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
     SnapshotWriter,
     build_manifest,
+    column_name,
 )
 from airflow_provider_statecheck.storage.uris import EXTRAS, open_filesystem, redact, scheme_of, serves
 

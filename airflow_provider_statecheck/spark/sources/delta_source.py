@@ -13,6 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
+from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, SourcePath
@@ -22,7 +23,7 @@ from airflow_provider_statecheck.spark.sources.planning import parse_limits
 from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, change_error, require_unchanged, some_of
 from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess, library_options
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PartitionValues, PlainTable, Position
-from airflow_provider_statecheck.spark.tables.schemas import parse_schema, partition_values, quoted_column, union_all
+from airflow_provider_statecheck.spark.tables.schemas import partition_values, quoted_column, union_all
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
+from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
-from airflow_provider_statecheck.spark.snapshots.executor_io import HadoopFilesystems
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
 from airflow_provider_statecheck.spark.sources.file_listing import (
     FileListing,
@@ -32,7 +33,6 @@ from airflow_provider_statecheck.spark.sources.planning import parse_limits
 from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged
 from airflow_provider_statecheck.spark.tables.row_groups import RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.tables.schemas import (
-    parse_schema,
     partition_values,
     quoted_column,
     reads_like_spark,

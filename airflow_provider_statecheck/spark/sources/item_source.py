@@ -19,7 +19,12 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.spark.driver.session import cores_of
-from airflow_provider_statecheck.spark.snapshots.columns import file_schema, from_transfer_columns, transfer_schema
+from airflow_provider_statecheck.spark.snapshots.columns import (
+    file_schema,
+    from_transfer_columns,
+    parse_schema,
+    transfer_schema,
+)
 from airflow_provider_statecheck.spark.snapshots.dataframes import (
     StoredDataFrames,
     StoredSnapshot,
@@ -43,7 +48,7 @@ from airflow_provider_statecheck.spark.tables.row_groups import (
     rows_of_groups,
     task_bytes,
 )
-from airflow_provider_statecheck.spark.tables.schemas import group_sizes, parse_schema, reads_like_spark, union_all
+from airflow_provider_statecheck.spark.tables.schemas import group_sizes, reads_like_spark, union_all
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotWriter
 from airflow_provider_statecheck.storage.uris import AllowedLocations

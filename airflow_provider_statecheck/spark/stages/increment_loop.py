@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, SourceSummary
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,

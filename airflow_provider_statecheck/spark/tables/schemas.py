@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from airflow_provider_statecheck.exceptions import (
-    CorruptStateError,
     InvalidConfigurationError,
     StateCheckError,
     StorageError,
@@ -32,30 +31,6 @@ if TYPE_CHECKING:
 
 
 _LEGACY_CALENDAR_KEYS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
-_TRUSTED_UDT_PREFIX = "pyspark."
-
-
-def parse_schema(schema_json: str) -> StructType:
-    """
-    Return a schema that was stored as JSON.
-
-    :raises CorruptStateError: if it is not a schema, or reading it would run code from the storage.
-    """
-    from pyspark.sql.types import StructType
-
-    try:
-        document = json.loads(schema_json)
-        _refuse_foreign_classes(document)
-        return StructType.fromJson(document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptStateError(
-            f"Expected the schema of a snapshot, found {str(schema_json)[:80]!r}; restore from an earlier checkpoint."
-        ) from error
-
-
-def is_trusted_udt(module: str) -> bool:
-    """Return whether the class of a user-defined type may be loaded, by its module or its full name."""
-    return module.startswith(_TRUSTED_UDT_PREFIX)
 
 
 def to_struct_type(schema: Any) -> StructType:
@@ -173,26 +148,6 @@ def _invalid_schema(schema: Any) -> InvalidConfigurationError:
     return InvalidConfigurationError(
         f"Expected schema to be a StructType or DDL such as 'id bigint, name string'; found {schema!r}."
     )
-
-
-def _refuse_foreign_classes(document: Any) -> None:
-    # pyspark unpickles "serializedClass" and imports "pyClass" of a schema, which must not come from the storage.
-    if isinstance(document, dict):
-        if document.get("type") == "udt" and not _has_trusted_class(document):
-            raise CorruptStateError(
-                f"Expected a schema without user classes, found {document.get('pyClass')!r}, which a restore does not load; "
-                "this package did not write the snapshot, restore from an earlier checkpoint."
-            )
-        for value in document.values():
-            _refuse_foreign_classes(value)
-    elif isinstance(document, list):
-        for value in document:
-            _refuse_foreign_classes(value)
-
-
-def _has_trusted_class(document: dict[str, Any]) -> bool:
-    name = document.get("pyClass")
-    return "serializedClass" not in document and isinstance(name, str) and is_trusted_udt(name)
 
 
 def _has_ambiguous_names(names: list[str]) -> bool:

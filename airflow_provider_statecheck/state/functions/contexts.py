@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.functions.contexts import (

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
+from airflow_provider_statecheck.storage.snapshot_manifest import column_name
 
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
@@ -178,11 +179,6 @@ _DAYS = re.compile(r"interval (day|hour|minute|second)( to \w+)?")
 _MONTHS = re.compile(r"interval (year|month)( to \w+)?")
 _DATED = re.compile(r'"(date|timestamp)')
 _VARIANT = ("value", "metadata")
-
-
-def column_name(position: int) -> str:
-    """Return the name of a column, or of a field of a struct, in the files."""
-    return f"_c{position}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,12 @@
-"""Copies of checkpoints to savepoints, in the canonical format or in that of the state backend."""
+"""
+Copies of checkpoints to savepoints, in the canonical format or in that of the state backend.
+
+A canonical copy may have another maximum parallelism: the key group of every key is recomputed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +22,14 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateHandle,
     OperatorSubtaskState,
     key_group_ranges,
+    require_parallelism,
 )
-from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import (
+    InvalidConfigurationError,
+    StateCheckError,
+    StorageError,
+    UnsupportedStateError,
+)
 from airflow_provider_statecheck.state.arrow.compaction import merge_tables
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
 from airflow_provider_statecheck.state.arrow.restore import is_known
@@ -266,4 +277,52 @@ def _require_one_type(state: StateSchema, found: list[StateSchema]) -> None:
         raise UnsupportedStateError(
             f"Expected state {state.name!r} to be written with one version of its serializer, found several, which only the "
             f"code of the stage can migrate; let the stage rewrite all of the state, or take a native savepoint."
+        )
+
+
+def rescale_max_parallelism(
+    storage: CheckpointStorage, source: CheckpointDocument, *, directory: str, max_parallelism: int
+) -> WrittenSavepoint:
+    """
+    Write a checkpoint as a savepoint with another maximum parallelism. The source is not changed.
+
+    The metadata is written last, and a failed savepoint is deleted.
+
+    :param storage: Storage of the checkpoint and the savepoint.
+    :param source: Checkpoint or savepoint to rescale.
+    :param directory: Directory of the new savepoint, without other writers.
+    :param max_parallelism: New number of key groups.
+    :raises InvalidConfigurationError: if the maximum parallelism is above the limit or below the parallelism of an
+        operator, or for a savepoint of the whole job.
+    :raises UnsupportedStateError: if only the code of the stage can interpret keys or types of the state.
+    :raises CorruptStateError: if the state does not match its checksum.
+    :raises CheckpointNotFoundError: if a file of the source is missing.
+    :raises IncompatibleCheckpointError: if a newer version wrote the state, or the subtasks have different key types.
+    :raises StorageError: if the storage fails.
+    """
+    _require_one_stage(source)
+    for state in source.operator_states:
+        require_parallelism(state.parallelism, max_parallelism)
+    copies = CanonicalCopies(storage, directory, source, max_parallelism=max_parallelism)
+    try:
+        return write_copies(
+            copies,
+            source,
+            checkpoint_id=source.checkpoint_id,
+            properties=CheckpointProperties.for_savepoint(),
+            request_key=source.request_key,
+        )
+    except BaseException:
+        # Without metadata the directory is not a savepoint, so files that cannot be deleted are orphans.
+        with contextlib.suppress(StorageError):
+            storage.delete_directory(directory)
+        raise
+
+
+def _require_one_stage(source: CheckpointDocument) -> None:
+    if source.is_of_several:
+        uids = ", ".join(repr(state.uid) for state in source.operator_states)
+        raise InvalidConfigurationError(
+            f"Expected a checkpoint of one stage to rescale, found checkpoint {source.checkpoint_id} of job "
+            f"{source.job_name!r}, which covers the stages {uids}; take a savepoint of the stage and rescale that."
         )

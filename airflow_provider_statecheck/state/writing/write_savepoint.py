@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, new_savepoint_uri, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     KeyedStateHandle,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, StreamStateHandle
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset, FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.state_streams import (

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     taskowned_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION, CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     FileStateHandle,

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION, CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference as Reference
+from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference as Reference
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 MAGIC = Reference.of_path("x").encoded[:-1]

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.options import (
+from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointMetaData,
     CheckpointOptions,
     CheckpointStorageLocationReference,
+    CheckpointType,
 )
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 PLACE = CheckpointStorageLocationReference.of_path("file:///data/savepoint-1")

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.messages import require, require_valid
+from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.checkpoint.messages import require_valid
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.testing.messages import make_registration
 

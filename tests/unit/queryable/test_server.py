@@ -27,8 +27,8 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
 from airflow_provider_statecheck.state.serializers.record_shapes import HashableRecord
+from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from tests import key_values
 from tests.unit.queryable.served import ServedJob
 from tests.written_state import BACKENDS

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import read_state
-from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
+from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.written_state import BACKENDS, FUNCTION, STAGE, StatefulJob

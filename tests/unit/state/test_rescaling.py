@@ -37,8 +37,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
-from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies
+from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, rescale_max_parallelism
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory

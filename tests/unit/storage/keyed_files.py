@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,

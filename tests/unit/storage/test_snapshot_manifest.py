@@ -13,7 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     IncompatibleCheckpointError,
 )
-from airflow_provider_statecheck.spark.tables.schemas import parse_schema
+from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     FORMAT_VERSION,
     SnapshotFile,

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,

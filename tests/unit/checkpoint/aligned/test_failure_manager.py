@@ -7,15 +7,16 @@ from threading import Thread
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned import failure_manager
-from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
+from airflow_provider_statecheck.checkpoint import failure
+from airflow_provider_statecheck.checkpoint.failure import (
     UNKNOWN_CHECKPOINT_ID,
     UNLIMITED_TOLERABLE_FAILURES,
+    CheckpointException,
     CheckpointFailureManager,
+    CheckpointFailureReason,
     CountedFailure,
     root_cause,
 )
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, InvalidConfigurationError, StorageError
 
@@ -112,7 +113,7 @@ def test_as_many_failures_as_tolerated_do_not_fail_the_job():
 
 def test_an_unlimited_number_of_failures_never_fails_the_job(monkeypatch):
     """The number that stands for any number is made small, so that reaching it would be seen."""
-    monkeypatch.setattr(failure_manager, "UNLIMITED_TOLERABLE_FAILURES", 3)
+    monkeypatch.setattr(failure, "UNLIMITED_TOLERABLE_FAILURES", 3)
     job = Job(3)
     assert not any(job.fails(n) for n in range(100))
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.executor_io import HadoopFilesystems, same_place
+from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems, same_place
 
 
 class Server:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP
 from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun

@@ -9,12 +9,12 @@ import pytest
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.increment_jobs import INLINE_BUDGET, Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.state.backends.loading import load_state_backend
+from airflow_provider_statecheck.state.backends.state_backend import load_state_backend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (

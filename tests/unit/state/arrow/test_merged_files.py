@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     KeyedStateHandle,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.state.functions.contexts import (
     FunctionInitializationContext,

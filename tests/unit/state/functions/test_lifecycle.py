@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import Checkpoi
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import read_state
-from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
+from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.job_savepoints import save_documents, save_job

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,

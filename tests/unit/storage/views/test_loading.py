@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.options import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
