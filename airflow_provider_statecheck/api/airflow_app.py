@@ -1,4 +1,4 @@
-"""The API as mounted by Airflow's api-server, with tokens, the list of jobs and pages for Airflow users."""
+"""The API as mounted by Airflow's api-server, with what only Airflow users may call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-JSON codec of dataclasses: messages, answers and what is stored, and texts that every database can store.
+JSON codec of dataclasses: messages, answers and what is stored; valid values and texts.
 
 It needs neither Airflow nor FastAPI, so drivers on a Spark cluster can use it. The decoder ignores unknown fields, which
 a newer server may send, and sets missing fields to their defaults.

@@ -1,4 +1,4 @@
-"""Failures of checkpoints and their counting: Flink's ``CheckpointException`` and ``CheckpointFailureManager``."""
+"""Failures of checkpoints and their counting: Flink's ``CheckpointFailureManager``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kind, ownership and retention of snapshots: Flink's ``CheckpointProperties``; their options in messages to tasks."""
+"""Kind, ownership, retention and options of snapshots: Flink's ``CheckpointProperties``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Records of a job in the store: operators, attempts, checkpoints and requests; and the monotonic time of a job.
+Records of a job in the store: operators, attempts, checkpoints, requests and time.
 
 The time of a job never decreases, even if the clocks of two servers differ slightly. A clock that was far ahead and has been
 corrected is the exception: the job follows the corrected clock, and times in its rows that are in the future are clamped.

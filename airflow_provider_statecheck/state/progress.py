@@ -1,4 +1,4 @@
-"""Names of steps in their scopes, progress of loops and of steps computed in parts, and its figures."""
+"""Names of steps in their scopes, and progress of loops and of steps computed in parts."""
 
 from __future__ import annotations
 

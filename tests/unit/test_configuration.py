@@ -263,7 +263,7 @@ def test_an_argument_hides_a_wrong_value_under_flinks_name(in_file: Any) -> None
     ("key", "message"),
     [
         ("execution.checkpointing.timeuot", "an unknown key (did you mean execution.checkpointing.timeout?)"),
-        ("state.backend.incremental", "has no effect on a stage"),
+        ("execution.checkpointing.mode", "has no effect on a stage"),
         ("taskmanager.numberOfTaskSlots", "an unknown key"),
     ],
 )

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.spark.stages.submitted import stage_settings_of
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import backend_of_stage
+from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 from tests.unit.operators.test_checkpointed import ARGUMENTS
 from tests.unit.operators.test_identity import make_context
 

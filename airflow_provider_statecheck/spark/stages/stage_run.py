@@ -364,7 +364,7 @@ class StageRun:
         )
 
     def _state_backend(self) -> StateBackend:
-        from airflow_provider_statecheck.state.backends.state_backend import backend_of_stage
+        from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 
         return backend_of_stage(self._stage.state_backend, self._settings.state_config)
 

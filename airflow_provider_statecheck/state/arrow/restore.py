@@ -42,6 +42,7 @@ BACKEND_ID = "arrow"
 """Backend id in all handles. Subtasks share it, because they may reference the same file after a rescale."""
 CANONICAL_ID = "canonical"
 """Backend id in the handles of canonical savepoints, whose Parquet files belong to no backend."""
+_Migrate = Callable[[Any], Any]
 _READABLE = frozenset({BACKEND_ID, CANONICAL_ID})
 
 
@@ -292,9 +293,6 @@ def _with_namespace(layout: StateLayout, table: Any, *, namespace: bool) -> Any:
         return table
     void = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
     return table.add_column(1 + len(layout.key_fields), NAMESPACE, void)
-
-
-_Migrate = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID, AsWritten
 from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
 from airflow_provider_statecheck.state.arrow.state_runs import Captured, Reading, StateRuns, schema_of
-from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult, StateSize
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.snapshots import SnapshotResult, StateSize
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
 

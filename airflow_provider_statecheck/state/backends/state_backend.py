@@ -1,13 +1,12 @@
-"""State backends and their snapshots: contracts, and loading by name, entry point or dotted path."""
+"""Contracts of state backends."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
@@ -15,9 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StateMigrationError,
 )
-from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.loading import NamedFactories
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
@@ -25,13 +22,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
     from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
-
-
-BACKEND_KEYS = ("state.backend.type", "state.backend")
-"""Settings that name a backend, in order of precedence."""
-DEFAULT_BACKEND = "arrow"
-ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
-Handle = TypeVar("Handle")
 
 
 @runtime_checkable
@@ -141,56 +131,6 @@ class StateEnvironment:
     """Schemas of the restored state, if any."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateSize:
-    """Number of keys and size of one state in a snapshot, as far as the backend knows them."""
-
-    name: str
-    keys: int | None = None
-    """Number of keys, counted once for each namespace; ``None`` if only a scan could tell."""
-    size_bytes: int | None = None
-    """Size of the files of the state; ``None`` if it shares a file with other states."""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotResult(Generic[Handle]):
-    """Result of a snapshot."""
-
-    handle: Handle | None = None
-    """Handle of the snapshot; ``None`` if there was no state."""
-    new_bytes: int = 0
-    """Bytes written by this snapshot, without the files of earlier snapshots."""
-    sizes: tuple[StateSize, ...] = ()
-    """Sizes of single states, for display; a backend may omit them."""
-
-    @classmethod
-    def empty(cls) -> SnapshotResult[Handle]:
-        """Return the result of a snapshot without state."""
-        return cls()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there was no state."""
-        return self.handle is None
-
-
-class StateSnapshot(Protocol[Handle]):
-    """Captured state that is not written yet. Later changes are not included."""
-
-    def run(self) -> SnapshotResult[Handle]:
-        """
-        Write the state. Called once, possibly in another thread.
-
-        :raises StorageError: if the storage fails; written files are deleted.
-        :raises SnapshotCancelledError: if the snapshot was cancelled.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """Stop the write and delete its files. Has no effect after the end of the write."""
-        ...
-
-
 @contextlib.contextmanager
 def restoring(operator_identifier: str) -> Iterator[None]:
     """
@@ -207,118 +147,3 @@ def restoring(operator_identifier: str) -> Iterator[None]:
         raise BackendRestoreError(
             f"The state backend of {operator_identifier} could not be restored: {error}", failures=(error,)
         ) from error
-
-
-class MemoryStateBackendFactory:
-    """Factory of the ``memory`` backend."""
-
-    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Create a backend with the directories of the configuration."""
-        from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
-
-        return MemoryStateBackend(config=config)
-
-    def get_identifier(self) -> str:
-        """Return ``memory``."""
-        return "memory"
-
-
-class FsStateBackendFactory:
-    """Factory of the ``filesystem`` backend."""
-
-    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Create a backend with the directories of the configuration."""
-        from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
-
-        return FsStateBackend(config=config)
-
-    def get_identifier(self) -> str:
-        """Return ``filesystem``."""
-        return "filesystem"
-
-
-class ArrowStateBackendFactory:
-    """Factory of the ``arrow`` backend."""
-
-    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Create a backend with the settings of the configuration."""
-        from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-
-        backend: StateBackend = ArrowStateBackend().configure(config)
-        return backend
-
-    def get_identifier(self) -> str:
-        """Return ``arrow``."""
-        return "arrow"
-
-
-_BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
-    StateBackendFactory,  # type: ignore[type-abstract]
-    BACKEND_KEYS[1],
-    ENTRY_POINT_GROUP,
-    {
-        "memory": MemoryStateBackendFactory,
-        "jobmanager": MemoryStateBackendFactory,
-        "hashmap": MemoryStateBackendFactory,
-        "filesystem": FsStateBackendFactory,
-        "fs": FsStateBackendFactory,
-        "arrow": ArrowStateBackendFactory,
-    },
-)
-
-
-def load_state_backend(application: StateBackend | None, config: Mapping[str, Any]) -> StateBackend:
-    """
-    Return the configured backend.
-
-    :param application: Backend set in code, or ``None``; its unset fields are taken from the configuration.
-    :param config: Settings by key.
-    :raises InvalidConfigurationError: if the configured backend cannot be loaded.
-    """
-    if application is not None:
-        return application.configure(config) if isinstance(application, ConfigurableStateBackend) else application
-    name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
-    return factory_of(name).create_from_config(config)
-
-
-def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any]) -> StateBackend:
-    """
-    Return the backend of a stage.
-
-    :param wanted: Backend or name that the stage declares; ``None`` for the configured backend.
-    :param config: Settings by key; a declared name takes precedence.
-    :raises InvalidConfigurationError: if the backend cannot be loaded, or has its own directories.
-    """
-    if isinstance(wanted, str):
-        wanted, config = None, {**config, BACKEND_KEYS[0]: wanted}
-    _require_known_settings(config)
-    backend = load_state_backend(wanted, config)
-    paths = [name for name in ("checkpoint_path", "savepoint_path") if getattr(backend, name, None) is not None]
-    if paths:
-        raise InvalidConfigurationError(
-            f"Expected {type(backend).__name__} without directories in a stage, found base_{paths[0]}; leave the path out, "
-            f"because a stage writes to its checkpoint_dir and savepoint_dir.",
-            key=f"base_{paths[0]}",
-        )
-    return backend
-
-
-def _require_known_settings(config: Mapping[str, Any]) -> None:
-    name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
-    if str(name).lower() not in _BACKENDS.known:
-        return  # custom factories validate their own settings
-    for key in config:
-        if key not in STORAGE_KEYS and key not in BACKEND_KEYS and not key.startswith(ARROW_PREFIX):
-            raise InvalidConfigurationError(
-                f"Expected only settings of the state backend {name!r}, found {key}; remove it.",
-                key=key,
-            )
-
-
-def factory_of(name: Any) -> StateBackendFactory:
-    """
-    Return the factory of a built-in name, an entry point or a dotted path, in this order.
-
-    :raises InvalidConfigurationError: if no factory can be loaded.
-    """
-    return _BACKENDS.find(name)

@@ -57,8 +57,8 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends.state_backend import StateSnapshot
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+    from airflow_provider_statecheck.state.snapshots import StateSnapshot
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 

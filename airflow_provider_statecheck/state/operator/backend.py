@@ -26,7 +26,6 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotCancelledError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
 from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
@@ -42,6 +41,7 @@ from airflow_provider_statecheck.state.operator.stream_format import (
     stored_name,
 )
 from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.snapshots import SnapshotResult
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory

@@ -1,5 +1,5 @@
 """
-Contents of a checkpoint: snapshots, progress of loops, named values and states; and its figures.
+Contents and figures of a checkpoint: snapshots, progress of loops, named values and states.
 
 ``_metadata`` contains no figures of its own. It holds what a restore needs, and most figures follow from that; the time
 to write ``_metadata`` is known only after it was written. The rows of a recovered job get these figures.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -31,8 +32,10 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.compaction import merge_tables
-from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
+from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.arrow.restore import is_known
+from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns
 from airflow_provider_statecheck.state.operator.backend import read_restored
 from airflow_provider_statecheck.state.operator.stream_format import WrittenState
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
@@ -204,10 +207,27 @@ class CanonicalCopies(StateCopies):
                 self._keyed_files(operator, index, owned, content.key, self._max_parallelism)
                 for index, owned in enumerate(ranges)
             ]
-            for rows in self._rows_in_new_groups(content, self._max_parallelism):
-                for each, part in zip(files, split_by_ranges(rows, ranges), strict=True):
-                    each.write(content.schema, [part])
+            with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing(spill.uri))) as spilled:
+                found = self._runs_of(content, ranges, spill, spilled)
+                for each, runs in zip(files, found, strict=True):
+                    each.write(content.schema, runs.rows())
         yield from enumerate(files)
+
+    def _runs_of(
+        self, content: StateContent, ranges: Sequence[KeyGroupRange], spill: LocalSpill, spilled: PartBytes
+    ) -> tuple[StateRuns, ...]:
+        """Return the rows of a state in their new key groups, for each range of them."""
+        assert self._max_parallelism is not None  # noqa: S101 - for the type checker
+        rows, columns = self._rows(content), columns_of(content, StateView())
+        reading = Reading(spilled, BlockCache(0), ArrowStateSettings())
+        runs = tuple(StateRuns(content.schema, columns.layout, rows.form, reading) for _ in ranges)
+        for table in self._rows_in_new_groups(content, self._max_parallelism):
+            for each, part in zip(runs, split_by_ranges(table, ranges), strict=True):
+                each.add(part)
+            if sum(each.memory_bytes for each in runs) > self._bytes_at_once:
+                for each in runs:
+                    each.spill(spill.open_stream)
+        return runs
 
     def _keyed_files(
         self, operator: OperatorState, index: int, owned: KeyGroupRange, key: SerializerSnapshot, max_parallelism: int

@@ -29,7 +29,7 @@ from tests.unit.written_stage import JOB, WrittenStage
 
 _WRITERS = {
     "maintenance/gc.py",  # passes deletions on and counts them
-    "state/rescaling.py",
+    "state/writing/canonical.py",
     "state/writing/write_savepoint.py",
     "storage/discarding.py",
     "storage/orphans.py",

@@ -231,7 +231,7 @@ class TestRefusals:
             (("operator_states", 0, "coordinator_state"), {"kind": "bytes", "name": "n", "data": "*"}),
             (("operator_states", 0, "coordinator_state"), {"kind": "file", "uri": "s3://x", "size": 1.5}),
             (("operator_states", 0, "subtask_states", 1, 1, "managed_keyed", 0, "kind"), "other"),
-            (("operator_states", 0, "subtask_states", 1, 1, "managed_keyed", 1, "offsets"), [0]),
+            (("operator_states", 0, "subtask_states", 1, 1, "managed_keyed", 1, "private"), [0]),
             (("operator_states", 0, "subtask_states", 1, 1, "managed_keyed", 1, "range"), [0]),
             (("operator_states", 0, "subtask_states", 1, 1, "managed_operator", 0, "states"), [["a", {"mode": "x"}]]),
             (("master_states", 0, "data"), 5),

@@ -44,7 +44,7 @@ def test_stateless_subtask_leaves_the_operator_present_without_entry() -> None:
     assert not make_state().has_state
 
 
-@pytest.mark.parametrize("kind", ["managed_operator", "raw_operator", "managed_keyed", "raw_keyed"])
+@pytest.mark.parametrize("kind", ["managed_operator", "raw_operator", "managed_keyed"])
 def test_subtask_has_state_if_any_collection_has(kind: str) -> None:
     some = keyed_subtasks(1, 1)[0].managed_keyed if "keyed" in kind else SOME.managed_operator
     assert not OperatorSubtaskState().has_state

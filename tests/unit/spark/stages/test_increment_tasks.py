@@ -14,7 +14,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import Snaps
 from airflow_provider_statecheck.spark.stages.increment_jobs import INLINE_BUDGET, Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.state.backends.state_backend import load_state_backend
+from airflow_provider_statecheck.state.backends.loading import load_state_backend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 

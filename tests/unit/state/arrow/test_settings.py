@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.state_backend import load_state_backend
+from airflow_provider_statecheck.state.backends.loading import load_state_backend
 
 
 def test_configuration_fills_what_the_application_left_unset() -> None:

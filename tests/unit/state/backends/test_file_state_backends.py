@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import load_state_backend
+from airflow_provider_statecheck.state.backends.loading import load_state_backend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
