@@ -41,6 +41,7 @@ from tests.spark.stages.test_stage import RUNNING, payments
 
 SUBTASKS = 2
 MERGING = "execution.checkpointing.file-merging.enabled"
+INCREMENTAL = "execution.checkpointing.incremental"
 STORAGE = "execution.checkpointing.storage"
 
 
@@ -138,9 +139,13 @@ def test_next_run_leaves_nothing_of_the_one_before_but_what_it_shares(tries: Sta
     require_nothing_to_collect(tries)
 
 
-def test_full_checkpoint_has_all_its_state_to_itself(tries: StageTries) -> None:
-    run(tries, backend="filesystem")
+@pytest.mark.parametrize(("backend", "config"), [("filesystem", {}), ("arrow", {INCREMENTAL: "false"})])
+def test_full_checkpoint_has_all_its_state_to_itself(tries: StageTries, backend: str, config: dict[str, str]) -> None:
+    run(tries, backend=backend, config=config)
     assert all(file.startswith("chk-") for file in require_owned(tries))
+    require_nothing_to_collect(tries)
+    run(tries, "2026-01-02")
+    assert any(file.startswith("shared/") for file in require_owned(tries)), "incremental again"
     require_nothing_to_collect(tries)
 
 
