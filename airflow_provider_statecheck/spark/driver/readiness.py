@@ -31,7 +31,8 @@ from functools import cache
 from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
@@ -62,6 +63,8 @@ _DISTRIBUTION = "airflow-provider-statecheck"
 _ROOT = Path(__file__).parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LAUNCHER_JAR = "statecheck-python-launcher.jar"
+_SHIPPED: WeakSet[Any] = WeakSet()
+"""Sessions whose executors have this package."""
 
 
 def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
@@ -165,8 +168,11 @@ def _not_shared(base_uri: str, finding: str) -> EnvironmentNotReadyError:
 
 
 def ship_package(spark: SparkSession) -> None:
-    """Send this package to the executors."""
-    spark.addArtifacts(str(write_package(Path(_package_folder().name))), pyfile=True)
+    """Send this package to the executors, unless the session has it."""
+    # PySpark adds the file to sys.path of this process at each call.
+    if spark not in _SHIPPED:
+        spark.addArtifacts(str(write_package(Path(_package_folder().name))), pyfile=True)
+        _SHIPPED.add(spark)
 
 
 @functools.cache

@@ -5,9 +5,10 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_statecheck.spark.driver import readiness
-from airflow_provider_statecheck.spark.driver.readiness import write_launcher_jar, write_package
+from airflow_provider_statecheck.spark.driver.readiness import ship_package, write_launcher_jar, write_package
 
 
 def test_name_carries_the_hash_of_the_bytes(tmp_path: Path) -> None:
@@ -56,3 +57,20 @@ assert airflow_provider_statecheck.__file__.startswith({str(path)!r})
 def test_launcher_is_a_jar_without_a_class(tmp_path: Path) -> None:
     with zipfile.ZipFile(write_launcher_jar(tmp_path)) as archive:
         assert archive.namelist() == ["META-INF/MANIFEST.MF"]
+
+
+class Session:
+    def __init__(self) -> None:
+        self.files: list[str] = []
+
+    def addArtifacts(self, path: str, *, pyfile: bool) -> None:
+        assert pyfile
+        self.files.append(Path(path).name)
+
+
+def test_a_session_gets_the_package_once(tmp_path: Path) -> None:
+    first: Any = Session()
+    second: Any = Session()
+    for session in (first, second, first):
+        ship_package(session)
+    assert first.files == second.files == [write_package(tmp_path).name]
