@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, overload
 
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, streams_of_handle
 from airflow_provider_statecheck.exceptions import (
     ImmutableStateError,
     InvalidConfigurationError,
@@ -400,7 +401,9 @@ def _has_fixed_width(arrow_type: Any) -> bool:
 
 def _size(content: StateContent) -> int:
     """Return the approximate size of the handles in memory, in bytes."""
-    return _HANDLE_BYTES * sum(1 + len(handle.shared) + len(handle.private) for handle in content.handles)
+    streams = [stream for handle in content.handles for stream in streams_of_handle(handle)]
+    inline = sum(len(stream.data) for stream in streams if isinstance(stream, ByteStreamStateHandle))
+    return _HANDLE_BYTES * (len(content.handles) + len(streams)) + inline
 
 
 _INDEX_BYTES = 64 << 20

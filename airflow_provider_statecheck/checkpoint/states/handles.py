@@ -306,10 +306,11 @@ def streams_of(state: OperatorState) -> Iterator[StreamStateHandle]:
 def streams_of_subtask(state: OperatorSubtaskState) -> Iterator[StreamStateHandle]:
     """Yield every stream that a subtask's state references, with duplicates."""
     for handle in state.handles:
-        yield from _streams_of_handle(handle)
+        yield from streams_of_handle(handle)
 
 
-def _streams_of_handle(handle: KeyedStateHandle | OperatorStateHandle) -> Iterator[StreamStateHandle]:
+def streams_of_handle(handle: KeyedStateHandle | OperatorStateHandle) -> Iterator[StreamStateHandle]:
+    """Yield every stream that a handle references."""
     if isinstance(handle, OperatorStateHandle):
         yield handle.stream
         return

@@ -56,7 +56,7 @@ def probe_schemas(
     """
     Return the state types of functions, by the uids of their operators.
 
-    Opens a copy of each function, pickled as for Spark tasks, with an in-memory state backend and closes it again.
+    Opens a copy of each function, pickled as for Spark tasks, with a state backend that writes no files and closes it again.
 
     :raises InvalidConfigurationError: if a function cannot be pickled.
     """

@@ -157,7 +157,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     Keyed state as sorted Arrow files on the checkpoint storage, with later changes in memory and local files.
 
     An incremental snapshot references the files of an earlier one only after :meth:`notify_checkpoint_complete`, or if the
-    backend was restored from them.
+    backend was restored from them. Reads and later snapshots need these files: those of a checkpoint may be deleted only after
+    the backend was notified of a later one, and no snapshot captured before is still being written.
 
     :param storage: Storage of the restored state.
     :param settings: Sizes and compression; the defaults if ``None``.
@@ -279,6 +280,17 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         if snapshot is not None:
             for state, files in zip(snapshot.plan.states, snapshot.files, strict=False):
                 state.runs.confirm(state.captured, files.runs)
+            for before, after in zip(snapshot.plan.carried, snapshot.carried, strict=False):
+                self._move(before, after)
+
+    def _move(self, before: StateFiles, after: StateFiles) -> None:
+        """Use other files of a restored state that had no descriptor when they were written."""
+        name = before.state.name
+        if self._carried.get(name) is before:
+            self._carried[name] = after
+        elif name in self._tables:
+            table: _Table = cast("_Table", self._tables[name])
+            table.runs.move(before.runs, after.runs)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Forget the files of an aborted checkpoint; later snapshots write their rows again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,12 @@ from itertools import chain, groupby
 from sys import getsizeof
 from typing import Any, Protocol
 
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, SegmentFileStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    SegmentFileStateHandle,
+    StreamStateHandle,
+)
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
@@ -157,7 +163,7 @@ class FileRun:
         # A block may have a namespace column in one run and none in another. Migrated rows depend on their form.
         form = None if self._form.is_current(part) else self._form
         # A path in metadata may be forged, so the file itself identifies the bytes.
-        source = part.handle.uri if isinstance(part.handle, FileStateHandle) else part.handle
+        source = _source_of(part.handle)
         for offset in part.offsets.tolist():
             yield source, offset, self.has_namespaces, form
 
@@ -206,6 +212,12 @@ class FileRun:
         if part.path not in self._parquet:
             self._parquet[part.path] = RowGroups.of(part, self._files)
         return self._parquet[part.path]
+
+
+def _source_of(handle: StreamStateHandle) -> Any:
+    if isinstance(handle, ByteStreamStateHandle):
+        return hashlib.sha256(handle.data).digest()  # the key of a block must not keep all of them in memory
+    return handle.uri if isinstance(handle, FileStateHandle) else handle
 
 
 def _nbytes(*columns: Any) -> int:

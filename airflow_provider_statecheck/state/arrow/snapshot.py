@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -33,6 +34,8 @@ from airflow_provider_statecheck.state.keyed.registered_state import RegisteredS
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.state.snapshots import SnapshotResult, StateSize
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
+
+_COPIED_AT_ONCE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class ArrowSnapshot:
         self._written = _WrittenFiles()
         self.files: tuple[StateFiles, ...] = ()
         """Files of each captured state, set when the snapshot is complete."""
+        self.carried: tuple[StateFiles, ...] = ()
+        """Files of each state without a descriptor, set when the snapshot is complete."""
 
     @property
     def plan(self) -> SnapshotPlan:
@@ -107,11 +112,11 @@ class ArrowSnapshot:
         with self._deleting_on_failure():
             self._require_running()
             files = tuple(self._write_state(state) for state in self._plan.states)
-            carried = (self._carried(state) for state in self._plan.carried)
+            carried = tuple(self._carried(state) for state in self._plan.carried)
             named = [state for state in (*files, *carried) if state.runs]
             handle = self._handle(named) if named else None
             self._finish()
-        self.files = files
+        self.files, self.carried = files, carried
         return SnapshotResult(handle, self._written.size, tuple(map(_size_of, named)))
 
     def cancel(self) -> None:
@@ -153,7 +158,7 @@ class ArrowSnapshot:
     def _copied(self, part: Part) -> Parts:
         reading = self._plan.reading
         run = FileRun((part,), reading.files, BlockCache(0), AsWritten())
-        tables = (table for block in range(len(part.offsets)) for table in run.tables([block]))
+        tables = (table for blocks in _read_together(part) for table in run.tables(blocks))
         return self._written_by(PartWriter(part.schema, part.state, self._open, reading.settings), tables)
 
     def _write_run(self, state: CapturedRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
@@ -235,6 +240,15 @@ class ArrowSnapshot:
     def _require_running(self) -> None:
         if self._is_cancelled:
             raise cancelled_error()
+
+
+def _read_together(part: Part) -> Iterator[list[int]]:
+    """Return the numbers of the blocks of a part, in lists of about ``_COPIED_AT_ONCE`` bytes."""
+    import numpy as np
+
+    ends = np.cumsum(part.lengths) // _COPIED_AT_ONCE
+    for _, blocks in groupby(range(len(ends)), key=lambda block: int(ends[block])):
+        yield list(blocks)
 
 
 def cancelled_error() -> SnapshotCancelledError:

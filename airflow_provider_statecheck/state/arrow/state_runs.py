@@ -135,6 +135,13 @@ class StateRuns:
         self._confirmed += count
         self._sealed = max(0, self._sealed - count)
 
+    def move(self, before: tuple[Parts, ...], after: tuple[Parts, ...]) -> None:
+        """Replace restored runs, if they are still the base, by copies with the same rows."""
+        if len(before) == len(self.base) and all(
+            run.parts is parts for run, parts in zip(self.base, before, strict=True)
+        ):
+            self.base = tuple(self.file_run(parts) for parts in after)
+
     def spill(self, open_stream: OpenStream) -> None:
         """
         Move changes from memory to local files.
@@ -408,6 +415,4 @@ class LocalStream:
 
 
 def _spill_error(error: OSError) -> StorageError:
-    return StorageError(
-        f"State changes cannot be spilled to the local disk: {error}; free space, or raise memtable_bytes."
-    )
+    return StorageError(f"State changes cannot be spilled to the local disk: {error}; free space.")

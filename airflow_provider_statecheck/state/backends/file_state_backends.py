@@ -18,7 +18,6 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
@@ -32,10 +31,6 @@ from airflow_provider_statecheck.storage.views.state_streams import CompletedChe
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
     from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-
-
-# Base of a storage that only resolves pointers, which are absolute.
-_NO_DIRECTORY = "memory://statecheck-without-directory"
 
 
 class AbstractFileStateBackend(ABC):
@@ -102,14 +97,12 @@ class AbstractFileStateBackend(ABC):
         """
         Return the checkpoint of a pointer, of any job.
 
-        :param storage_options: Options of the filesystem of the checkpoint directory.
+        :param storage_options: Options of the filesystem.
         :raises InvalidConfigurationError: if the pointer is missing or empty.
         :raises StorageError: if the pointer is not a URI, or the storage fails.
         :raises CheckpointNotFoundError: if there is no checkpoint.
         """
-        if self._checkpoint_path is None:
-            return resolve_checkpoint(CheckpointStorage.open(_NO_DIRECTORY), pointer)
-        return resolve_checkpoint(CheckpointStorage.open(self._checkpoint_path, **storage_options), pointer)
+        return self._keyed.resolve_checkpoint(pointer, **storage_options)
 
 
 def _directory(name: str, argument: str | None, configured: str | None) -> str | None:
@@ -162,7 +155,11 @@ class MemoryStateBackend(AbstractFileStateBackend):
                 f"Expected a max_state_size above 0 bytes, found {max_state_size}; pass a positive size."
             )
         self.max_state_size = max_state_size
-        self._keyed = replace(self._keyed, streams=MemoryCheckpointStreamFactory(max_state_size=max_state_size))
+        given = ArrowStateSettings.from_config(self._config)
+        # The limit holds for a file, and so a state must have only one.
+        settings = replace(given, part_bytes=max(given.part_bytes, max_state_size + 1))
+        streams = MemoryCheckpointStreamFactory(max_state_size=max_state_size)
+        self._keyed = replace(self._keyed, settings=settings, streams=streams)
 
     def configure(self, config: Mapping[str, Any]) -> Self:
         """

@@ -192,11 +192,11 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
     :raises CheckpointNotFoundError: if a state file is missing.
     :raises StorageError: if the storage fails.
     """
-    # A row of a shared block may have expired in one of the two checkpoints only.
-    if before.content.schema.ttl or after.content.schema.ttl:
-        return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
     files = [reader.rows.files(owned).runs for reader in (before, after)]
     shared = _blocks_of(files[0]) & _blocks_of(files[1])
+    # A row of a shared block may have expired in one of the two checkpoints only.
+    if not shared or before.content.schema.ttl or after.content.schema.ttl:
+        return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
     touched = _joined(before, _own_rows(before, files[0], shared), _own_rows(after, files[1], shared))
     # Both sides must read the same shared blocks. Otherwise a row would appear to be missing on one side.
     equal = shared - _holding(before, files[0], touched) - _holding(after, files[1], touched)

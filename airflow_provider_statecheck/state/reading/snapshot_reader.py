@@ -1,4 +1,4 @@
-"""Reading of snapshots without Spark: DataFrames as batches, and keyed state as sorted runs."""
+"""Reading of DataFrame snapshots without Spark, as batches."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import STATE_DIRECTORY, slug
@@ -30,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, single
-from airflow_provider_statecheck.state.arrow.part_files import Footer, Parts, SnapshotMeta, StateFiles, encode_meta
+from airflow_provider_statecheck.state.arrow.part_files import Footer, SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.part_writer import PartFile, PartWriter
 from airflow_provider_statecheck.state.arrow.restore import CANONICAL_ID
 from airflow_provider_statecheck.state.operator.stream_format import WrittenState, encode_parquet
@@ -129,25 +130,24 @@ class KeyedFiles:
     def __init__(self, files: CanonicalFiles, subtask: KeyedSubtask) -> None:
         self._files = files
         self._subtask = subtask
-        self._runs: dict[str, tuple[StateSchema, list[Parts]]] = {}
+        self._states: dict[str, StateFiles] = {}
 
     def write(self, state: StateSchema, tables: Iterable[Any]) -> None:
         """
-        Write sorted tables of a state as one run.
+        Write the sorted tables of a state.
 
         :param state: Schema of the rows.
-        :param tables: Tables in the layout of the state backends, without positions of earlier runs.
+        :param tables: Tables in the layout of the state backends.
         :raises StorageError: if the storage fails.
         """
         columns = StateColumns(restored_keys(self._subtask.key), registered(state), with_times=True, namespaces=True)
         schema, conform = columns.layout.schema(namespace=True, deleted=False), columns.layout.conform
         open_file = partial(ParquetPartFile, columns=columns, description=self._description(state))
-        _, runs = self._runs.setdefault(state.name, (state, []))
-        numbers = iter(range(sum(map(len, runs)), 1 << 30))
+        numbers = count()
         writer = PartWriter(schema, state, lambda: self._open(state.name, next(numbers)), _SETTINGS, open_file)
         parts = writer.write_all(conform(table, namespace=True, deleted=False) for table in tables)
         if parts:
-            runs.append(parts)
+            self._states[state.name] = StateFiles(state, (parts,))
 
     def handle(self, checkpoint_id: int) -> KeyedStateHandle | None:
         """
@@ -156,7 +156,7 @@ class KeyedFiles:
         :param checkpoint_id: Checkpoint id in the handle.
         :raises StorageError: if the storage fails.
         """
-        states = tuple(StateFiles(state, tuple(runs)) for state, runs in self._runs.values() if runs)
+        states = tuple(self._states.values())
         if not states:
             return None
         subtask = self._subtask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
     CheckpointNotFoundError,
+    CorruptStateError,
     InvalidConfigurationError,
     StorageError,
 )
@@ -91,10 +93,39 @@ def test_no_snapshot_needs_the_files_of_a_checkpoint_that_is_deleted(
     if is_claimed:
         read(backend)
     again = keyed.save(backend)
+    assert uris(*handles)
     assert not uris(*handles) & uris(*again)
+    backend.notify_checkpoint_complete(keyed._checkpoint_id)
     for uri in uris(*handles):
         keyed.storage.delete_file(uri)
-    assert read(keyed.open(again)) == "x" * 5000
+    later = keyed.save(backend)
+    assert bool(uris(*again) & uris(*later)) is after
+    for found in (keyed.open(again), keyed.open(later), backend):
+        assert read(found) == "x" * 5000
+
+
+def test_state_that_is_claimed_during_a_snapshot_moves_with_its_completion() -> None:
+    keyed = harness(FsStateBackend())
+    handles = keyed.save(with_value(keyed, "x"))
+    backend: Any = keyed.open(handles)
+    snapshot = keyed.snapshot(backend)
+    assert read(backend) == "x"
+    assert snapshot.run().handle is not None
+    backend.notify_checkpoint_complete(keyed._checkpoint_id)
+    for uri in uris(*handles):
+        keyed.storage.delete_file(uri)
+    assert read(keyed.open(keyed.save(backend))) == "x"
+
+
+def test_changed_rows_in_a_handle_are_noticed_when_they_are_read() -> None:
+    keyed = harness(MemoryStateBackend())
+    (handle,) = keyed.save(with_value(keyed, "x"))
+    ((path, stream),) = handle.private
+    assert isinstance(stream, ByteStreamStateHandle)
+    changed = bytes(byte ^ 0xFF for byte in stream.data)
+    backend: Any = keyed.open([replace(handle, private=((path, replace(stream, data=changed)),))])
+    with pytest.raises(CorruptStateError):
+        read(backend)
 
 
 def read(backend: Any) -> str:
@@ -134,13 +165,22 @@ def test_snapshots_are_incremental_as_configured(given: dict[str, str], found: i
 
 @pytest.mark.parametrize("kind", [FsStateBackend, MemoryStateBackend])
 def test_settings_of_state_files_hold_for_every_backend(kind: Any) -> None:
-    keyed = harness(load_state_backend(kind(), {"state.backend.arrow.part-bytes": "1"}))
+    sizes = [0, 0]
+    for index, compression in enumerate(("none", "zstd")):
+        keyed = harness(load_state_backend(kind(), {"state.backend.arrow.compression": compression}))
+        (handle,) = keyed.save(with_value(keyed, "x" * 5000))
+        sizes[index] = handle.private[0][1].state_size
+    assert sizes[1] < sizes[0] / 5
+
+
+def test_limit_holds_for_a_state_whatever_the_size_of_files_is() -> None:
+    keyed = harness(MemoryStateBackend(config={"state.backend.arrow.part-bytes": "1"}, max_state_size=4000))
     backend: Any = keyed.open()
-    for key in "abcdefgh":
-        backend.set_current_key(key)
-        backend.store.get_state(ValueStateDescriptor("v", str)).update("x")
-    (handle,) = keyed.save(backend)
-    assert len(handle.private) > 1
+    for number in range(100):
+        backend.set_current_key(str(number))
+        backend.store.get_state(ValueStateDescriptor("v", str)).update(random.Random(number).randbytes(50).hex())
+    with pytest.raises(StorageError, match="at most 4000 bytes"):
+        keyed.save(backend)
 
 
 def test_state_above_the_limit_is_refused_naming_it() -> None:
