@@ -77,11 +77,11 @@ class AbstractFileStateBackend(ABC):
         return type(self)(self.checkpoint_path, self.savepoint_path, {**config, **self._config})
 
     def create_keyed_state_backend(self, *arguments: Any, **named: Any) -> ArrowKeyedStateBackend:
-        """Create the keyed state of one subtask; see :meth:`StateBackend.create_keyed_state_backend`."""
+        """Create the keyed state of one subtask; see ``StateBackend.create_keyed_state_backend``."""
         return self._keyed.create_keyed_state_backend(*arguments, **named)
 
     def create_operator_state_backend(self, *arguments: Any, **named: Any) -> DefaultOperatorStateBackend:
-        """Create the operator state of one subtask; see :meth:`StateBackend.create_operator_state_backend`."""
+        """Create the operator state of one subtask; see ``StateBackend.create_operator_state_backend``."""
         return self._keyed.create_operator_state_backend(*arguments, **named)
 
     @abstractmethod
