@@ -13,6 +13,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.state_backend_contract import StateBackendContract
 
 
+@pytest.mark.soak
 class TestMemory(StateBackendContract):
     travels_in_handles = True
 
