@@ -22,6 +22,8 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConf
 Message = TypeVar("Message")
 LONGEST_TEXT = 2000
 """Maximum number of characters of an error text in a message."""
+_TEXT_START = 500
+"""Number of characters that are kept from the start of a longer one."""
 
 _NAMES: dict[Any, str] = {
     str: "a text",
@@ -259,11 +261,14 @@ def reading_reply() -> Iterator[None]:
 
 def storable_text(text: str) -> str:
     """
-    Truncate an error text and replace the characters that a database cannot store.
+    Shorten an error text in the middle and replace the characters that a database cannot store.
 
-    An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message.
+    An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message. The end of a
+    traceback says what failed.
     """
-    return text[:LONGEST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:_TEXT_START]}…{text[_TEXT_START + 1 - LONGEST_TEXT :]}"
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def truncated(text: str, max_bytes: int) -> str:

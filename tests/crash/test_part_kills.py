@@ -122,7 +122,7 @@ def test_step_in_parts_that_fails_at_any_call_is_made_good_without_a_saved_row_c
     assert team[0].outcome()["result"] == EXPECTED
     assert set(called(team[0].work).values()) == {1}
     calls = team[0].outcome()["calls"]
-    assert calls.count("acknowledge") >= 4
+    assert calls.count("acknowledge") >= 3, "parts are saved before the step is finished"
     faults = [(i, name, ways[i % len(ways)]) for i, name in enumerate(calls, 1)]
     # Of a call that only reads no reply can be lost.
     faults = [each for each in faults if each[2] is not FaultMode.REPLY_LOST or each[1] not in READING_CALLS]

@@ -14,7 +14,13 @@ from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.api.services import IssuedToken
 from airflow_provider_statecheck.checkpoint import messages, records, snapshot_summary, store
-from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, encode
+from airflow_provider_statecheck.checkpoint.codec import (
+    LONGEST_TEXT,
+    MalformedMessageError,
+    decode,
+    encode,
+    storable_text,
+)
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -204,3 +210,11 @@ def test_a_text_is_no_empty_answer() -> None:
 def test_a_list_of_messages_and_a_plain_value_are_read_too() -> None:
     assert decode(tuple[Inner, ...], [{"number": 1}]) == (Inner(1),)
     assert decode(dict[str, int], {"a": 1}) == {"a": 1}
+
+
+def test_a_long_text_keeps_its_start_and_its_end() -> None:
+    shown = storable_text("RuntimeError: " + "frame\0" * 1000 + "the disk is full")
+    assert len(shown) == LONGEST_TEXT
+    assert shown.startswith("RuntimeError: frame\N{REPLACEMENT CHARACTER}")
+    assert shown.endswith("the disk is full")
+    assert storable_text("short") == "short"
