@@ -175,7 +175,7 @@ class MemoryCheckpointOutputStream(BufferedStateOutputStream):
     def _refuse(self, data: bytes) -> NoReturn:
         raise StorageError(
             f"Expected in-memory state of at most {self._inline_threshold} bytes, found {len(data)}; "
-            f"raise the limit, or use a checkpoint storage and a state backend that write files, such as filesystem."
+            f"raise the limit, or set execution.checkpointing.storage to filesystem, and state.backend to arrow."
         )
 
 
