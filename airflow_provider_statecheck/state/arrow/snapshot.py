@@ -229,7 +229,7 @@ class ArrowSnapshot:
                 with contextlib.suppress(StateCheckError):
                     self._plan.discard(handle)
             if self._is_cancelled and isinstance(error, StateCheckError):
-                raise cancelled_error() from error
+                raise _cancelled_error() from error
             raise
 
     def _finish(self) -> None:
@@ -239,7 +239,7 @@ class ArrowSnapshot:
 
     def _require_running(self) -> None:
         if self._is_cancelled:
-            raise cancelled_error()
+            raise _cancelled_error()
 
 
 def _read_together(part: Part) -> Iterator[list[int]]:
@@ -251,8 +251,7 @@ def _read_together(part: Part) -> Iterator[list[int]]:
         yield list(blocks)
 
 
-def cancelled_error() -> SnapshotCancelledError:
-    """Return the error of a cancelled snapshot."""
+def _cancelled_error() -> SnapshotCancelledError:
     return SnapshotCancelledError(
         "Expected a running snapshot, found a cancelled one; its files are deleted, and the next checkpoint writes the state."
     )

@@ -56,7 +56,8 @@ class AbstractFileStateBackend(ABC):
         settings = config if isinstance(config, CheckpointConfig) else CheckpointConfig.from_mapping(self._config)
         self._checkpoint_path = _directory("base_checkpoint_path", base_checkpoint_path, settings.checkpoint_dir)
         self._savepoint_path = _directory("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
-        self._keyed = ArrowStateBackend(ArrowStateSettings.from_config(self._config), incremental=False)
+        self._settings = ArrowStateSettings.from_config(self._config)
+        self._keyed = ArrowStateBackend(self._settings, incremental=False)
 
     @property
     def checkpoint_path(self) -> str | None:
@@ -155,9 +156,8 @@ class MemoryStateBackend(AbstractFileStateBackend):
                 f"Expected a max_state_size above 0 bytes, found {max_state_size}; pass a positive size."
             )
         self.max_state_size = max_state_size
-        given = ArrowStateSettings.from_config(self._config)
         # The limit holds for a file, and so a state must have only one.
-        settings = replace(given, part_bytes=max(given.part_bytes, max_state_size + 1))
+        settings = replace(self._settings, part_bytes=max(self._settings.part_bytes, max_state_size + 1))
         streams = MemoryCheckpointStreamFactory(max_state_size=max_state_size)
         self._keyed = replace(self._keyed, settings=settings, streams=streams)
 
