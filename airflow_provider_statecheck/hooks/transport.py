@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
+from airflow_provider_statecheck.exceptions import CoordinatorError, EnvironmentNotReadyError
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.hooks.connection import (
@@ -169,6 +169,7 @@ class TaskCredentials:
         Return a token for this task.
 
         :raises AccessDeniedError: The coordinator rejected the challenge.
+        :raises CoordinatorError: The supervisor of the task has ended.
         """
         secret = secrets.token_urlsafe(32)
         _announce(self._ti_id, challenge_of(secret))
@@ -212,7 +213,13 @@ def _announce(ti_id: Any, challenge: str) -> None:
     # Sent as a raw message because a custom state store backend of the worker would replace the value by a reference.
     expires_at = datetime.now(UTC) + _CHALLENGE_LIFETIME
     message = SetTaskStateStore(ti_id=ti_id, key=CHALLENGE_KEY, value=challenge, expires_at=expires_at)
-    task_runner.SUPERVISOR_COMMS.send(message)
+    try:
+        task_runner.SUPERVISOR_COMMS.send(message)
+    except (OSError, EOFError) as error:
+        raise CoordinatorError(
+            "Expected the supervisor of the task, which vouches for it to the coordinator, found that it has ended; Airflow "
+            "starts the next try when the task's heartbeat times out."
+        ) from error
 
 
 def _masked(token: Any) -> str:

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
-import pytest
+import socket
+import uuid
 
-from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_orm_open
+import pytest
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import CommsDecoder
+
+from airflow_provider_statecheck.exceptions import CoordinatorError, EnvironmentNotReadyError
+from airflow_provider_statecheck.gateway.http import HttpClient
+from airflow_provider_statecheck.hooks.transport import TaskCredentials, airflow_gateway, is_orm_open
 
 
 def test_the_database_is_open_outside_of_a_scheduled_task(monkeypatch) -> None:
@@ -15,3 +21,16 @@ def test_a_process_without_database_and_without_task_is_refused(monkeypatch) -> 
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:///")
     with pytest.raises(EnvironmentNotReadyError, match="running task"):
         airflow_gateway()
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["before the request", "after the request"])
+def test_a_task_whose_supervisor_ended_gets_an_error_of_the_coordinator(monkeypatch, heard: bool) -> None:
+    ours, supervisor = socket.socketpair()
+    if heard:
+        supervisor.shutdown(socket.SHUT_WR)
+    else:
+        supervisor.close()
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", CommsDecoder(socket=ours), raising=False)
+    credentials = TaskCredentials(HttpClient("http://127.0.0.1:1"), uuid.uuid4())
+    with pytest.raises(CoordinatorError, match="supervisor of the task"):
+        credentials.obtain()
