@@ -124,7 +124,7 @@ def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
         "uri": shorten(handle.uri),
         "start": handle.start,
         "length": handle.length,
-        "scope": handle.scope.value,
+        "scope": handle.scope,
         "logical_id": handle.logical_id,
         "sha256": handle.sha256,
         "file_size": handle.file_size,
@@ -158,11 +158,10 @@ def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
 
 def encode_keyed(handle: KeyedStateHandle, shorten: UriForm) -> Json:
     """Return the JSON form of a keyed state handle."""
-    key_groups = [handle.key_group_range.start, handle.key_group_range.end]
     return {
         "kind": "incremental",
         "backend_id": handle.backend_id,
-        "range": key_groups,
+        "range": [handle.key_group_range.start, handle.key_group_range.end],
         "checkpoint_id": handle.checkpoint_id,
         "shared": [[path, encode_stream(stream, shorten)] for path, stream in handle.shared],
         "private": [[path, encode_stream(stream, shorten)] for path, stream in handle.private],
@@ -189,7 +188,7 @@ def decode_keyed(values: Json, lengthen: UriForm) -> KeyedStateHandle:
 
 def encode_operator(handle: OperatorStateHandle, shorten: UriForm) -> Json:
     """Return the JSON form of an operator state handle."""
-    states = [[name, {"offsets": list(meta.offsets), "mode": meta.mode.value}] for name, meta in handle.states]
+    states = [[name, {"offsets": list(meta.offsets), "mode": meta.mode}] for name, meta in handle.states]
     return {"states": states, "stream": encode_stream(handle.stream, shorten)}
 
 

@@ -12,16 +12,30 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
 
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.sqlite_rows import engine_of
 
 
-class OnSqlite:
+class OnDatabase:
+    """The job store over the database of a test."""
+
+    @pytest.fixture
+    def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
+        return SqlJobStore(engine, clock)
+
+    @pytest.fixture
+    def jobs(self, store: SqlJobStore) -> SqlJobStore:
+        return store
+
+
+class OnSqlite(OnDatabase):
     """A file of its own for each test."""
 
     @pytest.fixture
     def engine(self, tmp_path: Path) -> Iterator[Engine]:
-        engine = open_engine(f"sqlite:///{tmp_path}/state.db")
+        engine = engine_of(tmp_path / "state.db")
         yield engine
         engine.dispose()
 
@@ -43,7 +57,7 @@ def own_schema(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.mark.db
-class OnPostgres:
+class OnPostgres(OnDatabase):
     """A schema of its own for each class, emptied for each test."""
 
     @pytest.fixture(scope="class")

@@ -32,7 +32,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.faults import (
@@ -43,20 +42,13 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_rows,
     faulty_storage,
 )
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
+from tests.sqlite_rows import engine_of
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 ENDED = {"completed", "aborted", "subsumed"}
-
-
-def in_memory(folder: Path) -> AlignedJob:
-    clock = ManualClock()
-    jobs = InMemoryJobStore(clock)
-    storage = CheckpointStorage.open(str(folder / "checkpoints"))
-    return AlignedJob(jobs, storage, clock, savepoint_dir=str(folder / "savepoints"))
 
 
 def on_database(
@@ -75,7 +67,7 @@ def on_database(
 @contextmanager
 def on_sqlite(folder: Path) -> Iterator[AlignedJob]:
     folder.mkdir(parents=True, exist_ok=True)
-    engine = open_engine(f"sqlite:///{folder}/state.db")
+    engine = engine_of(folder / "state.db")
     yield on_database(engine, folder)
     engine.dispose()
 
@@ -320,10 +312,10 @@ def is_loadable(job: AlignedJob) -> set[int]:
 
 def steps_of_the_scenario(folder: Path) -> int:
     plan = InProcessPlan(mode=FaultMode.KILL)
-    job = in_memory(folder)
-    coordinator = faulty(job, plan)
-    plan.calls.clear()
-    scenario(job, coordinator)
+    with on_sqlite(folder) as job:
+        coordinator = faulty(job, plan)
+        plan.calls.clear()
+        scenario(job, coordinator)
     return len(plan.calls)
 
 
@@ -339,16 +331,19 @@ def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: FaultM
     points = steps_of_the_scenario(tmp_path / "count")
     assert points > 20
     for point in range(1, points + 1):
-        require_no_loss(in_memory(tmp_path / f"{fault}-{point}"), fault, point)
+        with on_sqlite(tmp_path / f"{fault}-{point}") as job:
+            require_no_loss(job, fault, point)
 
 
 def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(tmp_path: Path) -> None:
     plan = InProcessPlan(mode=FaultMode.KILL)
-    expected = consequences(in_memory(tmp_path / "none"), plan)
+    with on_sqlite(tmp_path / "none") as job:
+        expected = consequences(job, plan)
     assert len(plan.calls) > 20
     for point in range(1, len(plan.calls) + 1):
         lost = InProcessPlan(point=point, mode=FaultMode.REPLY_LOST)
-        assert consequences(in_memory(tmp_path / str(point)), lost) == expected, point
+        with on_sqlite(tmp_path / str(point)) as job:
+            assert consequences(job, lost) == expected, point
 
 
 def consequences(job: AlignedJob, plan: InProcessPlan) -> tuple[Any, ...]:
@@ -376,16 +371,6 @@ def leave_finalizing(job: AlignedJob) -> None:
     with pytest.raises(Killed):
         ending.receive_acknowledge_message(job.acknowledgement(job.tasks[1], number))
     assert job.status(number) == "finalizing"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("fault", list(FaultMode))
-def test_fault_at_some_durable_steps_loses_nothing_on_sqlite(tmp_path: Path, fault: FaultMode) -> None:
-    points = steps_of_the_scenario(tmp_path / "count")
-    assert points > 20
-    for point in range(1 + list(FaultMode).index(fault), points + 1, 7):
-        with on_sqlite(tmp_path / f"{fault}-{point}") as job:
-            require_no_loss(job, fault, point)
 
 
 def require_no_loss(job: AlignedJob, fault: FaultMode, point: int) -> None:
@@ -419,12 +404,6 @@ def require_no_loss(job: AlignedJob, fault: FaultMode, point: int) -> None:
 
 def rows(job: AlignedJob) -> tuple[Any, ...]:
     return job.jobs.describe(JOB).checkpoints
-
-
-class TestInMemory(AlignedContract):
-    @pytest.fixture
-    def job(self, tmp_path: Path) -> AlignedJob:
-        return in_memory(tmp_path)
 
 
 class SqlContract(AlignedContract):

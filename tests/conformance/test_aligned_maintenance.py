@@ -24,7 +24,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan, Killed
 from tests.conformance.databases import OnPostgres, OnSqlite
-from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, in_memory, on_database
+from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, on_database
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 
 DAY = 24 * 3600.0
@@ -194,12 +194,6 @@ class MaintenanceOfAligned:
     def test_the_end_of_a_run_ends_no_aligned_checkpoint(self, job: AlignedJob) -> None:
         take(job, job.coordinator())
         assert all(a.operator_id != ALIGNED_OPERATOR_ID for a in ended_attempts(job.jobs.describe(JOB)))
-
-
-class TestInMemory(MaintenanceOfAligned):
-    @pytest.fixture
-    def job(self, tmp_path: Path) -> AlignedJob:
-        return in_memory(tmp_path)
 
 
 class TestSqlite(OnSqlite, MaintenanceOfAligned):

@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
+from airflow_provider_statecheck.testing.aligned_job import JOB
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan
-from tests.conformance.test_aligned_checkpoints import faulty, in_memory, is_loadable, on_sqlite
+from tests.conformance.test_aligned_checkpoints import faulty, is_loadable, on_sqlite
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 TERMINAL = {CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED}
@@ -31,7 +31,8 @@ class AlignedMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(mkdtemp())
-        self.job = self.new_job()
+        self.stack = ExitStack()
+        self.job = self.stack.enter_context(on_sqlite(self.folder))
         self.plan = InProcessPlan(mode=FaultMode.REPLY_LOST)
         self.coordinators: list[CheckpointCoordinator] = [self.job.coordinator(), faulty(self.job, self.plan)]
         self.ended: dict[int, CheckpointStatus] = {}
@@ -39,10 +40,8 @@ class AlignedMachine(RuleBasedStateMachine):
         self.latest = 0
         self.last: Any = None
 
-    def new_job(self) -> AlignedJob:
-        return in_memory(self.folder)
-
     def teardown(self) -> None:
+        self.stack.close()
         shutil.rmtree(self.folder)
 
     @rule(who=st.integers(0, 1), is_savepoint=st.booleans())
@@ -118,9 +117,10 @@ class AlignedMachine(RuleBasedStateMachine):
     @invariant()
     def savepoints_are_whole(self) -> None:
         reader = self.coordinators[0]
-        for row in self._rows():
-            if row.properties.is_savepoint and row.status is CheckpointStatus.COMPLETED:
-                for stream in private_states(reader.future_of(row.request_key).result(0).operator_states.values()):
+        for request in self.job.jobs.describe(JOB).requests:
+            if request.properties.is_savepoint and request.status is RequestStatus.COMPLETED:
+                future = reader.future_of(request.request_key)
+                for stream in private_states(future.result(0).operator_states.values()):
                     assert isinstance(stream, FileStateHandle)
                     assert self.job.storage.exists(stream.uri)
 
@@ -140,22 +140,4 @@ class AlignedMachine(RuleBasedStateMachine):
 TestAligned = AlignedMachine.TestCase
 TestAligned.settings = settings(
     max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
-
-
-class AlignedOnSqlite(AlignedMachine):
-    """The same over a database."""
-
-    def new_job(self) -> AlignedJob:
-        self.stack = ExitStack()
-        return self.stack.enter_context(on_sqlite(self.folder))
-
-    def teardown(self) -> None:
-        self.stack.close()
-        super().teardown()
-
-
-TestAlignedOnSqlite = AlignedOnSqlite.TestCase
-TestAlignedOnSqlite.settings = settings(
-    max_examples=8, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )

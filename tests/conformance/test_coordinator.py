@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.operator_uids_contract import of_cleared, registration
 from tests.contracts.running_tasks import RunningTasks
-
-
-class TestInMemory(CoordinatorContract):
-    @pytest.fixture
-    def gateway(self, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
-        self.rows = InMemoryJobStore(clock)
-        return AttemptCoordinator(self.rows, liveness)
-
-    def lose_completed_checkpoints(self, gateway) -> None:
-        with self.rows.transaction(job_id_of("sales")) as tx:
-            row = tx.checkpoint(1)
-            assert row is not None
-            tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=row.status)
 
 
 class SqlContract(CoordinatorContract):

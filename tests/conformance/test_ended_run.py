@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus, SystemClock
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.plugins import listeners
@@ -43,10 +43,13 @@ class Run(Base):
 
 class EndedRunContract:
     @pytest.fixture
-    def store(self, engine: Engine) -> SqlJobStore:
+    def clock(self) -> SystemClock:
+        return SystemClock()
+
+    @pytest.fixture(autouse=True)
+    def _runs(self, engine: Engine) -> None:
         Base.metadata.drop_all(engine)
         Base.metadata.create_all(engine)
-        return SqlJobStore(engine)
 
     @staticmethod
     def take_checkpoint(store: SqlJobStore, *, name: str = NAME, run_key: str = DATE.isoformat()) -> None:

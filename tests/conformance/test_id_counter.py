@@ -9,9 +9,6 @@ from itertools import chain
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.contracts.id_counter_contract import JOB, CheckpointIDCounterContract
@@ -38,32 +35,20 @@ print(*(counter.get_and_increment() for _ in range(int(draws))))
 """
 
 
-class TestInMemory(CheckpointIDCounterContract):
-    @pytest.fixture
-    def jobs(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
-
-
-class SqlContract(CheckpointIDCounterContract):
-    @pytest.fixture
-    def jobs(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
-        return SqlJobStore(engine, clock)
-
-
-class TestSqlite(OnSqlite, SqlContract):
+class TestSqlite(OnSqlite, CheckpointIDCounterContract):
     pass
 
 
-class TestSqliteOverHttp(OverHttp, OnSqlite, SqlContract):
+class TestSqliteOverHttp(OverHttp, OnSqlite, CheckpointIDCounterContract):
     pass
 
 
 @pytest.mark.soak  # HTTP with SQLite and PostgreSQL without HTTP run in make test
-class TestPostgresOverHttp(OverHttp, OnPostgres, SqlContract):
+class TestPostgresOverHttp(OverHttp, OnPostgres, CheckpointIDCounterContract):
     pass
 
 
-class TestPostgres(OnPostgres, SqlContract):
+class TestPostgres(OnPostgres, CheckpointIDCounterContract):
     def test_many_processes_draw_every_id_once(self, engine: Engine, postgres_url: str) -> None:
         with engine.connect() as connection:
             schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
 
@@ -62,21 +59,9 @@ class Contract:
         assert store.jobs_of_run("nightly", "run-1") == (job_id_of("first"),)
 
 
-class TestInMemory(Contract):
-    @pytest.fixture
-    def store(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
-
-
-class SqlContract(Contract):
-    @pytest.fixture
-    def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
-        return SqlJobStore(engine, clock)
-
-
-class TestSqlite(OnSqlite, SqlContract):
+class TestSqlite(OnSqlite, Contract):
     pass
 
 
-class TestPostgres(OnPostgres, SqlContract):
+class TestPostgres(OnPostgres, Contract):
     pass

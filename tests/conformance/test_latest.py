@@ -10,24 +10,13 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 from airflow_provider_statecheck.metadata.sql_store import JoinedSqlJobStore, SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.latest_contract import OTHER, ChangedJobContract, Job, newest
 from tests.contracts.runs_of_a_job import JOB
 
 
-class TestInMemory(ChangedJobContract):
-    @pytest.fixture
-    def store(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
-
-
 class SqlContract(ChangedJobContract):
-    @pytest.fixture
-    def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
-        return SqlJobStore(engine, clock)
-
     def test_a_commit_of_another_process_is_seen_by_the_next_check(
         self, job: Job, store: JobStore, engine: Engine, clock: ManualClock
     ) -> None:

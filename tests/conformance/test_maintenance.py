@@ -13,10 +13,8 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.maintenance_contract import AIRFLOW, DAY, TEST, MaintenanceContract
@@ -24,17 +22,7 @@ from tests.contracts.maintenance_contract import AIRFLOW, DAY, TEST, Maintenance
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 
 
-class TestInMemory(MaintenanceContract):
-    @pytest.fixture
-    def store(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
-
-
 class SqlContract(MaintenanceContract):
-    @pytest.fixture
-    def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
-        return SqlJobStore(engine, clock)
-
     @pytest.fixture
     def tokens(self, engine: Engine, clock: ManualClock) -> TokenKeeper:
         return TokenKeeper(SqlTokenStore(engine), clock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, Resign
@@ -15,8 +14,6 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership, make_owner
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.maintenance_contract import BY_RUN, DAY, KnownRuns, MaintenanceContract, NoTokens
@@ -166,19 +163,7 @@ class RunWithSavepoint:
         assert MaintenanceContract.close_abandoned(maintenance, stage.job_id) == (leader,)
 
 
-class TestInMemory(RunWithSavepoint):
-    @pytest.fixture
-    def store(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
+class TestSqlite(OnSqlite, RunWithSavepoint): ...
 
 
-class OnDatabase(RunWithSavepoint):
-    @pytest.fixture
-    def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
-        return SqlJobStore(engine, clock)
-
-
-class TestSqlite(OnSqlite, OnDatabase): ...
-
-
-class TestPostgres(OnPostgres, OnDatabase): ...
+class TestPostgres(OnPostgres, RunWithSavepoint): ...

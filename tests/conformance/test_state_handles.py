@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.contracts.state_handle_store_contract import StateHandleStoreContract
 
 
-class TestInMemory(StateHandleStoreContract):
-    @pytest.fixture
-    def jobs(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
-
-
-class SqlContract(StateHandleStoreContract):
-    @pytest.fixture
-    def jobs(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
-        return SqlJobStore(engine, clock)
-
-
-class TestSqlite(OnSqlite, SqlContract):
+class TestSqlite(OnSqlite, StateHandleStoreContract):
     pass
 
 
-class TestPostgres(OnPostgres, SqlContract):
+class TestPostgres(OnPostgres, StateHandleStoreContract):
     pass
 
 
-class TestSqliteOverHttp(OverHttp, OnSqlite, SqlContract):
+class TestSqliteOverHttp(OverHttp, OnSqlite, StateHandleStoreContract):
     pass
 
 
 @pytest.mark.soak  # HTTP with SQLite and PostgreSQL without HTTP run in make test
-class TestPostgresOverHttp(OverHttp, OnPostgres, SqlContract):
+class TestPostgresOverHttp(OverHttp, OnPostgres, StateHandleStoreContract):
     pass

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.engine import Engine
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.statistics_contract import StatisticsContract
 
 
-class TestInMemory(StatisticsContract):
-    @pytest.fixture
-    def store(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
-
-
 class SqlContract(StatisticsContract):
-    @pytest.fixture
-    def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
-        return SqlJobStore(engine, clock)
-
     @pytest.mark.soak  # its hundreds of checkpoints are quick in memory only
     @override
     def test_the_row_stays_small_whatever_is_told(

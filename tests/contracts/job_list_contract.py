@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import product
 from typing import Any
 
@@ -21,7 +21,17 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
+from airflow_provider_statecheck.checkpoint.job_list import (
+    JobList,
+    JobOverview,
+    JobSort,
+    JobsPage,
+    ListedStatus,
+    counts_as_newest,
+    failure_of_attempt,
+    failure_of_checkpoint,
+    status_of,
+)
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     BeginSavepoint,
@@ -34,14 +44,13 @@ from airflow_provider_statecheck.checkpoint.messages import (
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
-from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.memory_store import overview_of
 from airflow_provider_statecheck.testing.messages import (
     ManualClock,
     complete_checkpoint,
@@ -385,6 +394,54 @@ class JobListContract:
             expected = [overview_of(store.describe(job.job_id)) for job in store.jobs()]
             for page in chance.sample([*lists()], 12):
                 assert_listed(store, page, expected)
+
+
+def overview_of(view: JobView) -> JobOverview:
+    """Return the overview of a job."""
+    epochs = {operator.operator_id: operator.epoch for operator in view.operators}
+    attempts = view.attempts_of_stages
+    newest = _newest_checkpoint(view)
+    failures = (*map(failure_of_attempt, attempts), *map(failure_of_checkpoint, view.checkpoints))
+    last = max(filter(None, failures), default=None)
+    return JobOverview(
+        job_id=view.job.job_id,
+        name=view.job.name,
+        status=status_of(a.status for a in attempts if a.epoch == epochs[a.operator_id]),
+        seen_at=view.job.seen_at,
+        operators=len({a.operator_id for a in view.attempts}),
+        dag_ids=view.dag_ids,
+        is_of_unknown_dag=view.is_of_unknown_dag,
+        checkpoint_id=None if newest is None else newest.checkpoint_id,
+        completed_at=None if newest is None else newest.completed_at,
+        full_size_bytes=None if newest is None else newest.full_size_bytes,
+        earlier_size_bytes=None if newest is None else _earlier_size(view, newest),
+        failed_at=None if last is None else last[0],
+        failure=None if last is None else last[1],
+    )
+
+
+def _newest_checkpoint(view: JobView) -> CheckpointRecord | None:
+    generations = {operator.operator_id: operator.generation for operator in view.operators}
+    current = (c for c in view.checkpoints if counts_as_newest(c) and c.generation == generations[c.operator_id])
+    return max(current, key=_completion_order, default=None)
+
+
+def _earlier_size(view: JobView, newest: CheckpointRecord) -> int | None:
+    earlier = (
+        c
+        for c in view.of_operator(newest.operator_id)
+        if c.completed_at is not None
+        and c.generation == newest.generation
+        and (not c.properties.is_savepoint or c.properties.unclaimed)
+        and _completion_order(c) < _completion_order(newest)
+    )
+    last = max(earlier, key=_completion_order, default=None)
+    return None if last is None else last.full_size_bytes
+
+
+def _completion_order(checkpoint: CheckpointRecord) -> tuple[datetime, int]:
+    assert checkpoint.completed_at is not None
+    return checkpoint.completed_at, checkpoint.checkpoint_id
 
 
 def lists() -> Iterator[JobsPage]:

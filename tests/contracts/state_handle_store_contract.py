@@ -67,7 +67,7 @@ class StateHandleStoreContract:
         self.written = WrittenCheckpoints(self.storage, clock)
         self.attempt = self.lead()
         self.epoch = ResourceVersion(self.attempt.epoch)
-        self.store = self.open()
+        self.handles = self.open()
 
     def open(self, plan: FaultPlan | None = None) -> StateHandleStore:
         """Return another store of the present attempt, whose calls a plan may count."""
@@ -81,7 +81,7 @@ class StateHandleStoreContract:
     def added(self, checkpoint_id: int = 1, **changes: Any) -> CompletedCheckpoint:
         """Write a checkpoint, add its handle and return it."""
         checkpoint = self.written.write(checkpoint_id, **changes)
-        self.store.add_and_lock(handle_name(checkpoint_id), checkpoint)
+        self.handles.add_and_lock(handle_name(checkpoint_id), checkpoint)
         return checkpoint
 
     def row(self, checkpoint_id: int = 1) -> CheckpointRecord:
@@ -126,7 +126,7 @@ class StateHandleStoreContract:
 
     def test_a_handle_gives_its_checkpoint_and_size_and_discards_twice(self) -> None:
         checkpoint = self.added()
-        handle = self.store.get_and_lock(ONE)
+        handle = self.handles.get_and_lock(ONE)
         assert (handle.retrieve_state(), handle.get_state_size()) == (checkpoint, checkpoint.metadata_size)
         assert handle.retrieve_state().operator_states == checkpoint.operator_states
         handle.discard_state()
@@ -143,26 +143,26 @@ class StateHandleStoreContract:
     def test_a_name_of_no_or_another_checkpoint_is_refused(self, name: Any) -> None:
         checkpoint = self.written.write(1)
         with pytest.raises(InvalidConfigurationError):
-            self.store.add_and_lock(name, checkpoint)
+            self.handles.add_and_lock(name, checkpoint)
         with pytest.raises(InvalidConfigurationError):
-            self.store.replace(name, self.epoch, checkpoint)
+            self.handles.replace(name, self.epoch, checkpoint)
         assert self.live() == []
 
     def test_no_checkpoint_is_refused(self) -> None:
         with pytest.raises(InvalidConfigurationError):
-            self.store.add_and_lock(ONE, None)  # type: ignore[arg-type]
+            self.handles.add_and_lock(ONE, None)  # type: ignore[arg-type]
 
     # --- add
 
     def test_add_completes_the_row_of_the_checkpoint(self) -> None:
         checkpoint = self.written.write(1)
         self.begin(checkpoint)
-        self.store.add_and_lock(ONE, checkpoint)
+        self.handles.add_and_lock(ONE, checkpoint)
         row = self.row()
         assert (row.status, row.completed_at) == (CheckpointStatus.COMPLETED, checkpoint.completed_at)
         assert (row.metadata_uri, row.metadata_sha256) == (checkpoint.metadata_uri, checkpoint.metadata_sha256)
         assert (row.full_size_bytes, row.state_size_bytes, row.counts) == (checkpoint.state_size, 5, {"operators": 1})
-        assert self.store.exists(ONE) == self.epoch
+        assert self.handles.exists(ONE) == self.epoch
 
     def test_add_of_a_restored_snapshot_adds_a_row(self) -> None:
         self.added(7, properties=UNCLAIMED)
@@ -171,10 +171,10 @@ class StateHandleStoreContract:
     def test_add_of_a_foreign_directory_that_the_job_would_delete_is_refused(self) -> None:
         checkpoint = self.written.write(1)
         with pytest.raises(InvalidConfigurationError, match="has claimed"):
-            self.store.add_and_lock(TWO, replace(checkpoint, checkpoint_id=2))
+            self.handles.add_and_lock(TWO, replace(checkpoint, checkpoint_id=2))
         foreign = replace(checkpoint, metadata_uri=f"{self.storage.base_uri}/_metadata")
         with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
-            self.store.add_and_lock(ONE, foreign)
+            self.handles.add_and_lock(ONE, foreign)
         assert self.live() == []
 
     def test_add_that_finds_its_own_handle_changes_nothing(self) -> None:
@@ -185,7 +185,7 @@ class StateHandleStoreContract:
     def test_add_of_another_checkpoint_under_a_name_is_refused(self) -> None:
         checkpoint = self.added()
         with pytest.raises(HandleExistsError):
-            self.store.add_and_lock(ONE, replace(checkpoint, metadata_sha256="f" * 64))
+            self.handles.add_and_lock(ONE, replace(checkpoint, metadata_sha256="f" * 64))
         assert self.row().metadata_sha256 == checkpoint.metadata_sha256
 
     @pytest.mark.parametrize("status", [CheckpointStatus.PENDING, CheckpointStatus.ABORTED])
@@ -193,14 +193,14 @@ class StateHandleStoreContract:
         checkpoint = self.written.write(1)
         self.begin(checkpoint, status)
         with pytest.raises(HandleExistsError, match=status.value):
-            self.store.add_and_lock(ONE, checkpoint)
+            self.handles.add_and_lock(ONE, checkpoint)
         assert (self.row().status, self.written.is_whole(checkpoint)) == (status, True)
 
     def test_a_name_is_never_used_again(self) -> None:
         checkpoint = self.added()
-        self.store.release_and_try_remove(ONE)
+        self.handles.release_and_try_remove(ONE)
         with pytest.raises(HandleExistsError):
-            self.store.add_and_lock(ONE, checkpoint)
+            self.handles.add_and_lock(ONE, checkpoint)
 
     @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
     def test_add_of_unknown_outcome_is_repeated_once(self, mode: FaultMode) -> None:
@@ -232,7 +232,7 @@ class StateHandleStoreContract:
     def test_a_fenced_or_ended_attempt_adds_nothing(self) -> None:
         self.fence()
         with pytest.raises(StaleAttemptError):
-            self.store.add_and_lock(ONE, self.written.write(1))
+            self.handles.add_and_lock(ONE, self.written.write(1))
         self.attempt = self.lead()
         self.coordinator.finish(FinishAttempt(attempt=self.attempt, status=AttemptStatus.FINISHED))
         with pytest.raises(StaleAttemptError):
@@ -243,27 +243,27 @@ class StateHandleStoreContract:
 
     def test_replace_changes_the_owner(self) -> None:
         checkpoint = self.added(properties=UNCLAIMED)
-        self.store.replace(ONE, self.epoch, replace(checkpoint, properties=CLAIMED))
-        assert (self.row().properties, self.store.exists(ONE)) == (CLAIMED, self.epoch)
+        self.handles.replace(ONE, self.epoch, replace(checkpoint, properties=CLAIMED))
+        assert (self.row().properties, self.handles.exists(ONE)) == (CLAIMED, self.epoch)
 
     def test_replace_of_a_missing_or_removed_name_is_refused(self) -> None:
         checkpoint = self.written.write(1)
         with pytest.raises(HandleNotFoundError):
-            self.store.replace(ONE, self.epoch, checkpoint)
-        self.store.add_and_lock(ONE, checkpoint)
-        self.store.release_and_try_remove(ONE)
+            self.handles.replace(ONE, self.epoch, checkpoint)
+        self.handles.add_and_lock(ONE, checkpoint)
+        self.handles.release_and_try_remove(ONE)
         with pytest.raises(HandleNotFoundError):
-            self.store.replace(ONE, self.epoch, checkpoint)
+            self.handles.replace(ONE, self.epoch, checkpoint)
         with pytest.raises(HandleNotFoundError, match="found that of none"):
-            self.store.replace(ONE, self.store.exists(ONE), checkpoint)
+            self.handles.replace(ONE, self.handles.exists(ONE), checkpoint)
 
     def test_replace_of_another_version_or_by_other_metadata_changes_nothing(self) -> None:
         checkpoint = self.added()
         before = self.row()
         with pytest.raises(ResourceVersionError):
-            self.store.replace(ONE, ResourceVersion(self.epoch.value + 1), replace(checkpoint, properties=CLAIMED))
+            self.handles.replace(ONE, ResourceVersion(self.epoch.value + 1), replace(checkpoint, properties=CLAIMED))
         with pytest.raises(HandleExistsError):
-            self.store.replace(ONE, self.epoch, replace(checkpoint, metadata_sha256="f" * 64))
+            self.handles.replace(ONE, self.epoch, replace(checkpoint, metadata_sha256="f" * 64))
         assert self.row() == before
 
     def test_replace_whose_reply_was_lost_is_success(self) -> None:
@@ -275,18 +275,18 @@ class StateHandleStoreContract:
         checkpoint = self.added(properties=UNCLAIMED)
         self.fence()
         with pytest.raises(StaleAttemptError):
-            self.store.replace(ONE, self.epoch, replace(checkpoint, properties=CLAIMED))
+            self.handles.replace(ONE, self.epoch, replace(checkpoint, properties=CLAIMED))
         assert self.row().properties == UNCLAIMED
 
     # --- exists, get, list
 
     def test_neither_missing_nor_removed_handles_exist(self) -> None:
         self.added()
-        self.store.release_and_try_remove(ONE)
+        self.handles.release_and_try_remove(ONE)
         for name in (ONE, TWO):
-            assert self.store.exists(name) == ResourceVersion.not_existing()
+            assert self.handles.exists(name) == ResourceVersion.not_existing()
             with pytest.raises(HandleNotFoundError):
-                self.store.get_and_lock(name)
+                self.handles.get_and_lock(name)
 
     def test_all_handles_come_oldest_first_without_savepoints(self) -> None:
         for checkpoint_id in (10, 9, 100):
@@ -297,22 +297,22 @@ class StateHandleStoreContract:
     def test_a_removed_handle_is_listed_until_its_files_are_deleted(self) -> None:
         self.added()
         self.added(2)
-        self.store.release_and_try_remove(ONE)
-        assert (self.store.get_all_handles(), self.live()) == ([ONE, TWO], [TWO])
+        self.handles.release_and_try_remove(ONE)
+        assert (self.handles.get_all_handles(), self.live()) == ([ONE, TWO], [TWO])
         self.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=self.attempt))
-        assert self.store.get_all_handles() == [TWO]
+        assert self.handles.get_all_handles() == [TWO]
 
     # --- remove and clear
 
     def test_remove_marks_the_row_and_leaves_the_files_to_their_deleter(self) -> None:
         checkpoint = self.added()
-        assert self.store.release_and_try_remove(ONE)
-        assert self.store.release_and_try_remove(ONE)
+        assert self.handles.release_and_try_remove(ONE)
+        assert self.handles.release_and_try_remove(ONE)
         assert (self.row().status, self.row().awaits_discard) == (CheckpointStatus.SUBSUMED, True)
         assert self.written.is_whole(checkpoint)
 
     def test_remove_of_a_name_that_never_was_is_success(self) -> None:
-        assert self.store.release_and_try_remove(ONE)
+        assert self.handles.release_and_try_remove(ONE)
 
     def test_remove_whose_reply_was_lost_is_success(self) -> None:
         self.added()
@@ -322,13 +322,13 @@ class StateHandleStoreContract:
     def test_remove_by_a_fenced_attempt_changes_nothing(self) -> None:
         self.added()
         self.fence()
-        assert not self.store.release_and_try_remove(ONE)
+        assert not self.handles.release_and_try_remove(ONE)
         assert self.row().status is CheckpointStatus.COMPLETED
 
     def test_subsuming_removes_what_is_beyond_retention(self) -> None:
         for checkpoint_id in (1, 2, 3):
             self.added(checkpoint_id)
-        assert self.store.subsume(1) == self.store.subsume(1) == [3]
+        assert self.handles.subsume(1) == self.handles.subsume(1) == [3]
         assert self.live() == [handle_name(3)]
 
     def test_subsuming_of_unknown_outcome_names_what_remains(self) -> None:
@@ -338,14 +338,14 @@ class StateHandleStoreContract:
 
     def test_clear_removes_handles_and_leaves_their_files_to_the_user(self) -> None:
         checkpoint = self.added()
-        self.store.clear_entries()
-        self.store.clear_entries()
+        self.handles.clear_entries()
+        self.handles.clear_entries()
         assert (self.live(), self.row().properties.discard_on_subsumed) == ([], False)
         assert self.written.is_whole(checkpoint)
 
     def test_the_leader_goes_on_in_the_generation_after_the_end(self) -> None:
         self.added()
-        self.store.end(JobStatus.FAILED)
+        self.handles.end(JobStatus.FAILED)
         self.added(2)
         self.attempt = self.lead()
         assert self.live() == [TWO]
@@ -354,14 +354,14 @@ class StateHandleStoreContract:
     def test_the_end_of_the_job_leaves_to_the_user_what_its_properties_say(self, status: JobStatus) -> None:
         self.added(1, properties=CLAIMED)
         self.added(2, properties=UNCLAIMED)
-        kept = [record.checkpoint_id for record in self.store.end(status)]
+        kept = [record.checkpoint_id for record in self.handles.end(status)]
         assert kept == ([2] if CLAIMED.discard_on(status) else [1, 2])
         assert (self.live(), self.row(1).awaits_discard) == ([], CLAIMED.discard_on(status))
 
     def test_the_end_of_the_job_releases_what_the_leader_restored(self) -> None:
         self.added()
         self.coordinator.confirm_restore(ConfirmRestore(attempt=self.attempt, checkpoint_id=1))
-        self.store.end(JobStatus.FINISHED)
+        self.handles.end(JobStatus.FINISHED)
         [attempt] = self.job_rows.describe(JOB).attempts
         assert attempt.restored_from is None
 
@@ -369,11 +369,11 @@ class StateHandleStoreContract:
         self.added()
         self.fence()
         with pytest.raises(StaleAttemptError):
-            self.store.clear_entries()
+            self.handles.clear_entries()
         assert self.live() == [ONE]
 
     def test_a_release_has_no_effect(self) -> None:
         self.added()
-        self.store.release(ONE)
-        self.store.release_all()
+        self.handles.release(ONE)
+        self.handles.release_all()
         assert self.live() == [ONE]

@@ -24,9 +24,9 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.sqlite_rows import new_store
 from tests.written_snapshots import spark_schema
 
 JOB = "sales"
@@ -41,7 +41,7 @@ class WrittenStage:
     store: JobStore | None = None
 
     def __post_init__(self) -> None:
-        self.store = self.store or InMemoryJobStore(self.clock)
+        self.store = self.store or new_store(self.clock)
         self.coordinator = AttemptCoordinator(self.store)
         self.runs = KnownRuns()
         self.savepoints = JobSavepoints(self.store)

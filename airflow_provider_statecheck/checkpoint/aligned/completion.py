@@ -77,9 +77,10 @@ class AcknowledgementHandler:
         :return: Whether the checkpoint is known.
         :raises CheckpointException: if the checkpoint cannot be completed.
         """
-        assessment = self._assess(message)
+        asked = self._acknowledgement(message)
+        assessment = self._assess(asked)
         if assessment.verdict is AcknowledgeResult.SUCCESS and assessment.checkpoint is not None:
-            assessment = self._store(message, assessment.checkpoint)
+            assessment = self._store(message, asked, assessment.checkpoint)
         if assessment.verdict is not AcknowledgeResult.SUCCESS:
             log.info(
                 "Acknowledgement of checkpoint %s by %s (%s) is %s",
@@ -91,8 +92,7 @@ class AcknowledgementHandler:
             self._discard(message.state, assessment)
         return assessment.verdict is not AcknowledgeResult.FORGOTTEN
 
-    def _assess(self, message: AcknowledgeMessage) -> Assessment:
-        asked = self._acknowledgement(message)
+    def _assess(self, asked: AcknowledgeAligned) -> Assessment:
         while (assessment := self._components.rows.acknowledge(asked)).has_expired:
             self._aborter.expire()
         return assessment
@@ -109,13 +109,15 @@ class AcknowledgementHandler:
             lease_seconds=components.lease.total_seconds(),
         )
 
-    def _store(self, message: AcknowledgeMessage, checkpoint: CheckpointRecord) -> Assessment:
+    def _store(
+        self, message: AcknowledgeMessage, asked: AcknowledgeAligned, checkpoint: CheckpointRecord
+    ) -> Assessment:
         self._require_whole(message)
         manifest = None
         content = content_of(message)
         if content != SnapshotContent():
             manifest = self._components.storage.write_manifest(checkpoint, content)
-        assessment = self._components.rows.acknowledge(written(self._acknowledgement(message), manifest))
+        assessment = self._components.rows.acknowledge(written(asked, manifest))
         if assessment.verdict is not AcknowledgeResult.SUCCESS and manifest is not None:
             self._delete_surplus(manifest, assessment.acknowledgements)
         if assessment.finalizing is not None:

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     checkpoint_uri,
     is_savepoint_directory,
     is_savepoint_of,
+    new_key,
 )
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
@@ -171,7 +172,8 @@ def _add_pending(
         checkpoint_id=checkpoint_id,
         location=location,
         timeout=timedelta(seconds=message.timeout_seconds),
-        request_key=request.request_key,
+        # A request that returned to the queue begins another checkpoint.
+        request_key=new_key(),
         properties=properties,
         is_periodic=request.is_periodic,
         finalizer=message.coordinator,
@@ -375,7 +377,8 @@ def _includes_pending(tx: JobTransaction, message: AbortCheckpoints, pending: Ch
         case AbortScope.CHECKPOINT:
             return pending.checkpoint_id == message.checkpoint_id
         case AbortScope.REQUEST:
-            return pending.request_key == message.request_key
+            request = tx.request(message.request_key)
+            return request is not None and request.checkpoint_id == pending.checkpoint_id
         case AbortScope.ATTEMPT:
             own = acknowledgement_of(tx.acknowledgements(pending.checkpoint_id), message.attempt_id)
             return own is not None and not own.is_acknowledged

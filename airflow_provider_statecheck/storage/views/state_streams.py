@@ -436,6 +436,8 @@ def spill_above_budget(
     if budget < 0:
         raise InvalidConfigurationError(f"Expected an inline budget of at least 0 bytes, found {budget}.")
     files = {h: _write_state_file(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
+    if not files:
+        return tuple(states)
 
     def to_file(stream: StreamStateHandle) -> StreamStateHandle:
         return files.get(stream, stream) if isinstance(stream, ByteStreamStateHandle) else stream
@@ -447,11 +449,10 @@ def _select_handles(states: Sequence[OperatorState], budget: int) -> list[ByteSt
     inline = {s for state in states for s in streams_of(state) if isinstance(s, ByteStreamStateHandle)}
     excess = sum(handle.state_size for handle in inline) - budget
     selected: list[ByteStreamStateHandle] = []
-    for handle in sorted(inline, key=lambda h: (-h.state_size, h.name)):
-        if excess <= 0:
-            break
-        selected.append(handle)
-        excess -= handle.state_size
+    largest_first = iter(sorted(inline, key=lambda h: (-h.state_size, h.name)) if excess > 0 else ())
+    while excess > 0:
+        selected.append(next(largest_first))
+        excess -= selected[-1].state_size
     return selected
 
 

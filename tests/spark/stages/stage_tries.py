@@ -22,8 +22,8 @@ from airflow_provider_statecheck.spark.stages.stage_run import StageResult, Stag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
+from tests.sqlite_rows import new_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ class StageTries:
 
     def __post_init__(self) -> None:
         self.storage = CheckpointStorage.open(f"file://{self.folder}/checkpoints")
-        self.store: Any = InMemoryJobStore(self.clock)
+        self.store: Any = new_store(self.clock)
         self.coordinator: Any = AttemptCoordinator(self.store)
 
     @property

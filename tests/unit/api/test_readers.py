@@ -10,13 +10,13 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.sqlite_rows import new_store
 
 
 def _view(job: str, recovered: tuple[str, ...] = (), **dags_by_uid: str | None) -> JobView:
     """Return a job with recovered operators, and then with attempts of tasks or, without a Dag, of scripts."""
-    store = InMemoryJobStore(ManualClock())
+    store = new_store(ManualClock())
     if recovered:
         request = RecoverJob(
             job_id=job_id_of(job),

@@ -12,10 +12,10 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_leadership, make_registration
 from tests.contracts.operator_uids_contract import registration
 from tests.contracts.runs_of_a_job import day
+from tests.sqlite_rows import new_store
 
 JOB = job_id_of("sales")
 
@@ -36,7 +36,7 @@ class Meanwhile:
 
 
 def coordinator_with(liveness: Meanwhile) -> AttemptCoordinator:
-    return AttemptCoordinator(InMemoryJobStore(), liveness)
+    return AttemptCoordinator(new_store(), liveness)
 
 
 def test_nobody_is_asked_about_a_retry_or_an_attempt_that_ended() -> None:
@@ -92,6 +92,6 @@ def test_test_runs_have_the_same_rules_for_uids_as_real_jobs(job_name: str) -> N
 
 
 def test_the_leader_of_aligned_checkpoints_is_no_operator_that_could_be_gone() -> None:
-    store = InMemoryJobStore()
+    store = new_store()
     AlignedCheckpoints(store).lead(make_leadership(owner=day(1)))
     assert AttemptCoordinator(store).register(registration("sums")).gone_uids == ()

@@ -29,15 +29,15 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.retrying import DEFAULT_PAUSES_SECONDS, retrying
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
+from tests.sqlite_rows import new_store
 
 
 class Failing:
     """Fails the first calls of any method and then hands out the coordinator's own answer."""
 
     def __init__(self, times: int, error: Exception) -> None:
-        self.target = AttemptCoordinator(InMemoryJobStore())
+        self.target = AttemptCoordinator(new_store())
         self.calls = 0
         self._times = times
         self._error = error
@@ -117,7 +117,7 @@ CALLS: dict[str, Callable[[CheckpointCoordinatorGateway, AttemptRef, int], objec
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
 def test_every_call_takes_effect_once_although_it_was_made_twice(name, mode):
-    coordinator = AttemptCoordinator(InMemoryJobStore())
+    coordinator = AttemptCoordinator(new_store())
     attempt = coordinator.register(make_registration()).attempt
     complete_checkpoint(coordinator, attempt)
     pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
@@ -133,13 +133,13 @@ def test_every_call_takes_effect_once_although_it_was_made_twice(name, mode):
 
 def test_a_registration_whose_reply_was_lost_draws_no_second_epoch():
     plan = FaultPlan(point=1, mode=FaultMode.REPLY_LOST)
-    coordinator = AttemptCoordinator(InMemoryJobStore())
+    coordinator = AttemptCoordinator(new_store())
     gateway, _ = _retrying(faulty_gateway(coordinator, plan))
     assert gateway.register(make_registration()).attempt.epoch == 1
 
 
 def test_an_acknowledgement_whose_reply_was_lost_is_answered_as_a_duplicate():
-    coordinator = AttemptCoordinator(InMemoryJobStore())
+    coordinator = AttemptCoordinator(new_store())
     attempt = coordinator.register(make_registration()).attempt
     plan = FaultPlan(point=2, mode=FaultMode.REPLY_LOST)
     gateway, _ = _retrying(faulty_gateway(coordinator, plan))

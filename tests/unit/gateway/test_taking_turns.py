@@ -12,16 +12,16 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, Finish
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorUnavailableError
 from airflow_provider_statecheck.gateway.retrying import registering, taking_turns
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import day
+from tests.sqlite_rows import new_store
 
 
 @pytest.fixture
 def coordinator() -> AttemptCoordinator:
     """Return one at which the first day's run is at work."""
-    return AttemptCoordinator(InMemoryJobStore(), RunningTasks([day(1).run_id]))
+    return AttemptCoordinator(new_store(), RunningTasks([day(1).run_id]))
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of, find_checkpoint
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.sqlite_rows import new_store
 
 
 class Job:
@@ -21,7 +21,7 @@ class Job:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.coordinator = AttemptCoordinator(InMemoryJobStore(self.clock))
+        self.coordinator = AttemptCoordinator(new_store(self.clock))
         self.taken = [record for number in (1, 2) for record in self._run(number)]
 
     def _run(self, number: int) -> list[CheckpointRecord]:

@@ -20,8 +20,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage, repeatedly
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement
+from tests.sqlite_rows import new_store
 from tests.unit.hooks.test_submitted_stage import Gateway, make_stage
 
 OF = "of job 'sales', operator 'aggregate', attempt"
@@ -29,7 +29,7 @@ OF = "of job 'sales', operator 'aggregate', attempt"
 
 @pytest.fixture
 def gateway() -> Gateway:
-    return Gateway(InMemoryJobStore(ManualClock()))
+    return Gateway(new_store(ManualClock()))
 
 
 @pytest.fixture(autouse=True)

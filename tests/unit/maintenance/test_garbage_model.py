@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
@@ -19,16 +18,14 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Comm
 from airflow_provider_statecheck.maintenance.gc import PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
+from tests.sqlite_rows import new_store
 from tests.unit.storage.keyed_files import keyed, state_file
 from tests.unit.written_stage import WrittenStage, local_path
 
@@ -216,22 +213,16 @@ class World:
             collect_job(self.stage.maintenance, view.job.job_id, CheckpointStorage.open)
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, max_size=25))
-def test_no_live_row_names_a_missing_byte_and_no_orphan_is_left(kind: str, steps: list[Any]) -> None:
+def test_no_live_row_names_a_missing_byte_and_no_orphan_is_left(steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         clock = ManualClock()
-        engine = open_engine(f"sqlite:///{folder}/rows.db") if kind == "sqlite" else None
-        world = World(folder, SqlJobStore(engine, clock) if engine else InMemoryJobStore(clock), clock)
-        try:
-            for step in steps:
-                world.step(*step)
-                world.require_live_bytes()
-            world.end()
+        world = World(folder, new_store(clock), clock)
+        for step in steps:
+            world.step(*step)
             world.require_live_bytes()
-            world.require_no_orphans()
-        finally:
-            if engine is not None:
-                engine.dispose()
+        world.end()
+        world.require_live_bytes()
+        world.require_no_orphans()
         assert local_path(f"file://{folder}").exists()

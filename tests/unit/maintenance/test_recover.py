@@ -22,43 +22,26 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
 from airflow_provider_statecheck.maintenance.savepoints import dispose
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_owner
+from tests.sqlite_rows import new_store
 from tests.unit.storage.keyed_files import state_file, take
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    engines = []
-
-    def make() -> Any:
-        if request.param == "memory":
-            return InMemoryJobStore(ManualClock())
-        engines.append(open_engine(f"sqlite:///{tmp_path}/{new_key()}.db"))
-        return SqlJobStore(engines[-1], ManualClock())
-
-    yield make
-    for engine in engines:
-        engine.dispose()
+@pytest.fixture
+def stage(tmp_path: Path) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), store=new_store(ManualClock()))
 
 
 @pytest.fixture
-def stage(tmp_path: Path, new_store: Any) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), store=new_store())
-
-
-@pytest.fixture
-def lost(stage: WrittenStage, new_store: Any) -> WrittenStage:
+def lost(stage: WrittenStage) -> WrittenStage:
     """The same bytes without a row."""
-    return WrittenStage(stage.storage, store=new_store())
+    return WrittenStage(stage.storage, store=new_store(ManualClock()))
 
 
 def recover(stage: WrittenStage, job: str | None = None, **options: Any) -> list[RecoveredJob]:
@@ -278,7 +261,7 @@ def test_a_job_that_was_removed_keeps_its_higher_epoch(stage, lost):
 
 
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
-def test_a_recovery_that_fails_at_any_read_is_made_good_by_the_next(stage, new_store, mode):
+def test_a_recovery_that_fails_at_any_read_is_made_good_by_the_next(stage, mode):
     worked(stage)
     stage.run("other")
     plan = FaultPlan()
@@ -286,10 +269,10 @@ def test_a_recovery_that_fails_at_any_read_is_made_good_by_the_next(stage, new_s
     def opener(base: str) -> Any:
         return faulty_storage(CheckpointStorage.open(base), plan)
 
-    recover(WrittenStage(stage.storage, store=new_store()), opener=opener)
+    recover(WrittenStage(stage.storage, store=new_store(ManualClock())), opener=opener)
     for point in range(1, len(plan.calls) + 1):
         plan = FaultPlan(point, mode)
-        again = WrittenStage(stage.storage, store=new_store())
+        again = WrittenStage(stage.storage, store=new_store(ManualClock()))
         with pytest.raises(StorageError):
             recover(again, opener=opener)
         recover(again)

@@ -10,11 +10,12 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.records import RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from tests.contracts.queried_stage import QueriedStage
+from tests.sqlite_rows import new_store
 from tests.written_state import BACKENDS, StatefulJob
 
 JOB = job_id_of("sales")
@@ -59,7 +60,7 @@ class Job:
     """A job whose stages are found by one oracle."""
 
     storage: CheckpointStorage
-    store: InMemoryJobStore = field(default_factory=InMemoryJobStore)
+    store: SqlJobStore = field(default_factory=new_store)
     stages: list[QueriedStage] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
     """Checkpoints whose metadata was read."""

@@ -21,9 +21,9 @@ from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, M
 from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.waiting import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.queried_stage import QueriedStage
+from tests.sqlite_rows import new_store
 from tests.written_state import BACKENDS, StatefulJob
 
 DESCRIPTORS = [
@@ -38,7 +38,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.storage = CheckpointStorage.open((folder / "checkpoints").as_uri())
-        store = InMemoryJobStore(ManualClock())
+        store = new_store(ManualClock())
         self.rows = CheckedRows(AttemptCoordinator(store))
         oracle_of = partial(CheckpointLocationOracle, rows=self.rows, open_storage=CheckpointStorage.open)
         self.proxy = StateProxy(KvStateServer(CheckpointStorage.open), oracle_of)

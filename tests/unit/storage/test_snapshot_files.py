@@ -21,8 +21,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
+from tests.sqlite_rows import new_store
 
 JOB = JobId("0" * 32)
 
@@ -34,7 +34,7 @@ def storage(tmp_path: Path) -> CheckpointStorage:
 
 @pytest.fixture
 def checkpoint(storage: CheckpointStorage) -> Any:
-    coordinator = AttemptCoordinator(InMemoryJobStore(ManualClock()))
+    coordinator = AttemptCoordinator(new_store(ManualClock()))
     attempt = coordinator.register(make_registration(storage_base=storage.base_uri)).attempt
     return complete_checkpoint(coordinator, attempt).checkpoint
 

@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import (
     ManualClock,
     complete_checkpoint,
@@ -24,6 +23,7 @@ from airflow_provider_statecheck.testing.messages import (
     make_registration,
 )
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition
+from tests.sqlite_rows import new_store
 
 
 class Job:
@@ -31,7 +31,7 @@ class Job:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.coordinator = AttemptCoordinator(InMemoryJobStore(self.clock))
+        self.coordinator = AttemptCoordinator(new_store(self.clock))
 
     def begin(self, uid: str = "aggregate") -> AttemptRef:
         return self.coordinator.register(make_registration(uid=uid)).attempt

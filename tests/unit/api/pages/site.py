@@ -37,14 +37,15 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import (
     ManualClock,
     make_acknowledgement,
     make_owner,
     make_registration,
 )
+from tests.sqlite_rows import new_store
 from tests.unit.api.pages.html import Page
 
 ROOT = "/statecheck"
@@ -78,7 +79,7 @@ class Manager:
 class MadeJob:
     """A job in the making: attempts, checkpoints, failures and savepoints."""
 
-    store: InMemoryJobStore
+    store: SqlJobStore
     clock: ManualClock
     name: str = "sales"
     uid: str = "aggregate"
@@ -169,7 +170,7 @@ class MadeJob:
 class Site:
     """The pages, spoken to as a browser does."""
 
-    store: InMemoryJobStore
+    store: SqlJobStore
     clock: ManualClock
     outer: FastAPI
     client: TestClient
@@ -199,7 +200,7 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     """Serve the pages over an in-memory store; the user may read the Dag ``nightly``."""
     clock, manager, user, states = ManualClock(START), Manager(), Reader("nightly"), dict[Caller, str]()
     templates = dict[tuple[str, str], str]()
-    store = InMemoryJobStore(clock)
+    store = new_store(clock)
     services = Services(lambda: pytest.fail("the pages need no database"), None, clock=clock)  # type: ignore[arg-type]
     services.__dict__["coordinator"] = AttemptCoordinator(store)
     services.__dict__["actions"] = JobActions(store, JobSavepoints(store), JobRewinding(store, UnknownLiveness()))

@@ -9,14 +9,14 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.sqlite_rows import new_store
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> AlignedJob:
     clock = ManualClock()
-    jobs = InMemoryJobStore(clock)
+    jobs = new_store(clock)
     return AlignedJob(
         jobs,
         CheckpointStorage.open(str(tmp_path / "checkpoints")),

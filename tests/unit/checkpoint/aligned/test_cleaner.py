@@ -21,8 +21,8 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, StaleAttemp
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob, HeldExecutor, InlineExecutor
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
+from tests.sqlite_rows import new_store
 from tests.unit.checkpoint.aligned.test_coordinator import CHECKPOINT
 
 
@@ -54,7 +54,7 @@ class Job:
     """An operator that retains one checkpoint, and its cleaners."""
 
     def __init__(self, folder: Path) -> None:
-        self.rows = InMemoryJobStore(ManualClock())
+        self.rows = new_store(ManualClock())
         self.coordinator = AttemptCoordinator(self.rows)
         self.attempt = self.coordinator.register(make_registration(num_retained=1)).attempt
         self.storage = SnapshotFiles(CheckpointStorage.open(str(folder)), self.attempt.job_id, "sales")

@@ -20,8 +20,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement, make_registration
+from tests.sqlite_rows import new_store
 
 STEPS = ("trigger", "acknowledge", "decline", "expire", "register", "finish", "repeat")
 
@@ -31,7 +31,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.coordinator = AttemptCoordinator(InMemoryJobStore(self.clock))
+        self.coordinator = AttemptCoordinator(new_store(self.clock))
         self.attempt: AttemptRef = self.coordinator.register(make_registration()).attempt
         self.triggered = [0]
         self.restores = 0

@@ -20,13 +20,13 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
     make_registration,
 )
+from tests.sqlite_rows import new_store
 
 JOB = job_id_of("sales")
 SAVEPOINTS = "memory://savepoints"
@@ -37,7 +37,7 @@ class Job:
     """A job with one operator."""
 
     def __init__(self, **registration: object) -> None:
-        store = InMemoryJobStore(ManualClock())
+        store = new_store(ManualClock())
         self.coordinator, self.savepoints = AttemptCoordinator(store), JobSavepoints(store)
         self.attempt = self.register(**registration)
 
