@@ -1,9 +1,9 @@
 """
 The coordinator's API in a process of its own, which may be killed before each reply.
 
-``python -m tests.conformance.api_process PORT`` listens on a port, or on a free one for 0, prints it, and forks a server. For each line on
-its standard input it forks a new one that serves the database and the clock in the folder which the line names. A server
-that died is replaced at once; meanwhile connections wait in the queue of the listening socket.
+``python -m tests.conformance.api_process PORT`` listens on a port, or on a free one for 0, and prints it. Each line on its
+standard input names a folder, whose database and clock a forked server serves from then on; a folder that it serves already
+gets a new server. A server that died is replaced at once; meanwhile connections wait in the queue of the listening socket.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import signal
 import socket
 import sys
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio._backends._asyncio  # noqa: F401 - imported once, before the servers are forked
@@ -33,6 +33,7 @@ from airflow_provider_statecheck.api.state_server import load_libraries
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.sqlite_rows import engine_on
 
 KILL_FOLDER = "killed"
 KILL_RATE_FILE = "one_in"
@@ -46,18 +47,13 @@ MAINTENANCE_DAG = "dag"
 SECRET = "the secret that the test's tasks know"
 
 
-class Served:
-    """The folder that is served: its database, the time, and the runs whose task runs, as the test wrote them into files."""
+class ServedFolder:
+    """A folder that is served: its database, the time, and the runs whose task runs, as the test wrote them into files."""
 
-    def __init__(self) -> None:
-        self.folder = Path()
-
-    @cached_property
-    def _engine(self) -> Engine:
-        elsewhere = self.folder / DATABASE_FILE
-        if elsewhere.exists():
-            return create_engine(elsewhere.read_text())
-        return create_engine(f"sqlite:///{self.folder}/state.db", connect_args={"timeout": 30})
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        elsewhere = folder / DATABASE_FILE
+        self._engine = create_engine(elsewhere.read_text()) if elsewhere.exists() else engine_on(folder / "state.db")
 
     def engine(self) -> Engine:
         return self._engine
@@ -68,6 +64,21 @@ class Served:
     def is_running(self, owner: AttemptOwner) -> bool:
         running = self.folder / RUNNING_FILE
         return running.exists() and owner.run_id in running.read_text().splitlines()
+
+
+class NamedFolder:
+    """The name of the served folder in a file, which changes from test to test while the server runs."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self) -> Path:
+        return Path(self._file.read_text())
+
+    def write(self, folder: Path) -> None:
+        hidden = self._file.with_suffix(".new")
+        hidden.write_text(str(folder))
+        hidden.rename(self._file)
 
 
 class TrustingTasks:
@@ -82,6 +93,12 @@ class TrustingTasks:
 
     def is_dag(self, dag_id: str) -> bool:
         return dag_id == "another_dag"
+
+
+def engine_in(folder: Path) -> Engine:
+    """Return the engine for the database of a folder."""
+    elsewhere = folder / DATABASE_FILE
+    return create_engine(elsewhere.read_text()) if elsewhere.exists() else engine_on(folder / "state.db")
 
 
 class DiesBeforeReplies:
@@ -116,8 +133,26 @@ class DiesBeforeReplies:
         return True
 
 
-def make_app(served: Served) -> Any:
-    """Return the API over what is served when a request arrives."""
+class FoldersInTurn:
+    """The API over the folder that is named when a request arrives."""
+
+    def __init__(self, named: NamedFolder) -> None:
+        self._named = named
+        self._served: ServedFolder | None = None
+        self._app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        folder = self._named.read()
+        if self._served is None or self._served.folder != folder:
+            if self._served is not None:
+                self._served.engine().dispose()
+            self._served = ServedFolder(folder)
+            self._app = DiesBeforeReplies(make_app(self._served), folder)
+        await self._app(scope, receive, send)
+
+
+def make_app(served: ServedFolder) -> Any:
+    """Return the API over a folder."""
     return create_server_app(
         Services(
             served.engine,
@@ -135,10 +170,10 @@ class Forker:
 
     def __init__(self, port: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
-        self._served = Served()
-        # The application and the modules of the server are loaded once, which takes longer than most tests.
-        self._app = make_app(self._served)
-        uvicorn.Config(self._app, lifespan="off").load()
+        self._folder = TemporaryDirectory(prefix="statecheck-served-")
+        self._named = NamedFolder(Path(self._folder.name, "folder"))
+        # The modules of the server are loaded once, which takes longer than most tests.
+        uvicorn.Config(FoldersInTurn(self._named), lifespan="off").load()
         self._child = 0
 
     @property
@@ -146,10 +181,12 @@ class Forker:
         return int(self._listener.getsockname()[1])
 
     def serve(self, folder: Path) -> None:
-        """Serve another folder from now on."""
-        self.stop()
-        self._served.folder = folder
-        self._fork()
+        """Serve a folder from now on, with a new server if it is the same again."""
+        if self._child and folder == self._named.read():
+            self._end_child()
+        self._named.write(folder)
+        if not self._child:
+            self._fork()
 
     def replace_dead(self) -> None:
         """Fork a new server if the present one has ended."""
@@ -158,9 +195,13 @@ class Forker:
 
     def stop(self) -> None:
         if self._child:
-            os.kill(self._child, signal.SIGKILL)
-            os.waitpid(self._child, 0)
-            self._child = 0
+            self._end_child()
+        self._folder.cleanup()
+
+    def _end_child(self) -> None:
+        os.kill(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+        self._child = 0
 
     def _fork(self) -> None:
         self._child = os.fork()
@@ -168,7 +209,7 @@ class Forker:
             try:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                app = DiesBeforeReplies(self._app, self._served.folder)
+                app = FoldersInTurn(self._named)
                 uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning")).run(sockets=[self._listener])
             finally:
                 os._exit(1)

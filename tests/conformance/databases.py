@@ -15,7 +15,7 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.testing.messages import ManualClock
-from tests.sqlite_rows import engine_of
+from tests.sqlite_rows import new_engine
 
 
 class OnDatabase:
@@ -35,7 +35,7 @@ class OnSqlite(OnDatabase):
 
     @pytest.fixture
     def engine(self, tmp_path: Path) -> Iterator[Engine]:
-        engine = engine_of(tmp_path / "state.db")
+        engine = new_engine(tmp_path / "state.db")
         yield engine
         engine.dispose()
 
@@ -66,14 +66,19 @@ class OnPostgres(OnDatabase):
         with own_schema(postgres_url) as url:
             yield url
 
-    @pytest.fixture
-    def engine(self, schema_url: str) -> Iterator[Engine]:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def lasting_engine(cls, schema_url: str) -> Iterator[Engine]:
         engine = create_engine(schema_url)
-        names = ", ".join(table.name for table in METADATA.sorted_tables)
-        with engine.begin() as connection:
-            connection.execute(text(f"TRUNCATE {names}"))
         yield engine
         engine.dispose()
+
+    @pytest.fixture
+    def engine(self, lasting_engine: Engine) -> Engine:
+        names = ", ".join(table.name for table in METADATA.sorted_tables)
+        with lasting_engine.begin() as connection:
+            connection.execute(text(f"TRUNCATE {names}"))
+        return lasting_engine
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from airflow_provider_statecheck.testing.faults import (
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
-from tests.sqlite_rows import engine_of
+from tests.sqlite_rows import new_engine
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 ENDED = {"completed", "aborted", "subsumed"}
@@ -67,7 +67,7 @@ def on_database(
 @contextmanager
 def on_sqlite(folder: Path) -> Iterator[AlignedJob]:
     folder.mkdir(parents=True, exist_ok=True)
-    engine = engine_of(folder / "state.db")
+    engine = new_engine(folder / "state.db")
     yield on_database(engine, folder)
     engine.dispose()
 

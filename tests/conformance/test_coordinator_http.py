@@ -12,12 +12,12 @@ from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, RegisterAttempt
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.retrying import retrying
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.running_tasks import RunningTasks
+from tests.sqlite_rows import new_engine
 
 
 class AnyTaskGateway(HttpGateway):
@@ -56,7 +56,7 @@ class HttpContract(CoordinatorContract):
     def gateway(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> CheckpointCoordinatorGateway:
         self.folder = tmp_path
         self.prepare(tmp_path)
-        open_engine(f"sqlite:///{tmp_path}/state.db").dispose()
+        new_engine(tmp_path / "state.db").dispose()
         api.serve(tmp_path)
         return retrying(AnyTaskGateway(HttpClient(api.url)), sleep=lambda _: None)
 

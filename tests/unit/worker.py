@@ -16,10 +16,10 @@ from airflow_provider_statecheck.gateway import retrying
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
+from tests.sqlite_rows import new_engine
 
 
 class ServedJobs:
@@ -28,7 +28,7 @@ class ServedJobs:
     def __init__(self, api: ApiProcess, folder: Path) -> None:
         self._api = api
         self._folder = folder
-        self._engine = open_engine(f"sqlite:///{folder}/state.db")
+        self._engine = new_engine(folder / "state.db")
         self.clock = FolderClock(folder)
         self.store = SqlJobStore(self._engine, self.clock)
         self.coordinator = AttemptCoordinator(self.store)

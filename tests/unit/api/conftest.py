@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from tests.sqlite_rows import engine_on, new_engine
 from tests.unit.api.action_page import USERS
 from tests.unit.api.server import ApiServer
 from tests.unit.api.stage import Stage
@@ -18,14 +18,14 @@ from tests.unit.api.stage import Stage
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[ApiServer]:
-    with _serving(tmp_path) as api:
+    with ApiServer(new_engine(tmp_path / "state.db")) as api:
         yield api
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     """A stage that each test gets a copy of."""
-    with _serving(tmp_path_factory.mktemp("stage")) as api:
+    with ApiServer(new_engine(tmp_path_factory.mktemp("stage") / "state.db")) as api:
         return Stage.begin(api)
 
 
@@ -39,12 +39,8 @@ def stage(prepared: Stage, tmp_path: Path) -> Iterator[Stage]:
 def copy_of(prepared: Stage, folder: Path) -> Iterator[Stage]:
     """Serve a copy of a stage."""
     shutil.copy(str(prepared.api.engine.url.database), folder / "state.db")
-    with _serving(folder) as api:
+    with ApiServer(engine_on(folder / "state.db")) as api:
         yield prepared.on(api)
-
-
-def _serving(folder: Path) -> ApiServer:
-    return ApiServer(open_engine(f"sqlite:///{folder}/state.db"))
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from airflow_provider_statecheck.api import state_reads
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.state.progress import LoopProgress
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.sqlite_rows import new_engine
 from tests.unit.api.server import ApiServer, accepted, description
 from tests.unit.written_stage import WrittenStage
 from tests.written_snapshots import flip
@@ -27,7 +27,7 @@ class ServedContents:
     """A stage with snapshots and loops, and the API that serves them to a read token."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.api = ApiServer(open_engine(f"sqlite:///{folder}/served.db"), **settings)
+        self.api = ApiServer(new_engine(folder / "served.db"), **settings)
         self.storage = CheckpointStorage.open((folder / "checkpoints").as_uri())
         self.stage = WrittenStage(self.storage, self.api.clock, SqlJobStore(self.api.engine, self.api.clock))
         self.attempt = self.stage.attempt(uid="features", num_retained=3)

@@ -20,13 +20,13 @@ from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES, decode_error
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.queries import ABSENT
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.queried_stage import QueriedStage
+from tests.sqlite_rows import new_engine
 from tests.unit.api.server import OTHER_TASK, ROOT, ApiServer, accepted, description
 from tests.written_state import BACKENDS, StatefulJob
 
@@ -45,7 +45,7 @@ class ServedStage:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.storage = CheckpointStorage.open((folder / "checkpoints").as_uri())
-        self.api = ApiServer(open_engine(f"sqlite:///{folder}/served.db"), **settings)
+        self.api = ApiServer(new_engine(folder / "served.db"), **settings)
         self.stages: list[QueriedStage] = []
         self.stage = self.make("sales", DESCRIPTORS)
         self.token = self.api.reading_token(self.stage.job_id)

@@ -23,9 +23,9 @@ from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavep
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.sqlite_rows import new_engine
 from tests.unit.written_stage import WrittenStage
 
 
@@ -41,7 +41,7 @@ class Outcome:
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenStage]:
     """Rows in a database and bytes in files, which the commands work on."""
-    engine, clock = open_engine(f"sqlite:///{tmp_path}/state.db"), ManualClock()
+    engine, clock = new_engine(tmp_path / "state.db"), ManualClock()
     store = SqlJobStore(engine, clock)
     stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), clock, store)
     times = count()

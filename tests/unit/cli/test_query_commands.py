@@ -16,7 +16,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.cli import state_commands
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -26,6 +25,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.queried_stage import QueriedStage
+from tests.sqlite_rows import new_engine
 from tests.unit.cli.conftest import Outcome
 from tests.written_state import BACKENDS, StatefulJob
 
@@ -50,7 +50,7 @@ DESCRIPTORS: list[Any] = [
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueriedStage]:
-    engine = open_engine(f"sqlite:///{tmp_path}/state.db")
+    engine = new_engine(tmp_path / "state.db")
     store = SqlJobStore(engine, ManualClock())
     storage = CheckpointStorage.open((tmp_path / "base").as_uri())
     written = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS, job_name="sales", keys=KEYS)

@@ -7,13 +7,13 @@ from pathlib import Path
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks.submitted_stage import OwnTokens, serving
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.sqlite_rows import new_engine
 from tests.unit.api.server import CALLER, Tasks
 
 
 def test_a_submitted_driver_of_a_test_run_registers_its_test_job(tmp_path: Path) -> None:
-    engine = open_engine(f"sqlite:///{tmp_path}/state.db")
+    engine = new_engine(tmp_path / "state.db")
     services = Services(lambda: engine, Tasks())
     owner = make_owner(logical_task="nightly/features", run_id=CALLER.run_id)
     with serving(services) as url:

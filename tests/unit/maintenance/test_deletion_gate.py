@@ -19,11 +19,11 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
+from tests.sqlite_rows import new_engine
 from tests.unit.storage.keyed_files import exclusive_file, keyed, take
 from tests.unit.written_stage import JOB, WrittenStage
 
@@ -52,7 +52,7 @@ def collect(stage: WrittenStage, job: str = JOB) -> CollectedJob:
 
 
 def on_database(tmp_path: Path, name: str) -> WrittenStage:
-    store = SqlJobStore(open_engine(f"sqlite:///{tmp_path}/{name}"))
+    store = SqlJobStore(new_engine(tmp_path / name))
     return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), store=store)
 
 

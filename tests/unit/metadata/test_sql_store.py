@@ -25,13 +25,13 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from tests.sqlite_rows import new_engine
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = open_engine(f"sqlite:///{tmp_path}/state.db")
+    engine = new_engine(tmp_path / "state.db")
     yield engine
     engine.dispose()
 

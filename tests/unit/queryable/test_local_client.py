@@ -17,7 +17,6 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.queryable.reads import LocalStateClient
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -27,6 +26,7 @@ from airflow_provider_statecheck.state.descriptors import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.function_harness import Concatenate
 from tests.contracts.queried_stage import QueriedStage
+from tests.sqlite_rows import new_engine
 from tests.unit.state.serializers.record_types import Point
 from tests.written_state import BACKENDS, StatefulJob
 
@@ -50,13 +50,12 @@ class Job:
 
 @pytest.fixture(params=list(BACKENDS))
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    url = f"sqlite:///{tmp_path}/state.db"
-    engine = open_engine(url)
+    engine = new_engine(tmp_path / "state.db")
     storage = CheckpointStorage.open((tmp_path / "checkpoints").as_uri())
     written = StatefulJob(storage, BACKENDS[request.param](), [BALANCE, PLACE, WORDS, VISITS], job_name="sales")
     stage = QueriedStage(SqlJobStore(engine), (written,), num_retained=3)
     stage.begin()
-    yield Job(stage, LocalStateClient.open(url))
+    yield Job(stage, LocalStateClient.open(str(engine.url)))
     stage.close()
     engine.dispose()
 
