@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -20,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -34,11 +35,10 @@ GROUPS = 16
 STAGE, FUNCTION = "stage", "balance"
 TEXT_KEY = KeySerializer((KeyField("account", pa.string()),))
 SMALL = ArrowStateSettings(block_rows=2, part_bytes=2048, memtable_bytes=1, cache_bytes=4096)
-BACKENDS: dict[str, Callable[[], Any]] = {
-    "memory": MemoryStateBackend,
-    "fs": FsStateBackend,
-    "arrow": lambda: ArrowStateBackend(SMALL),
-}
+BACKENDS: dict[str, Callable[[], Any]] = {"fs": FsStateBackend, "arrow": lambda: ArrowStateBackend(SMALL)}
+"""A backend whose snapshots have all state, and one whose snapshots reference files of earlier ones."""
+EACH_BACKEND = ["arrow", pytest.param("fs", marks=pytest.mark.soak)]
+"""Parameters of tests that only read: the handles of both differ in nothing but the owners of their files."""
 
 
 @dataclass

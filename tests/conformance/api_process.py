@@ -172,8 +172,8 @@ class Forker:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self._folder = TemporaryDirectory(prefix="statecheck-served-")
         self._named = NamedFolder(Path(self._folder.name, "folder"))
-        # The modules of the server are loaded once, which takes longer than most tests.
-        uvicorn.Config(FoldersInTurn(self._named), lifespan="off").load()
+        # The modules and the models of the server are loaded once, which takes longer than most tests.
+        uvicorn.Config(make_app(ServedFolder(Path(self._folder.name))), lifespan="off").load()
         self._child = 0
 
     @property

@@ -21,11 +21,11 @@ from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
 from tests.contracts.queryable_state_contract import QueryableStateContract
-from tests.written_state import BACKENDS
+from tests.written_state import EACH_BACKEND
 
 
 class TestInProcess(OnSqlite, QueryableStateContract):
-    @pytest.fixture(params=sorted(BACKENDS))
+    @pytest.fixture(params=EACH_BACKEND)
     def backend(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.written_state import BACKENDS, StatefulJob
+from tests.written_state import BACKENDS, EACH_BACKEND, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
 
@@ -50,7 +50,7 @@ def descriptors() -> list[Any]:
     ]
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=EACH_BACKEND)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatefulJob]:
     made = StatefulJob(CheckpointStorage.open(tmp_path.as_uri()), BACKENDS[request.param](), descriptors())
     yield made

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.hammered_job import KEYS, HammeredJob, Readers
-from tests.written_state import BACKENDS
+from tests.written_state import BACKENDS, EACH_BACKEND
 
 CHECKPOINTS = 50
 THREADS = 4
@@ -26,7 +26,7 @@ THREADS = 4
 class HammerContract:
     """What readers see, whatever happens to the checkpoints."""
 
-    @pytest.fixture(params=["arrow", "fs"])
+    @pytest.fixture(params=EACH_BACKEND)
     def job(self, request: pytest.FixtureRequest, engine: Engine, tmp_path: Path) -> Iterator[HammeredJob]:
         """Return a job with a first checkpoint."""
         storage = CheckpointStorage.open((tmp_path / "checkpoints").as_uri())

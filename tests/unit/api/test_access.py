@@ -268,8 +268,7 @@ def _of_an_attempt_that_ended_long_ago(stage: Stage, route: Route) -> str:
     return f"Bearer {stage.attempt.token}"
 
 
-WRONG = [
-    _no_token,
+NO_KNOWN_TOKEN = [
     _no_scheme,
     _another_scheme,
     _no_text,
@@ -277,6 +276,11 @@ WRONG = [
     _forged,
     _hash_of_the_right_one,
     _shortened,
+]
+"""What is no token that was issued; the same code refuses it before any route's own rule."""
+WRONG = [
+    _no_token,
+    *NO_KNOWN_TOKEN,
     _expired,
     _revoked_by_the_api,
     _revoked_in_process,
@@ -297,6 +301,8 @@ MAY_READ_ITS_JOB = (_of_another_operator, _read_only)
 MAY_BE_RENEWED = (_read_only, _read_only_of_another_job)
 CASES = [(r, w) for r in RULES for w in WRONG if not (r in READS_OF_ITS_JOB and w in MAY_READ_ITS_JOB)]
 CASES = [(r, w) for r, w in CASES if not (r in RENEWS and w in MAY_BE_RENEWED)]
+ONE_OF_EACH_KIND = {rule.right: route for route, rule in RULES.items()}.values()
+CASES = [(r, w) for r, w in CASES if w not in NO_KNOWN_TOKEN or r in ONE_OF_EACH_KIND]
 
 CASES += [(r, _of_a_task_of_another_dag) for r in MAINTENANCE_ROUTES]
 

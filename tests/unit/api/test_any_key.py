@@ -51,7 +51,7 @@ TEXTS = st.text(st.characters(codec="utf-8")) | st.sampled_from(
         *('{"row": 1, "column": "a"}', '[1, "a"]', '{"row": 1e400, "column": []}', "a\x00b"),
     ]
 )
-TRIES = settings(max_examples=40, deadline=None, database=None, derandomize=True)
+TRIES = settings(max_examples=15, deadline=None, database=None, derandomize=True)
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def test_data_of_any_other_form_are_a_value_error(kind: type[Any]) -> None:
     )
 
     @given(anything)
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=20, deadline=None, database=None)
     def is_refused_or_read(data: Any) -> None:
         try:
             message = decode(kind, data)

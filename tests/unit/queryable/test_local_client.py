@@ -28,7 +28,7 @@ from airflow_provider_statecheck.testing.function_harness import Concatenate
 from tests.contracts.queried_stage import QueriedStage
 from tests.sqlite_rows import new_engine
 from tests.unit.state.serializers.record_types import Point
-from tests.written_state import BACKENDS, StatefulJob
+from tests.written_state import BACKENDS, EACH_BACKEND, StatefulJob
 
 BALANCE = ValueStateDescriptor("balance", int, queryable_name="balances")
 PLACE = ValueStateDescriptor("place", Point, queryable_name="places")
@@ -48,7 +48,7 @@ class Job:
         return self.stage.written[0].job_name
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=EACH_BACKEND)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     engine = new_engine(tmp_path / "state.db")
     storage = CheckpointStorage.open((tmp_path / "checkpoints").as_uri())

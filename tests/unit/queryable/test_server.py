@@ -31,7 +31,7 @@ from airflow_provider_statecheck.state.serializers.record_shapes import Hashable
 from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from tests import key_values
 from tests.unit.queryable.served import ServedJob
-from tests.written_state import BACKENDS
+from tests.written_state import BACKENDS, EACH_BACKEND
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
 NAMES = [f"key {number}" for number in range(40)]
@@ -87,7 +87,7 @@ def change(state: Any, name: str, number: int) -> None:
 KINDS = [each.name for each in descriptors()]
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=EACH_BACKEND)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

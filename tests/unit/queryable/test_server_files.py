@@ -41,7 +41,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from tests.unit.queryable.served import ServedJob
-from tests.written_state import BACKENDS, GROUPS
+from tests.written_state import EACH_BACKEND, GROUPS
 
 VALUE = ValueStateDescriptor("value", str)
 NUMBERS = range(400)
@@ -187,7 +187,7 @@ def test_other_errors_of_the_storage_stay_what_they_are(tmp_path: Path) -> None:
     assert not isinstance(caught.value, CorruptStateError)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_memory_stays_within_its_bounds(tmp_path: Path, backend: str) -> None:
     cache = StateCache(index_bytes=300_000, block_bytes=60_000)
     served = filled(tmp_path, backend=backend, cache=cache)
@@ -244,7 +244,7 @@ def test_removed_job_that_runs_again_is_not_answered_from_the_old_one(tmp_path: 
     assert served.get(pointer, "value", 7) == ["other"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EACH_BACKEND)
 def test_threads_read_at_once(tmp_path: Path, backend: str) -> None:
     served = filled(tmp_path, backend=backend, cache=StateCache(block_bytes=20_000))
     pointer = served.job.save()

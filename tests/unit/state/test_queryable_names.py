@@ -18,7 +18,7 @@ from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.writing.canonical import rescale_max_parallelism
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.written_state import BACKENDS, FUNCTION, STAGE, StatefulJob
+from tests.written_state import BACKENDS, EACH_BACKEND, FUNCTION, STAGE, StatefulJob
 
 NAMES = {"balance": "balances", "prices": "prices of shops", "internal": None}
 KEYS = [f"account {n}" for n in range(40)]
@@ -32,7 +32,7 @@ def descriptors(names: dict[str, str | None] = NAMES) -> list[Any]:
     ]
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=EACH_BACKEND)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatefulJob]:
     made = StatefulJob(CheckpointStorage.open(tmp_path.as_uri()), BACKENDS[request.param](), descriptors())
     made.open(2)

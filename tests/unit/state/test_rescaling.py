@@ -159,7 +159,12 @@ BACKENDS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(
+    params=[
+        "arrow-in-small-blocks",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("filesystem", "arrow")),
+    ]
+)
 def operator(request: pytest.FixtureRequest, storage: CheckpointStorage, base: str) -> Operator:
     return Operator(BACKENDS[request.param](), storage, base)
 

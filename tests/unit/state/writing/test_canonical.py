@@ -63,7 +63,7 @@ from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 from airflow_provider_statecheck.storage.views.state_files import read_state as read_file
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.written_state import GROUPS, SMALL, StatefulJob
+from tests.written_state import EACH_BACKEND, GROUPS, SMALL, StatefulJob
 
 BACKENDS: dict[str, Callable[[], Any]] = {"arrow": ArrowStateBackend, "fs": FsStateBackend}
 TTL = StateTtlConfig(timedelta(seconds=100))
@@ -130,7 +130,7 @@ DESCRIPTORS: list[Any] = [
 ]
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=EACH_BACKEND)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -33,7 +33,7 @@ from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.messages import ManualClock
-from tests.written_state import BACKENDS, FUNCTION, GROUPS, STAGE, StatefulJob
+from tests.written_state import BACKENDS, EACH_BACKEND, FUNCTION, GROUPS, STAGE, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
 
@@ -58,7 +58,7 @@ SEEN = ValueStateDescriptor("seen", int, ttl=TTL)
 ALL: list[Any] = [VALUE, ACCOUNT, TAGS, AMOUNTS, SEEN]
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=EACH_BACKEND)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -18,7 +18,7 @@ from tests.unit.spark.sinks.attempts import schema_with
 from tests.unit.spark.sinks.sql.databases import TABLE, Place
 
 
-class TestSqlSinkOnSqlite(SinkContract):
+class OnSqlite(SinkContract):
     steps: ClassVar[Sequence[Step]] = (
         (SqlDestination, "apply"),
         (SqlDestination, "_replace_log"),
@@ -52,16 +52,16 @@ class TestSqlSinkOnSqlite(SinkContract):
         return target.staged
 
 
-class TestUpsertingSqlSinkOnSqlite(UpsertContract, TestSqlSinkOnSqlite):
+class UpsertingOnSqlite(UpsertContract, OnSqlite):
     settings: ClassVar[dict[str, Any]] = {"upsert_by": ["key"]}
 
     @override
     def read_names(self, target: Place) -> dict[int, str]:
-        return dict(target.rows()) if TestSqlSinkOnSqlite.read(self, target) else {}
+        return dict(target.rows()) if OnSqlite.read(self, target) else {}
 
 
 @pytest.mark.soak
-class TestSqlSinkWithoutMarks(TestSqlSinkOnSqlite):
+class TestSqlSinkWithoutMarks(OnSqlite):
     can_retract = False
     settings: ClassVar[dict[str, Any]] = {"mark_rows": False}
 
@@ -78,8 +78,15 @@ class OnPostgres(SinkContract):
         return place
 
 
-class TestUpsertingSqlSinkOnPostgres(OnPostgres, TestUpsertingSqlSinkOnSqlite): ...
+class TestSqlSinkOnSqlite(OnSqlite): ...
+
+
+class TestUpsertingSqlSinkOnPostgres(OnPostgres, UpsertingOnSqlite): ...
+
+
+@pytest.mark.soak  # the two kinds of output and the two databases run in make test once each
+class TestUpsertingSqlSinkOnSqlite(UpsertingOnSqlite): ...
 
 
 @pytest.mark.soak
-class TestSqlSinkOnPostgres(OnPostgres, TestSqlSinkOnSqlite): ...
+class TestSqlSinkOnPostgres(OnPostgres, OnSqlite): ...
