@@ -154,6 +154,7 @@ def expected_balances(examples: Examples, days: list[date]) -> Iterator[tuple[An
             yield customer, day, len(spent[customer]), sum(spent[customer])
 
 
+@pytest.mark.soak  # test_job_savepoint.py has a mapped stage and a restore in place
 def test_balances_are_put_back_to_the_savepoint_of_friday_and_go_on_from_there(examples: Examples) -> None:
     before, after = date(1993, 8, 5), date(1993, 8, 6)
     assert examples.run("example_running_balances", before.isoformat(), failing=1) == SUCCESS, examples.log
@@ -220,6 +221,7 @@ def expected_hours(months: tuple[int, ...]) -> dict[tuple[str, int, int], float]
     return hours
 
 
+@pytest.mark.soak  # test_job_savepoint.py has a mapped stage and a restore in place
 def test_mapped_stages_have_a_state_and_an_output_each(examples: Examples) -> None:
     assert examples.run("example_mapped_stages") == SUCCESS, examples.log
     for airport in ("EWR", "JFK", "LGA"):
