@@ -18,9 +18,9 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, TriggerCheckpoint
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
 from benchmarks.postgres import postgres
+from tests.messages import make_acknowledgement, make_registration
 
 GOAL = 1 / 3
 _PEER_TABLES = """

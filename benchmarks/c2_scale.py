@@ -28,10 +28,10 @@ from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
-from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement, make_registration
 from benchmarks.measure import Result, seconds
 from benchmarks.postgres import postgres
+from tests.aligned_job import AlignedJob, AlignedTask
+from tests.messages import ManualClock, make_acknowledgement, make_registration
 
 LIMIT_SECONDS = 1.0
 _CHECKPOINT = CheckpointProperties.for_checkpoint()

@@ -18,9 +18,9 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
 from benchmarks.postgres import postgres
+from tests.messages import complete_checkpoint, make_registration
 
 JOB = job_id_of("sales")
 OPERATORS = 100

@@ -37,9 +37,9 @@ from airflow_provider_statecheck.metadata.tables import (
     STATISTICS,
     Caller,
 )
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from benchmarks.measure import Result, seconds
 from benchmarks.postgres import postgres
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 LIMIT_SECONDS = 0.3
 _NAME = "nightly sales"

@@ -38,7 +38,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     load_document,
 )
 from airflow_provider_statecheck.storage.pointers import StateCopies
-from airflow_provider_statecheck.testing.messages import make_leadership
+from tests.messages import make_leadership
 
 SAVEPOINT_ID = 90
 

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.unit_of_work import executing
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 dag_id, day, end = sys.argv[1:]
 DATE = datetime.fromisoformat(day).replace(tzinfo=UTC)

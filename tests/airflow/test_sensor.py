@@ -17,8 +17,8 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from tests.airflow.conftest import LIMIT_SECONDS, Airflow
+from tests.messages import complete_checkpoint, make_registration
 
 pytestmark = pytest.mark.airflow
 

@@ -13,10 +13,10 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, opera
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StateSummary, StepSummary
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from tests.browser.airflow_ui import AirflowUi
 from tests.browser.job_pages import JobPages
 from tests.live.deployment import ADMIN, READER, STRANGER, Deployment
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 
 

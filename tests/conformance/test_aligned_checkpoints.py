@@ -33,7 +33,6 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.faults import (
     WRITING_CALLS,
     FaultMode,
@@ -42,9 +41,10 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_rows,
     faulty_storage,
 )
-from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.aligned_job import JOB, AlignedJob
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
+from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()

@@ -21,8 +21,8 @@ from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneReques
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob, ended_attempts
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan, Killed
+from tests.aligned_job import JOB, AlignedJob, AlignedTask
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, on_database
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens

@@ -17,8 +17,8 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.testing.aligned_job import JOB
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan
+from tests.aligned_job import JOB
 from tests.conformance.test_aligned_checkpoints import faulty, is_loadable, on_sqlite
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()

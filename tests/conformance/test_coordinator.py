@@ -8,11 +8,11 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.operator_uids_contract import of_cleared, registration
 from tests.contracts.running_tasks import RunningTasks
+from tests.messages import ManualClock
 
 
 class SqlContract(CoordinatorContract):

@@ -12,11 +12,11 @@ from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, RegisterAttempt
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.gateway.retrying import retrying
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.running_tasks import RunningTasks
+from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 
 

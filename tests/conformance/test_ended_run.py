@@ -20,8 +20,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.plugins import listeners
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 DATE = datetime(2026, 1, 1, tzinfo=UTC)
 NAME = f"nightly/{DATE.isoformat()}"

@@ -16,9 +16,9 @@ from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavep
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, OverHttp
+from tests.messages import ManualClock
 from tests.unit.written_stage import JOB, WrittenStage
 
 

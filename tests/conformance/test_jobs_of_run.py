@@ -8,8 +8,8 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.metadata.tables import Caller
-from airflow_provider_statecheck.testing.messages import ManualClock, make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.messages import ManualClock, make_owner, make_registration
 
 
 class Contract:

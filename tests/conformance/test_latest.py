@@ -10,10 +10,10 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 from airflow_provider_statecheck.metadata.sql_store import JoinedSqlJobStore, SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.latest_contract import OTHER, ChangedJobContract, Job, newest
 from tests.contracts.runs_of_a_job import JOB
+from tests.messages import ManualClock
 
 
 class SqlContract(ChangedJobContract):

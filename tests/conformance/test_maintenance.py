@@ -15,9 +15,9 @@ from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
-from airflow_provider_statecheck.testing.messages import ManualClock, make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.maintenance_contract import AIRFLOW, DAY, TEST, MaintenanceContract
+from tests.messages import ManualClock, make_owner, make_registration
 
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 

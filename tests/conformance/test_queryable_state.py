@@ -17,10 +17,10 @@ from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName, StateQuery, StateReply
 from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
 from tests.contracts.queryable_state_contract import QueryableStateContract
+from tests.messages import ManualClock
 from tests.written_state import EACH_BACKEND
 
 

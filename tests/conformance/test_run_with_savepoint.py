@@ -14,10 +14,10 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
-from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership, make_owner
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.maintenance_contract import BY_RUN, DAY, KnownRuns, MaintenanceContract, NoTokens
 from tests.job_savepoints import begin_savepoint
+from tests.messages import ManualClock, make_leadership, make_owner
 
 
 class RunWithSavepoint:

@@ -40,15 +40,15 @@ from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, METADATA, REQUESTS, RecordTable, keys
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
-from airflow_provider_statecheck.testing.messages import (
+from tests.aligned_job import AlignedJob, AlignedTask
+from tests.conformance.databases import OnPostgres, OnSqlite, traced
+from tests.contracts.maintenance_contract import NoTokens
+from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
     make_registration,
 )
-from tests.conformance.databases import OnPostgres, OnSqlite, traced
-from tests.contracts.maintenance_contract import NoTokens
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 MOST_STATEMENTS = {"sqlite": 14, "postgresql": 10}

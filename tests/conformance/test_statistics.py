@@ -7,9 +7,9 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.statistics_contract import StatisticsContract
+from tests.messages import ManualClock
 
 
 class SqlContract(StatisticsContract):

@@ -20,8 +20,8 @@ from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import CHECKPOINTS, OPERATORS, REQUESTS
 from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.messages import complete_checkpoint, make_registration
 
 MANY = 120
 """More rows than one statement writes."""

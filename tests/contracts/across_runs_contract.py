@@ -20,14 +20,14 @@ from airflow_provider_statecheck.exceptions import (
     RunSupersededError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.testing.messages import (
+from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsOfAJob, day, rows_of
+from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,
     make_owner,
     make_registration,
 )
-from tests.contracts.running_tasks import RunningTasks
-from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsOfAJob, day, rows_of
 
 
 class AcrossRunsContract(RunsOfAJob):

@@ -52,10 +52,10 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 )
 from airflow_provider_statecheck.maintenance.rewind import ForkPoint, JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
+from tests.messages import ManualClock, complete_checkpoint
 
 FAILED = AttemptStatus.FAILED
 _KEYS = count()

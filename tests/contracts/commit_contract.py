@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import OpenCommitError, StaleAttemptError
-from airflow_provider_statecheck.testing.messages import (
+from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,
     make_owner,

@@ -43,13 +43,13 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed, faulty_rows
-from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership
 from tests.contracts.written_checkpoints import (
     JOB,
     SAVEPOINT,
     UNCLAIMED,
     WrittenCheckpoints,
 )
+from tests.messages import ManualClock, make_leadership
 
 Store = CompletedCheckpointStore
 

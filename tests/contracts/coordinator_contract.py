@@ -32,19 +32,19 @@ from airflow_provider_statecheck.exceptions import (
     NoRestorableCheckpointError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.testing.messages import (
-    ManualClock,
-    complete_checkpoint,
-    make_acknowledgement,
-    make_owner,
-    make_registration,
-)
 from tests.contracts.across_runs_contract import AcrossRunsContract
 from tests.contracts.commit_contract import CommitContract
 from tests.contracts.history_contract import HistoryContract
 from tests.contracts.latest_contract import LatestContract
 from tests.contracts.operator_uids_contract import OperatorUidsContract
 from tests.contracts.summary_contract import SummaryContract
+from tests.messages import (
+    ManualClock,
+    complete_checkpoint,
+    make_acknowledgement,
+    make_owner,
+    make_registration,
+)
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.state.writing.canonical import rescale_max_para
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from tests.messages import make_owner, make_registration
 from tests.written_state import StatefulJob
 
 KEYS = tuple(f"account {n}" for n in range(16))

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_registration
 
 JOB = job_id_of("sales")
 

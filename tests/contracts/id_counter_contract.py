@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.testing.messages import (
+from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_leadership,

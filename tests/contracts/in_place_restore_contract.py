@@ -53,10 +53,10 @@ from airflow_provider_statecheck.maintenance.job_restore import (
 )
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_acknowledgement
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
+from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement
 
 POINTER = f"memory://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
 OTHER = f"memory://mine/savepoint-{JOB[:6]}-111111111111"

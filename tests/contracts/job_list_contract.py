@@ -51,15 +51,15 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, St
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.messages import (
+from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
+from tests.contracts.runs_of_a_job import JOB, day
+from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_leadership,
     make_owner,
     make_registration,
 )
-from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
-from tests.contracts.runs_of_a_job import JOB, day
 
 
 def owned_by(dag_id: str | None, **changes: Any) -> AttemptOwner:

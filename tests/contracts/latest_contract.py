@@ -38,9 +38,9 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Stal
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, day
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 
 OTHER = RowsVersion(0, datetime(2026, 1, 1, tzinfo=UTC))
 """A version that no job has."""

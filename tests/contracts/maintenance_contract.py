@@ -37,8 +37,8 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 from tests.contracts.runs_of_a_job import AGAIN, day
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 
 DAY = timedelta(days=1).total_seconds()
 NAMED, BY_RUN, TEST = "sales", "nightly/2026-01-01", "test/sales"

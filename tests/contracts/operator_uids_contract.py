@@ -11,9 +11,9 @@ from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, rows_of
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 
 def owner_of_task(task_id: str, *, dag_id: str = "orders", map_key: str = "") -> AttemptOwner:

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
+from tests.messages import make_acknowledgement, make_registration
 from tests.written_state import StatefulJob
 
 

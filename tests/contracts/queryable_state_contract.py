@@ -56,8 +56,8 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock, make_owner
 from tests.contracts.queried_stage import QueriedStage
+from tests.messages import ManualClock, make_owner
 from tests.written_state import BACKENDS, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))

@@ -29,9 +29,9 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob, RewoundOperator
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, RunsWithTasks, day, rows_of
+from tests.messages import ManualClock, complete_checkpoint, make_owner
 
 
 class RewindingContract(RunsWithTasks):

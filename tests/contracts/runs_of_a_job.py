@@ -12,8 +12,8 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 from tests.contracts.running_tasks import RunningTasks
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")

@@ -60,7 +60,8 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.messages import (
+from tests.job_savepoints import begin_savepoint
+from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
@@ -68,7 +69,6 @@ from airflow_provider_statecheck.testing.messages import (
     make_owner,
     make_registration,
 )
-from tests.job_savepoints import begin_savepoint
 
 SAVEPOINTS = "memory://savepoints"
 PLACE = f"{SAVEPOINTS}/savepoint-0f6f7c-000000000001"

@@ -40,8 +40,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_rows
-from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership
 from tests.contracts.written_checkpoints import JOB, SAVEPOINT, UNCLAIMED, WrittenCheckpoints
+from tests.messages import ManualClock, make_leadership
 
 ONE, TWO = handle_name(1), handle_name(2)
 CLAIMED = CheckpointProperties.for_checkpoint()

@@ -39,13 +39,13 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.messages import (
+from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.messages import (
     ManualClock,
     make_acknowledgement,
     make_owner,
     make_registration,
 )
-from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")

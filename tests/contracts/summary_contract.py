@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     StateSummary,
     StepSummary,
 )
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from tests.messages import complete_checkpoint, make_registration
 
 JOB = job_id_of("sales")
 SUMMARY = SnapshotSummary(

@@ -46,7 +46,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, decode_metadata
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import STORAGE_CALLS
-from airflow_provider_statecheck.testing.messages import ManualClock, make_owner
+from tests.messages import ManualClock, make_owner
 from tests.unit.written_stage import WrittenStage
 
 NAMED, OF_TESTS = "sales", "test/returns"

@@ -30,7 +30,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA, Caller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration
 
 pytestmark = pytest.mark.airflow
 

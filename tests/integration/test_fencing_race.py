@@ -33,7 +33,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import METADATA
-from airflow_provider_statecheck.testing.messages import (
+from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,
     make_registration,

@@ -30,9 +30,9 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import JOBS
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.databases import own_schema
 from tests.integration.interleaving import FOREIGN, NAMED, repeatable_keys, run_process
+from tests.messages import ManualClock
 from tests.unit.written_stage import WrittenStage, local_path
 
 pytestmark = pytest.mark.db

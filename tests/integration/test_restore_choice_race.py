@@ -21,8 +21,8 @@ from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from tests.conformance.databases import own_schema
+from tests.messages import complete_checkpoint, make_registration
 
 pytestmark = pytest.mark.db
 

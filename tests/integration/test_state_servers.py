@@ -33,11 +33,11 @@ from airflow_provider_statecheck.gateway.verbs import encode_error
 from airflow_provider_statecheck.queryable.client import QueryableStateClient
 from airflow_provider_statecheck.queryable.queries import StateQuery
 from airflow_provider_statecheck.storage.failures import RetryPolicy
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.served import ApiProcess, ClaimedTask
 from tests.conformance.test_queryable_state import Client, OverHttp
 from tests.contracts.queried_stage import QueriedStage
 from tests.contracts.queryable_state_contract import MakeStage
+from tests.messages import ManualClock
 from tests.state_servers import StateServer, StateServerProcess
 
 ONCE = RetryPolicy(attempts=1)

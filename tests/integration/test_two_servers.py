@@ -21,10 +21,10 @@ from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.conformance.api_process import DATABASE_FILE, KILL_FOLDER, KILL_RATE_FILE
 from tests.conformance.databases import own_schema
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
+from tests.messages import ManualClock
 from tests.unit.written_stage import JOB, WrittenStage
 
 pytestmark = pytest.mark.db

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.context import StageContext, StepReport
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.messages import make_registration
+from tests.messages import make_registration
 from tests.spark.tries import JOB, PlannedError, Tries, ids
 
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
 

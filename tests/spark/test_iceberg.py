@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Un
 from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.spark.stages.stage_tries import StageTries
 from tests.unit.spark.sinks.iceberg.tables import TABLE, create_table, opened, properties_in, table_in
 

@@ -26,8 +26,8 @@ from airflow_provider_statecheck.spark.sources.stage_output_source import StageO
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.messages import make_owner
 from tests.spark.stages.stage_tries import JOB, StageTries
 
 FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"

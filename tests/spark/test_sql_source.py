@@ -16,7 +16,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Un
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import StageTries
 from tests.unit.spark.sources.sql_tables import Table, stored

@@ -17,8 +17,8 @@ from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.job_savepoints import save_job
+from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.unit.spark.sinks.attempts import Attempt

@@ -16,9 +16,9 @@ from airflow_provider_statecheck.gateway import retrying
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
+from tests.messages import complete_checkpoint, make_registration
 from tests.sqlite_rows import new_engine
 
 

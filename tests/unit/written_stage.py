@@ -24,8 +24,8 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
-from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.messages import ManualClock, make_registration
 from tests.sqlite_rows import new_store
 from tests.written_snapshots import spark_schema
 

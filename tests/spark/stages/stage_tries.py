@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.stages.stage_run import StageResult, Stag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
+from tests.messages import ManualClock, make_registration
 from tests.sqlite_rows import new_store
 
 if TYPE_CHECKING:

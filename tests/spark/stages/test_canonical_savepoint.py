@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.spark.stages.test_stage import balances, payments, running_stage

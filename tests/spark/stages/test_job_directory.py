@@ -33,8 +33,8 @@ from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.messages import make_owner
 from tests.spark.stages.functions import Numbering, RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.spark.stages.test_stage import RUNNING, payments

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.spark.sources.item_source import DataFrameSourc
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, StageSettings, Sum
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.metadata_file import load_document, state_uris
-from airflow_provider_statecheck.testing.messages import ManualClock, make_owner
+from tests.messages import ManualClock, make_owner
 from tests.spark.stages.functions import (
     BalanceInText,
     FailingOnce,

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.spark.state_dataframes import read_state, write
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.spark.stages.test_stage import PAYMENTS, RUNNING, balances, payments, running

@@ -23,8 +23,8 @@ from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.tables import METADATA, Caller
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.maintenance_contract import KnownRuns
+from tests.messages import ManualClock
 
 ROOT = "/statecheck"
 JOB = "nightly/2026-01-01"

@@ -10,8 +10,8 @@ from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
-from airflow_provider_statecheck.testing.messages import make_leadership
 from tests.job_savepoints import begin_savepoint
+from tests.messages import make_leadership
 from tests.unit.api.server import MAINTENANCE, ApiServer, Attempt
 
 

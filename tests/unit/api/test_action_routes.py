@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.maintenance.actions import requested_actions
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration
 from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, audit_entries
 from tests.unit.api.server import accepted
 

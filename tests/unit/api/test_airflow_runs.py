@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from airflow_provider_statecheck.api.airflow_services import AirflowRuns
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.unit.api.airflow_rows import RunningTask
 
 

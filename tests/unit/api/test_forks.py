@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_statecheck.api.action_routes import forking_task
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration
 from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, audit_entries
 from tests.unit.api.airflow_rows import add_run, write_dag
 from tests.unit.api.server import accepted

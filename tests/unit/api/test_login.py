@@ -21,9 +21,9 @@ from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from tests.conformance.test_statement_counts import counted
 from tests.contracts.queried_stage import QueriedStage
+from tests.messages import complete_checkpoint, make_owner, make_registration
 from tests.unit.api.airflow_rows import SECRET, RunningTask
 from tests.unit.api.server import accepted, registration
 from tests.written_state import BACKENDS, StatefulJob

@@ -36,8 +36,8 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 )
 from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreGateway, RestoreJob, SavepointPart
 from airflow_provider_statecheck.metadata.tables import Caller
-from airflow_provider_statecheck.testing.messages import make_leadership, make_owner
 from tests.contracts.running_tasks import RunningTasks
+from tests.messages import make_leadership, make_owner
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, UID, ApiServer, accepted
 
 DAY = 24 * 3600.0

@@ -10,7 +10,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.observer import ObservedJobStore
-from airflow_provider_statecheck.testing.messages import (
+from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,

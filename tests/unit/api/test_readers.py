@@ -10,7 +10,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 from tests.sqlite_rows import new_store
 
 

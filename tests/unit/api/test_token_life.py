@@ -21,7 +21,7 @@ from airflow_provider_statecheck.api.services import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.tables import TOKENS
-from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.messages import ManualClock
 from tests.unit.api.server import (
     CALLER,
     JOB,

@@ -12,9 +12,9 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_leadership, make_registration
 from tests.contracts.operator_uids_contract import registration
 from tests.contracts.runs_of_a_job import day
+from tests.messages import complete_checkpoint, make_leadership, make_registration
 from tests.sqlite_rows import new_store
 
 JOB = job_id_of("sales")

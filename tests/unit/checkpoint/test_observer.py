@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, JobRemoval, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobRecord
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_registration
 from tests.sqlite_rows import new_store
 
 

@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.registration import StartDecision, decide_start
-from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from tests.messages import make_owner, make_registration
 
 CLEARED = make_owner(clear_marker="4/0")
 NEXT_RUN = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")

@@ -5,7 +5,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.messages import require_valid
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.testing.messages import make_registration
+from tests.messages import make_registration
 
 
 @pytest.mark.parametrize(

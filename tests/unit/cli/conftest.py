@@ -24,7 +24,7 @@ from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 from tests.unit.written_stage import WrittenStage
 

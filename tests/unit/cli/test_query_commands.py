@@ -23,8 +23,8 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.queried_stage import QueriedStage
+from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 from tests.unit.cli.conftest import Outcome
 from tests.written_state import BACKENDS, StatefulJob

@@ -29,7 +29,7 @@ from airflow_provider_statecheck.cli import savepoint_commands
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from tests.messages import make_owner, make_registration
 from tests.unit.cli.conftest import Outcome
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     StepSummary,
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.testing.messages import make_acknowledgement
+from tests.messages import make_acknowledgement
 from tests.unit.cli.conftest import Outcome
 from tests.unit.written_stage import JOB, WrittenStage
 

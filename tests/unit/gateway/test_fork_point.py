@@ -17,8 +17,8 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.contracts.runs_of_a_job import day
+from tests.messages import make_owner
 from tests.unit.written_stage import WrittenStage
 
 UID = "aggregate"

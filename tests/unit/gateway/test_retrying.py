@@ -29,7 +29,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.retrying import DEFAULT_PAUSES_SECONDS, retrying
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
+from tests.messages import complete_checkpoint, make_acknowledgement, make_registration
 from tests.sqlite_rows import new_store
 
 

@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of, find_checkpoint
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 from tests.sqlite_rows import new_store
 
 

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage, repeatedly
-from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement
+from tests.messages import ManualClock, make_acknowledgement
 from tests.sqlite_rows import new_store
 from tests.unit.hooks.test_submitted_stage import Gateway, make_stage
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks.submitted_stage import OwnTokens, serving
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration
 from tests.sqlite_rows import new_engine
 from tests.unit.api.server import CALLER, Tasks
 

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.spark import CheckpointedSparkSubmitHook, Shipping
 from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
-from airflow_provider_statecheck.testing.messages import make_registration
+from tests.messages import make_registration
 
 TOKEN = "a token that nobody may see"
 STANDALONE = {"conn_type": "spark", "host": "spark://master", "port": 7077}

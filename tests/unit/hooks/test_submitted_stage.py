@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptRecord, Attemp
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess, SubmittedStage
 from airflow_provider_statecheck.spark.driver.handover import DriverSettings
-from airflow_provider_statecheck.testing.messages import ManualClock, make_owner, make_registration
+from tests.messages import ManualClock, make_owner, make_registration
 from tests.sqlite_rows import new_store
 
 DRIVER = DriverSettings(tolerable_failed_checkpoints=5)

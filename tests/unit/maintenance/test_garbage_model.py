@@ -24,7 +24,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
-from airflow_provider_statecheck.testing.messages import ManualClock, make_registration
+from tests.messages import ManualClock, make_registration
 from tests.sqlite_rows import new_store
 from tests.unit.storage.keyed_files import keyed, state_file
 from tests.unit.written_stage import WrittenStage, local_path

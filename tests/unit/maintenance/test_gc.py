@@ -17,9 +17,9 @@ from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneReques
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.contracts.maintenance_contract import AIRFLOW
 from tests.contracts.runs_of_a_job import AGAIN, day
+from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}

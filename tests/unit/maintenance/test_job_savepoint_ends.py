@@ -19,7 +19,7 @@ from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, Re
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import dispose
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.unit.maintenance.test_job_savepoints import SavedJob
 from tests.unit.written_stage import JOB
 

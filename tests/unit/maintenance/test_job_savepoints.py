@@ -38,8 +38,8 @@ from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, document_uris, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.job_savepoints import begin_savepoint
+from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
 
 

@@ -14,8 +14,8 @@ from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.gc import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.contracts.maintenance_contract import AIRFLOW
+from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 TEST = "test/sales"

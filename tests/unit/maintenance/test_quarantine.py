@@ -18,7 +18,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 DAY = timedelta(days=1)

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.maintenance.savepoints import dispose
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.messages import ManualClock, make_owner
+from tests.messages import ManualClock, make_owner
 from tests.sqlite_rows import new_store
 from tests.unit.storage.keyed_files import state_file, take
 from tests.unit.written_stage import JOB, WrittenStage, local_path

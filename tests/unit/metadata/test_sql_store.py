@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from tests.messages import complete_checkpoint, make_registration
 from tests.sqlite_rows import new_engine
 
 

@@ -22,8 +22,8 @@ from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracl
 from airflow_provider_statecheck.queryable.queries import AsOf
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.job_savepoints import SAVEPOINT_ID, add_row, save_job
+from tests.messages import make_owner
 from tests.unit.queryable.found_job import JOB, Job, LateStates, named
 
 

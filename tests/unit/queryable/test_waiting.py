@@ -21,8 +21,8 @@ from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, M
 from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.waiting import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock
 from tests.contracts.queried_stage import QueriedStage
+from tests.messages import ManualClock
 from tests.sqlite_rows import new_store
 from tests.written_state import BACKENDS, StatefulJob
 

@@ -15,8 +15,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StorageError
 from airflow_provider_statecheck.maintenance.job_maintenance import RetireJob
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import make_owner
 from tests.contracts.maintenance_contract import AIRFLOW, BY_RUN
+from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
 
 

@@ -32,7 +32,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.spark.status_log import StepFigures, figures_or
 from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress, Scope, StepKey
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle
-from airflow_provider_statecheck.testing.messages import make_registration
+from tests.messages import make_registration
 from tests.unit.written_stage import WrittenStage
 
 DAYS: StepKey = ((), "days")

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_registration
 from tests.sqlite_rows import new_store
 
 JOB = JobId("0" * 32)

@@ -16,13 +16,13 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.testing.messages import (
+from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition
+from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
     make_registration,
 )
-from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition
 from tests.sqlite_rows import new_store
 
 

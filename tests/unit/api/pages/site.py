@@ -39,7 +39,7 @@ from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
-from airflow_provider_statecheck.testing.messages import (
+from tests.messages import (
     ManualClock,
     make_acknowledgement,
     make_owner,

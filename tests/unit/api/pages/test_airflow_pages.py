@@ -11,7 +11,7 @@ from starlette.routing import Match
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.plugins.statecheck import StatecheckPlugin
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import ROOT, Site, open_site
 

@@ -9,7 +9,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClea
 from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.tables import Caller
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.unit.api.pages.site import ROOT, MadeJob, Site
 
 HOSTILE = "<script>alert('x')<b>\"'&amp;"

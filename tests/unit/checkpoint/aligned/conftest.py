@@ -8,8 +8,8 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_job import AlignedJob
-from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.aligned_job import AlignedJob
+from tests.messages import ManualClock
 from tests.sqlite_rows import new_store
 
 

@@ -20,8 +20,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.exceptions import CoordinatorError, StaleAttemptError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from airflow_provider_statecheck.testing.aligned_job import AlignedJob, HeldExecutor, InlineExecutor
-from airflow_provider_statecheck.testing.messages import ManualClock, complete_checkpoint, make_registration
+from tests.aligned_job import AlignedJob, HeldExecutor, InlineExecutor
+from tests.messages import ManualClock, complete_checkpoint, make_registration
 from tests.sqlite_rows import new_store
 from tests.unit.checkpoint.aligned.test_coordinator import CHECKPOINT
 

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from airflow_provider_statecheck.testing.aligned_job import JOB_NAME, AlignedJob, AlignedTask, NoWaiting
+from tests.aligned_job import JOB_NAME, AlignedJob, AlignedTask, NoWaiting
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 Reason = CheckpointFailureReason

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.testing.aligned_job import AlignedJob
+from tests.aligned_job import AlignedJob
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 

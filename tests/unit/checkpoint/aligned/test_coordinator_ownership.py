@@ -38,7 +38,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SnapshotClaimedError,
 )
-from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
+from tests.aligned_job import AlignedJob, AlignedTask
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 Reason = CheckpointFailureReason

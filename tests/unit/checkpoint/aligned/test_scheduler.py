@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.triggering import PeriodicTrigger
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.messages import ManualClock
 from tests.unit.checkpoint.aligned.stand_ins import START, seconds
 
 

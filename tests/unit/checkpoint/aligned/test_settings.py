@@ -10,7 +10,7 @@ from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS
-from airflow_provider_statecheck.testing.aligned_job import AlignedJob
+from tests.aligned_job import AlignedJob
 from tests.unit.test_every_setting import FLINK_VALUES
 
 

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement, make_registration
+from tests.messages import ManualClock, make_acknowledgement, make_registration
 from tests.sqlite_rows import new_store
 
 STEPS = ("trigger", "acknowledge", "decline", "expire", "register", "finish", "repeat")

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.testing.messages import (
+from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,

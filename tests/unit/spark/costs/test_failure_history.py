@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.costs.pacing import FailureHistory, measured_costs
-from airflow_provider_statecheck.testing.messages import ManualClock, make_acknowledgement, make_registration
+from tests.messages import ManualClock, make_acknowledgement, make_registration
 from tests.sqlite_rows import new_store
 
 

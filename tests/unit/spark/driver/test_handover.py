@@ -13,7 +13,7 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, Inv
 from airflow_provider_statecheck.spark.context import CurrentContext
 from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
-from airflow_provider_statecheck.testing.messages import make_registration
+from tests.messages import make_registration
 from tests.unit.interpreter import modules_loaded_by
 
 TOKEN = "a token that nobody may see"

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import Snaps
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import make_registration
+from tests.messages import make_registration
 from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark
 from tests.unit.written_stage import JOB, WrittenStage
 

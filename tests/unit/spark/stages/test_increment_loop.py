@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import Snaps
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.testing.messages import make_owner
+from tests.messages import make_owner
 from tests.unit.spark.stages.loop_without_spark import (
     Job,
     JobsWithoutSpark,

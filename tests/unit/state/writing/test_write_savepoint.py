@@ -32,7 +32,7 @@ from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.messages import ManualClock
+from tests.messages import ManualClock
 from tests.written_state import BACKENDS, EACH_BACKEND, FUNCTION, GROUPS, STAGE, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))

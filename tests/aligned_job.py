@@ -41,7 +41,7 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS, new_coordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_base
-from airflow_provider_statecheck.testing.messages import ManualClock, make_leadership
+from tests.messages import ManualClock, make_leadership
 
 JOB_NAME = "sales"
 JOB = job_id_of(JOB_NAME)
@@ -117,7 +117,7 @@ class AlignedJob:
             "fail_task": self._fail_task,
             "executor": self.executor,
             "clock": self.clock,
-            "random": Random(0),  # noqa: S311 - it only delays
+            "random": Random(0),
             "waiter": NoWaiting(),
         }
         return new_coordinator(self.rows, self.storage, config, leader, **arguments | changes)
