@@ -241,7 +241,8 @@ class SinkKills:
             job.finish(parallelism=dice.choice([1, 2, 3]))
         job.require()
 
-    @pytest.mark.parametrize("occurrence", [2, pytest.param(1, marks=pytest.mark.soak)])
+    @pytest.mark.soak
+    @pytest.mark.parametrize("occurrence", [1, 2])
     def test_zombie_that_commits_late_changes_nothing(self, job: SinkJob, occurrence: int) -> None:
         for step in self.zombie_steps:
             job.begin()
@@ -289,6 +290,7 @@ class SinkKills:
         job.finish(cleared=1, factor=10)
         job.require(factor=10)
 
+    @pytest.mark.soak
     def test_fall_back_to_an_older_checkpoint_replaces_output_of_newer_ones(self, job: SinkJob) -> None:
         job.begin()
         job.kill(step="commit", occurrence=2, mode="kill_after")

@@ -297,7 +297,7 @@ def test_over_a_delta_table(tries, tmp_path, scoring):
         assert report(checkpoint).parts == 2
 
 
-@pytest.mark.parametrize("rows_per_file", [5, 30])
+@pytest.mark.parametrize("rows_per_file", [5, pytest.param(30, marks=pytest.mark.soak)])
 def test_over_a_snapshot_that_executors_have_written(tries, scoring, object_store, tmp_path, rows_per_file):
     where = {
         "checkpoint_dir": f"s3://{object_store.bucket}/{tmp_path.name}",
