@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.operator_uids_contract import of_cleared, registration
@@ -49,10 +53,11 @@ class TestWithoutReturning(OnSqlite, SqlContract):
     """A database that cannot answer an update with the row, as MySQL."""
 
     @pytest.fixture
-    def gateway(self, engine: Engine, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
-        self.database = engine
-        engine.dialect.update_returning = False
-        return AttemptCoordinator(SqlJobStore(engine, clock), liveness)
+    def engine(self, tmp_path: Path) -> Iterator[Engine]:
+        engine = open_engine(f"sqlite:///{tmp_path}/state.db")
+        engine.dialect.update_returning = False  # of its own: other engines of the tests share theirs
+        yield engine
+        engine.dispose()
 
 
 class TestPostgres(OnPostgres, SqlContract): ...
