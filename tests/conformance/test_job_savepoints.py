@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.records import RequestStatus
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.maintenance.actions import MAINTENANCE, SAVEPOINTS
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
+from airflow_provider_statecheck.testing.faults import WRITING_CALLS, FaultMode, InProcessPlan, Killed, faulty_storage
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, OverHttp
 from tests.messages import ManualClock
@@ -52,6 +54,29 @@ class JobSavepointsOverHttp(OverHttp):
         assert savepoint is not None
         document = load_document(CheckpointStorage.open(f"{tmp_path}/savepoints"), savepoint)
         assert [(part.uid, part.checkpoint_id) for part in document.parts] == [("aggregate", taken.checkpoint_id)]
+
+    def test_a_request_whose_process_ended_while_it_triggered_begins_another_checkpoint(
+        self, service: WholeJobSavepoints, engine: Engine, clock: ManualClock, tmp_path: Path
+    ) -> None:
+        stage = WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"), clock, SqlJobStore(engine, clock))
+        ended, job_id = stage.attempt(uid="extract"), job_id_of(JOB)
+        stage.take(ended, stage.snapshot(ended, "rows"))
+        ended.finish(AttemptStatus.FINISHED)
+        running, key = stage.attempt(), new_key()
+        plan = InProcessPlan(point=1, mode=FaultMode.KILL)
+        ending = replace(
+            service, open_storage=lambda uri: faulty_storage(CheckpointStorage.open(uri), plan, WRITING_CALLS)
+        )
+        with pytest.raises(Killed):
+            ending.request(service.maintenance.describe(job_id), request_key=key)
+        clock.advance(120)  # another process leads when the one that triggers has been silent for a minute
+        service.take(job_id)
+        assert service.take(job_id) == ("aggregate",)
+        stage.take(running, stage.snapshot(running, "orders"))
+        request, awaited = service.wait_for(job_id, key, 0)
+        assert (request.status, awaited) == (RequestStatus.COMPLETED, ())
+        begun = [c for c in service.maintenance.describe(job_id).checkpoints if c.operator_id == ALIGNED_OPERATOR_ID]
+        assert [c.status for c in begun] == [CheckpointStatus.ABORTED, CheckpointStatus.COMPLETED]
 
 
 class TestSqlite(OnSqlite, JobSavepointsOverHttp): ...
