@@ -95,12 +95,6 @@ class TrustingTasks:
         return dag_id == "another_dag"
 
 
-def engine_in(folder: Path) -> Engine:
-    """Return the engine for the database of a folder."""
-    elsewhere = folder / DATABASE_FILE
-    return create_engine(elsewhere.read_text()) if elsewhere.exists() else engine_on(folder / "state.db")
-
-
 class DiesBeforeReplies:
     """Kills its process when the reply of a message it has not seen before is about to be sent."""
 

@@ -12,16 +12,13 @@ from tests.contracts.statistics_contract import StatisticsContract
 from tests.messages import ManualClock
 
 
-class SqlContract(StatisticsContract):
-    @pytest.mark.soak  # its hundreds of checkpoints are quick in memory only
+class TestSqlite(OnSqlite, StatisticsContract): ...
+
+
+class TestPostgres(OnPostgres, StatisticsContract):
+    @pytest.mark.soak  # its hundreds of checkpoints take long, and the row is as large as on SQLite
     @override
     def test_the_row_stays_small_whatever_is_told(
         self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
     ) -> None:
         super().test_the_row_stays_small_whatever_is_told(coordinator, store, clock)
-
-
-class TestSqlite(OnSqlite, SqlContract): ...
-
-
-class TestPostgres(OnPostgres, SqlContract): ...

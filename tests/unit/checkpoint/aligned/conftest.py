@@ -1,4 +1,4 @@
-"""A job of two operators in memory, and its coordinator."""
+"""A job of two operators with rows in SQLite, and its coordinator."""
 
 from __future__ import annotations
 
