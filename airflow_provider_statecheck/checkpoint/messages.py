@@ -82,6 +82,8 @@ class OpenEffects:
     """Requested savepoints, which the attempt takes at its next boundary."""
     commits: tuple[int, ...] = ()
     """Ids of completed checkpoints with an unconfirmed sink commit, oldest first."""
+    stop: CheckpointRecord | None = None
+    """Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -256,6 +256,12 @@ class CheckpointRecord:
         is_own = not self.properties.is_savepoint or self.properties.unclaimed
         return self.status is CheckpointStatus.COMPLETED and is_own
 
+    def is_after(self, savepoint: CheckpointRecord) -> bool:
+        """Return whether the checkpoint was completed after a savepoint of the whole job was triggered."""
+        # Ids order a checkpoint that was triggered and completed within the resolution of the clock.
+        completed = (self.completed_at or self.triggered_at, self.checkpoint_id)
+        return completed > (savepoint.triggered_at, savepoint.checkpoint_id)
+
     @property
     def has_ended(self) -> bool:
         """Return whether the checkpoint was subsumed, disposed or aborted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -342,7 +342,31 @@ def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
     operator = tx.operator(operator_id)
     attempt = tx.attempt(operator_id, operator.epoch) if operator is not None else None
     generation = 0 if operator is None else operator.generation
-    return open_effects(tx.open_checkpoints(operator_id), generation, attempt, tx.open_requests(operator_id))
+    effects = open_effects(tx.open_checkpoints(operator_id), generation, attempt, tx.open_requests(operator_id))
+    if operator is None or operator_id == ALIGNED_OPERATOR_ID:
+        return effects
+    return replace(effects, stop=_stop_of(tx, operator))
+
+
+def _stop_of(tx: JobTransaction, operator: OperatorRecord) -> CheckpointRecord | None:
+    """Return the pending savepoint with which the job suspends, unless it awaits a checkpoint of the stage."""
+    newest = next(iter(restorable(tx, operator)), None)
+    # A stage that waits takes no checkpoint, so it must have given one with confirmed commits.
+    if newest is None or newest.unusable_reason is not None:
+        return None
+    if any(c.awaits_commit for c in tx.open_checkpoints(operator.operator_id)):
+        return None
+    return next((c for c in _suspending(tx) if newest.is_after(c)), None)
+
+
+def _suspending(tx: JobTransaction) -> Iterator[CheckpointRecord]:
+    for request in tx.open_requests(ALIGNED_OPERATOR_ID):
+        is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
+        # The requests of a coordinator in a program have no requester, and stop the tasks of that program only.
+        if is_stop and request.requested_by and request.checkpoint_id is not None:
+            savepoint = tx.checkpoint(request.checkpoint_id)
+            if savepoint is not None and savepoint.status is CheckpointStatus.PENDING and savepoint.expires_at > tx.now:
+                yield savepoint
 
 
 def open_effects(

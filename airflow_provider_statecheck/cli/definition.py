@@ -170,7 +170,8 @@ ARG_FORMAT = Arg(
 ARG_STOP = Arg(
     ("--stop",),
     choices=("suspend", "terminate"),
-    help="With --uid, stop the stage with the savepoint: at its next boundary (suspend) or at its end (terminate)",
+    help="Stop the stages of the job, or with --uid one stage, with the savepoint: at the next boundary (suspend) or at the "
+    "end (terminate)",
 )
 ARG_NO_WAIT = Arg(
     ("--no-wait",),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, JobId, new_key, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
+from airflow_provider_statecheck.checkpoint.properties import SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.cli.output import (
     Exit,
@@ -32,6 +32,7 @@ from airflow_provider_statecheck.hooks.maintenance import (
     savepoint_gateway,
 )
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
+from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind, unstopped
 from airflow_provider_statecheck.maintenance.savepoints import dispose as dispose_savepoint
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
@@ -47,31 +48,25 @@ if TYPE_CHECKING:
     )
 
 
-_KINDS = {
-    None: CheckpointType.SAVEPOINT,
-    "suspend": CheckpointType.SAVEPOINT_SUSPEND,
-    "terminate": CheckpointType.SAVEPOINT_TERMINATE,
-}
-
-
 @command
 @audited
 def savepoint(args: Namespace) -> Exit:
     """Take a savepoint of a whole job, or of one of its operators."""
     view = find_job(maintenance_gateway(), args.job)
-    if args.stop is not None and args.uid is None:
-        raise InvalidConfigurationError(
-            f"Expected --uid with --stop {args.stop}, found none; name the operator whose stage is to stop."
-        )
     service = job_savepoints(storage_conn_id=args.storage_conn_id)
     if args.uid is None:
         key = new_key()
-        service.request(view, _target(args), SavepointFormat(args.format), request_key=key)
+        kind = savepoint_kind(args.stop)
+        service.request(view, _target(args), SavepointFormat(args.format), kind=kind, request_key=key)
     else:
         (operator,) = operators_of(view, args.uid)
         key = _request(view, operator, args)
     request, awaited = service.wait_for(view.job.job_id, key, 0 if args.no_wait else args.timeout)
-    print_rows([_request_row(view, request, service.maintenance)], args.output)
+    row = _request_row(view, request, service.maintenance)
+    print_rows([row], args.output)
+    if awaited and not request.status.is_open:
+        print_message(unstopped(awaited, str(row["pointer"])))
+        return Exit.DONE if args.no_wait else Exit.FOUND
     return _status_of(request, awaited, has_waited=not args.no_wait)
 
 
@@ -117,7 +112,7 @@ def _request(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
         request_key=new_key(),
         target=_target(args),
         savepoint_format=SavepointFormat(args.format),
-        kind=_KINDS[args.stop],
+        kind=savepoint_kind(args.stop),
         requested_by="airflow statecheck savepoint",
     )
     return savepoint_gateway().request(request).request_key

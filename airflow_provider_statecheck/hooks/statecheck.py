@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from airflow.sdk import BaseHook
 from typing_extensions import override
@@ -175,6 +175,7 @@ class StatecheckHook(BaseHook):
         job: str,
         *,
         target: str | None = None,
+        stop: Literal["suspend", "terminate"] | None = None,
         timeout: float = 3600.0,
         storage_conn_id: str | None = None,
     ) -> str:
@@ -182,23 +183,30 @@ class StatecheckHook(BaseHook):
         Take a savepoint of a whole job, and return the URI of its directory.
 
         A stage that is running gives its next checkpoint. The call copies the parts, so it takes as long as a copy of the
-        state; no stage waits for it.
+        state; no stage waits for it, unless the job is to stop.
 
         :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs.
         :param target: Parent directory of the savepoint, by default ``[statecheck] savepoint_dir``.
+        :param stop: ``suspend`` stops each stage at its next boundary if the savepoint succeeds; ``terminate`` takes the savepoint
+            when the stages that are running have ended. By default the job does not stop.
         :param timeout: The longest wait for the stages in seconds. The maintenance Dag completes a savepoint whose time is over.
         :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
         :raises CheckpointNotFoundError: There is no such job, or a stage has no state that is retained.
         :raises CheckpointDeclinedError: A stage could not give its part.
-        :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
+        :raises CheckpointExpiredError: The stages have not given their parts within the timeout, or have not stopped; then
+            the savepoint is complete, and ``pointer`` is its directory.
+        :raises InvalidConfigurationError: ``stop`` has another value, or there is no directory for savepoints.
         """
         from airflow_provider_statecheck.checkpoint.ids import new_key
         from airflow_provider_statecheck.hooks.maintenance import job_savepoints
+        from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
         from airflow_provider_statecheck.storage.uris import normalise_pointer
 
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
         view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
-        service.request(view, None if target is None else normalise_pointer(target), request_key=key)
+        service.request(
+            view, None if target is None else normalise_pointer(target), kind=savepoint_kind(stop), request_key=key
+        )
         return service.pointer_of(view.job.job_id, key, timeout)
 
     def restore(

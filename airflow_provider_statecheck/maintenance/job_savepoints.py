@@ -3,7 +3,8 @@ Savepoints of a whole job.
 
 The coordinator of several operators takes them. Its request, its checkpoint and what each stage has given are rows, so any
 process that reaches the rows and the storage carries a savepoint on: the command that requested it, another command, or the
-maintenance Dag. A stage is not disturbed; its next checkpoint becomes its part.
+maintenance Dag. A stage is not disturbed; its next checkpoint becomes its part. With a savepoint that stops the job, a stage waits
+after its part (suspend) or the savepoint waits for its end (terminate).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
@@ -24,10 +26,12 @@ from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, PinParts, RequestSavepoint
-from airflow_provider_statecheck.checkpoint.properties import SavepointFormat
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
+    AttemptRecord,
+    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     RequestStatus,
@@ -49,6 +53,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
 from airflow_provider_statecheck.maintenance.savepoints import delete_files, serve_idle
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.gc import OpenStorage
@@ -64,6 +69,11 @@ _OWNER = AttemptOwner(
 )
 """Owner of the leadership of a process that takes savepoints of a job."""
 _PAUSE_SECONDS = 2.0
+_KINDS = {
+    None: CheckpointType.SAVEPOINT,
+    "suspend": CheckpointType.SAVEPOINT_SUSPEND,
+    "terminate": CheckpointType.SAVEPOINT_TERMINATE,
+}
 _NO_PART = (
     CheckpointDeclinedError,
     CheckpointNotFoundError,
@@ -100,12 +110,14 @@ class WholeJobSavepoints:
         target: str | None = None,
         savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
         *,
+        kind: CheckpointType = CheckpointType.SAVEPOINT,
         request_key: str,
     ) -> None:
         """
         Request a savepoint of a job, and trigger it; a known key is the same request.
 
         :param target: Parent directory of the savepoint, ``None`` for the configured one.
+        :param kind: ``SAVEPOINT``, or a kind that stops the job.
         :raises CheckpointNotFoundError: The job has no stage with state, or retention has released the state of one.
         :raises CheckpointDeclinedError: A stage has not yet restored what a restore in place has requested.
         :raises ConcurrentAttemptError: Another savepoint of the job is in progress, or a program takes its own.
@@ -124,6 +136,7 @@ class WholeJobSavepoints:
                 request_key=request_key,
                 target=target,
                 savepoint_format=savepoint_format,
+                kind=kind,
                 requested_by="a savepoint of the whole job",
             )
         )
@@ -131,15 +144,17 @@ class WholeJobSavepoints:
 
     def pointer_of(self, job_id: JobId, request_key: str, timeout: float) -> str:
         """
-        Wait for a requested savepoint, and return the URI of its directory.
+        Wait for a requested savepoint and the stop that it requests, and return the URI of its directory.
 
         :param timeout: The longest wait in seconds.
         :raises CheckpointDeclinedError: The savepoint failed.
-        :raises CheckpointExpiredError: It was not complete within the timeout; it remains requested.
+        :raises CheckpointExpiredError: It was not complete within the timeout, and remains requested, or the job has not stopped.
         """
         request, awaited = self.wait_for(job_id, request_key, timeout)
         taken = None if request.checkpoint_id is None else self.maintenance.checkpoint(job_id, request.checkpoint_id)
         if request.status is RequestStatus.COMPLETED and taken is not None:
+            if awaited:
+                raise CheckpointExpiredError(unstopped(awaited, taken.location), pointer=taken.location)
             return taken.location
         if request.status.is_open:
             raise CheckpointExpiredError(
@@ -150,28 +165,23 @@ class WholeJobSavepoints:
 
     def wait_for(self, job_id: JobId, request_key: str, timeout: float) -> tuple[SnapshotRequest, tuple[str, ...]]:
         """
-        Take the requested savepoints of a job until a request has ended.
+        Take the requested savepoints of a job until a request has ended, and the stages with which it stops.
 
         :param timeout: The longest wait in seconds; 0 for one attempt.
-        :return: The request, and the uids of the stages whose next checkpoint a savepoint of the job awaits.
+        :return: The request, and the uids of the stages whose next checkpoint a savepoint of the job awaits. After the completion
+            of a savepoint with which the job suspends, those that have not stopped yet.
         :raises CheckpointNotFoundError: There is no such job or request.
         """
         deadline = self.monotonic() + timeout
         while True:
             awaited = self.take(job_id)
-            request = self._request(job_id, request_key)
-            if self.monotonic() >= deadline or not request.status.is_open:
+            view = self.maintenance.describe(job_id)
+            request = _request_in(view, request_key)
+            if not request.status.is_open:
+                awaited = _unstopped_by(view, request)
+            if self.monotonic() >= deadline or not (request.status.is_open or awaited):
                 return request, awaited
             self.pause(_PAUSE_SECONDS)
-
-    def _request(self, job_id: JobId, request_key: str) -> SnapshotRequest:
-        view = self.maintenance.describe(job_id)
-        request = next((each for each in view.requests if each.request_key == request_key), None)
-        if request is None:
-            raise CheckpointNotFoundError(
-                f"Expected a savepoint request {request_key} in job {view.job.name!r}, found none; request the savepoint again."
-            )
-        return request
 
     def take_all(self, job_ids: Iterable[JobId]) -> None:
         """Take the requested savepoints of several jobs as :meth:`take`, and log failures."""
@@ -399,6 +409,52 @@ def _ignore(task: ExecutionTask, error: Exception) -> None:
 def _members_in(acknowledgements: Iterable[AcknowledgementRecord]) -> list[Member]:
     found = (Member.named(a.attempt_id, a.operator_id) for a in acknowledgements if not a.is_finished)
     return [member for member in found if member is not None]
+
+
+def savepoint_kind(stop: str | None) -> CheckpointType:
+    """
+    Return the kind of a savepoint after which a stage or a whole job stops as requested.
+
+    :param stop: ``suspend``, ``terminate``, or ``None`` for a savepoint that stops nothing.
+    :raises InvalidConfigurationError: for another value.
+    """
+    if stop not in _KINDS:
+        raise InvalidConfigurationError(f"Expected stop to be 'suspend', 'terminate' or None, found {stop!r}.")
+    return _KINDS[stop]
+
+
+def unstopped(uids: Iterable[str], pointer: str) -> str:
+    """Return the text about a completed savepoint with which stages should have stopped that still run."""
+    return (
+        f"Expected all stages to stop with savepoint {redact(pointer)}, found that {', '.join(uids)} still run; the savepoint is "
+        f"complete and retained, so stop their tasks in Airflow."
+    )
+
+
+def _request_in(view: JobView, request_key: str) -> SnapshotRequest:
+    request = next((each for each in view.requests if each.request_key == request_key), None)
+    if request is None:
+        raise CheckpointNotFoundError(
+            f"Expected a savepoint request {request_key} in job {view.job.name!r}, found none; request the savepoint again."
+        )
+    return request
+
+
+def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
+    """Return the uids of the stages that ran at the trigger of a completed savepoint of a suspended job, and still run."""
+    taken = next((c for c in view.checkpoints if c.checkpoint_id == request.checkpoint_id), None)
+    is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
+    if taken is None or taken.completed_at is None or not is_stop or request.operator_id != ALIGNED_OPERATOR_ID:
+        return ()
+    attempts = [a for a in view.attempts if a.registered_at <= taken.completed_at]
+    ran = {a.operator_id for a in attempts if _ran_at(a, taken.triggered_at)}
+    # An attempt that has begun since resumes the stage.
+    still = {a.operator_id for a in attempts if a.status is AttemptStatus.RUNNING and a.operator_id in ran}
+    return tuple(o.uid for o in view.operators if o.operator_id in still and o.operator_id != ALIGNED_OPERATOR_ID)
+
+
+def _ran_at(attempt: AttemptRecord, time: datetime) -> bool:
+    return attempt.registered_at <= time and (attempt.ended_at is None or attempt.ended_at > time)
 
 
 def _open_request(view: JobView) -> SnapshotRequest | None:

@@ -2,7 +2,8 @@
 Choice of the parts of a savepoint of a whole job.
 
 A part is a completed checkpoint of one stage whose sink commits are confirmed: of a stage that runs when the savepoint is
-triggered its first one afterwards, of any other stage its last one. The parts are consistent if no stage has listed output of
+triggered its first one afterwards, of any other stage its last one. A savepoint with which the job terminates takes the last one
+of each stage, after the stage has ended. The parts are consistent if no stage has listed output of
 another one that the other's part does not contain. A stage whose part is behind its readers gives a later one.
 """
 
@@ -215,19 +216,14 @@ class PartChoice:
     def _first(
         self, member: Member, operator: OperatorRecord, usable: Sequence[CheckpointRecord]
     ) -> CheckpointRecord | None:
-        after = [c for c in usable if self._is_after_trigger(c)]
+        after = [c for c in usable if c.is_after(self._savepoint)]
         before = [c for c in usable if c not in after]
         if not member.is_running:
             return next(reversed(before), None) or next(iter(after), None)
-        if after:
+        if after and not self._savepoint.properties.is_terminate:
             return after[0]
         is_awaited = self._view.has_open_attempt(operator) or self._has_open_commit(member)
-        return None if is_awaited else next(reversed(before), None)
-
-    def _is_after_trigger(self, checkpoint: CheckpointRecord) -> bool:
-        # Ids order a checkpoint that was triggered and completed within the resolution of the clock.
-        triggered = (self._savepoint.triggered_at, self._savepoint.checkpoint_id)
-        return (checkpoint.completed_at or checkpoint.triggered_at, checkpoint.checkpoint_id) > triggered
+        return None if is_awaited else next(reversed(usable), None)
 
     def _own(self, member: Member) -> list[CheckpointRecord]:
         rows = self._view.of_operator(member.operator_id)

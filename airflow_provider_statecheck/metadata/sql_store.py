@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, Select, Table, insert
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.job_list import JobFigures, JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
@@ -431,7 +431,9 @@ class SqlJobTransaction:
 
     def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
         """Return the open requests of an operator."""
-        self._rows.read_once(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
+        if not self._rows.is_complete(REQUESTS, operator_id):
+            self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
+            self._requests_are_held(operator_id)
         rows = (r for r in self._rows.held(REQUESTS) if r.operator_id == operator_id and r.status.is_open)
         return sorted(rows, key=lambda r: (r.requested_at, r.request_key))
 
@@ -527,7 +529,12 @@ class SqlJobTransaction:
         held.complete(CHECKPOINTS, operator_id)
         if any(c.status is CheckpointStatus.PENDING for c in self.open_checkpoints(operator_id)):
             held.miss(STATISTICS, operator_id)
-            held.complete(REQUESTS, operator_id)
+            self._requests_are_held(operator_id)
+
+    def _requests_are_held(self, operator_id: OperatorId) -> None:
+        # Those to the whole job come with those to each operator.
+        self._rows.complete(REQUESTS, operator_id)
+        self._rows.complete(REQUESTS, ALIGNED_OPERATOR_ID)
 
     def _select(self, query: Select[Any]) -> tuple[Any, ...]:
         return tuple(self._rows.execute(query).scalars())

@@ -97,6 +97,7 @@ def _is_of_operator(rows: Any) -> ColumnElement[bool]:
 _holds_epoch = and_(_is_of_operator(_attempt), _attempt.epoch == _operator.epoch)
 _is_undiscarded = and_(_is_of_operator(_checkpoint), _checkpoint.discarded_at.is_(None))
 _is_open = or_(*(_request.status == status for status in RequestStatus if status.is_open))
+_is_to_all = _request.operator_id == ALIGNED_OPERATOR_ID
 _without_figures = [null().label(c.name) if c is _checkpoint.summary else c for c in CHECKPOINTS.columns]
 _is_pending = _checkpoint.status == CheckpointStatus.PENDING
 ROWS_OF_OPERATOR: tuple[RecordTable[Any], ...] = (OPERATORS, ATTEMPTS, CHECKPOINTS, STATISTICS, REQUESTS)
@@ -106,13 +107,22 @@ OPERATOR = (
     .outerjoin(ATTEMPTS.table, _holds_epoch)
     .outerjoin(CHECKPOINTS.table, _is_undiscarded)
     .outerjoin(STATISTICS.table, and_(_is_pending, _is_of_operator(_statistics)))
-    .outerjoin(REQUESTS.table, and_(_is_pending, _is_of_operator(_request), _is_open))
+    .outerjoin(
+        REQUESTS.table,
+        and_(
+            _is_pending,
+            _request.job_id == _operator.job_id,
+            or_(_request.operator_id == _operator.operator_id, _is_to_all),
+            _is_open,
+        ),
+    )
     .where(given(_operator.job_id), given(_operator.operator_id))
 )
 """
 An operator with the attempt that holds its epoch and its undiscarded checkpoints, of which only few are retained.
 
-With each pending checkpoint come the statistics and the open requests of the operator, which its end changes.
+With each pending checkpoint come the statistics and the open requests of the operator, which its end changes, and the open
+requests to the whole job, with which its stages may have to stop.
 """
 LAST_ATTEMPT_OF_RUN = (
     select(*ATTEMPTS.columns)
@@ -231,7 +241,7 @@ JOB_VERSION = select(_job.version, _job.seen_at).where(given(_job.job_id))
 ACKNOWLEDGEMENTS_OF = select(*ACKNOWLEDGEMENTS.columns).where(given(_part.job_id), given(_part.checkpoint_id))
 OPEN_REQUESTS = (
     select(*REQUESTS.columns)
-    .where(given(_request.job_id), given(_request.operator_id), _is_open)
+    .where(given(_request.job_id), or_(given(_request.operator_id), _is_to_all), _is_open)
     .order_by(_request.requested_at, _request.request_key)
 )
 

@@ -56,6 +56,7 @@ from airflow_provider_statecheck.spark.checkpoint_files import (
     CheckpointFiles,
     StageSavepoints,
 )
+from airflow_provider_statecheck.spark.job_stop import JobStop
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
@@ -87,6 +88,7 @@ class StageAttempt:
     :param data_inline_threshold: Largest size in bytes of state that is stored inside the metadata.
     :param on_overlap: Policy if an attempt of another run has the operator.
     :param monotonic: Clock for durations, in seconds.
+    :param pause: Waits for a number of seconds while the job stops with a savepoint; until :meth:`release` by default.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class StageAttempt:
         data_inline_threshold: int = INLINE_STATE_BYTES,
         on_overlap: OnOverlap = OnOverlap.FAIL,
         monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] | None = None,
     ) -> None:
         self._gateway = gateway
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
@@ -119,6 +122,7 @@ class StageAttempt:
         self._log = CheckpointLog(registration.job_name, self.grant.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
+        self._job_stop = JobStop(gateway, monotonic, pause)
         self.latest: CheckpointRecord | None = None
         self._restored_id: int | None = None
         self.restored_summary: SnapshotSummary | None = None
@@ -261,19 +265,28 @@ class StageAttempt:
             return None
         self._failures.succeeded(completed.checkpoint_id)
         self._savepoints.serve(effects.savepoints, completed)
+        self._job_stop.wait_for(effects.stop)
         return completed
 
     def confirm_commits(self, checkpoint_ids: tuple[int, ...], seconds: float | None = None) -> None:
         """
         Confirm that the sink has committed the committables of checkpoints, and delete discarded checkpoints.
 
+        If the job stops with a savepoint, wait for the end of it, as :meth:`complete_checkpoint` does without open commits.
+
         :param seconds: Time of the commits, for pages; ``None`` if it was not measured.
         :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises StoppedWithSavepointError: if the job has stopped with a savepoint.
         """
         effects = self._gateway.confirm_commits(
             ConfirmCommits(attempt=self.grant.attempt, checkpoint_ids=checkpoint_ids, seconds=seconds)
         )
         self._discard(effects, frozenset())
+        self._job_stop.wait_for(effects.stop)
+
+    def release(self) -> None:
+        """Let a thread go on that waits for the end of the savepoint with which the job stops."""
+        self._job_stop.release()
 
     def job_view(self) -> JobView:
         """Return the rows of the job."""

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
@@ -15,7 +15,13 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus, OnClear
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    OnClear,
+)
 from airflow_provider_statecheck.checkpoint.retention import is_named_after_run
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -190,15 +196,23 @@ def latest_retained(view: JobView, operator_id: OperatorId) -> CheckpointRecord 
 
 
 def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
-    """Return the location of the savepoint that suspended an attempt, ``None`` if none did."""
-    same = (a for a in view.attempts if (a.operator_id, a.epoch) == (attempt.operator_id, attempt.epoch))
-    if any(a.status is AttemptStatus.FINISHED for a in same):
+    """Return the location of the savepoint that suspended an attempt or its whole job, ``None`` if none did."""
+    row = next((a for a in view.attempts if (a.operator_id, a.epoch) == (attempt.operator_id, attempt.epoch)), None)
+    completed = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch and c.completed_at]
+    if row is None or row.status is AttemptStatus.FINISHED or not completed:
         return None
-    taken = (
-        c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch and c.completed_at is not None
-    )
-    kind = CheckpointType.SAVEPOINT_SUSPEND
-    return next((c.location for c in taken if c.properties.snapshot_type is kind), None)
+    own = (c for c in completed if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND)
+    of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1]))
+    return next((c.location for c in (*own, *of_job)), None)
+
+
+def _has_held(savepoint: CheckpointRecord, attempt: AttemptRecord, newest: CheckpointRecord) -> bool:
+    """Return whether an attempt has waited for a completed savepoint of its job after its newest checkpoint."""
+    if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or not newest.is_after(savepoint):
+        return False
+    if savepoint.completed_at is None or newest.completed_at is None or newest.completed_at > savepoint.completed_at:
+        return False
+    return attempt.ended_at is None or attempt.ended_at >= savepoint.completed_at
 
 
 _SECONDS_BETWEEN_LINES = 10.0

@@ -124,7 +124,8 @@ class IncrementLoop:
         return increments, rows
 
     def close(self) -> None:
-        """Stop the checkpoint thread after its current checkpoint."""
+        """Stop the checkpoint thread after its current checkpoint, even if that waits for a savepoint of the job."""
+        self._attempt.release()
         self._completing.shutdown(wait=True)
 
     def _run_increment(self, increment: Increment, frame: DataFrame, *, is_end: bool) -> int:
