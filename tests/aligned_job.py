@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import A
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.requests import CheckpointFuture
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -26,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
+from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
@@ -43,8 +44,14 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_base
 from tests.messages import ManualClock, make_leadership
 
+SAVEPOINT = CheckpointProperties.for_savepoint()
 JOB_NAME = "sales"
 JOB = job_id_of(JOB_NAME)
+
+
+def future_of(coordinator: CheckpointCoordinator, request_key: str) -> CheckpointFuture:
+    """Return the future of a request that any process has made, or that has no row."""
+    return coordinator._futures.of(request_key)
 
 
 class AlignedJob:

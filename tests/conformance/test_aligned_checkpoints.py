@@ -41,7 +41,7 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_rows,
     faulty_storage,
 )
-from tests.aligned_job import JOB, AlignedJob
+from tests.aligned_job import JOB, AlignedJob, future_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.messages import ManualClock
@@ -92,7 +92,7 @@ class AlignedContract:
         future = one.trigger_checkpoint(CHECKPOINT, request_key="k")
         one.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         two.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
-        assert future.result(0) == two.future_of("k").result(0)
+        assert future.result(0) == future_of(two, "k").result(0)
         assert job.tasks[0].heard("complete") == [1]
         assert one.trigger_checkpoint(CHECKPOINT).checkpoint_id == 2
         job.acknowledge_all(one, 2)
@@ -107,7 +107,7 @@ class AlignedContract:
         job.lead()
         second = job.coordinator()
         second.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
-        assert second.future_of("k").result(0).checkpoint_id == 1
+        assert future_of(second, "k").result(0).checkpoint_id == 1
 
     def test_pending_checkpoint_whose_parts_are_gone_fails_with_the_job(self, job: AlignedJob) -> None:
         first = job.coordinator()
@@ -115,7 +115,7 @@ class AlignedContract:
         first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         job.storage.delete_directory(job.location(1))
         job.lead()
-        error = job.coordinator().future_of("k").exception(0)
+        error = future_of(job.coordinator(), "k").exception(0)
         assert isinstance(error, CheckpointException)
         assert error.reason is CheckpointFailureReason.JOB_FAILURE
 
@@ -149,7 +149,7 @@ class AlignedContract:
         assert job.status(1) == "finalizing"
         job.pass_time(600)
         second.tick()
-        assert second.future_of("k").result(0).checkpoint_id == 1
+        assert future_of(second, "k").result(0).checkpoint_id == 1
 
     def test_late_finalizer_writes_no_metadata_of_a_deleted_checkpoint(
         self, job: AlignedJob, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +183,7 @@ class AlignedContract:
         job.clock.advance(-24 * 3600)
         second = job.coordinator()
         second.tick()
-        assert second.future_of("k").result(0).checkpoint_id == 1
+        assert future_of(second, "k").result(0).checkpoint_id == 1
 
     def test_a_repeated_choice_names_the_request_that_is_too_early_again(self, job: AlignedJob) -> None:
         taken(job)

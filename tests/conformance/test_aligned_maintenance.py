@@ -22,7 +22,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenan
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan, Killed
-from tests.aligned_job import JOB, AlignedJob, AlignedTask
+from tests.aligned_job import JOB, AlignedJob, AlignedTask, future_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, on_database
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
@@ -189,7 +189,7 @@ class MaintenanceOfAligned:
         coordinator = job.coordinator()
         coordinator.tick()
         job.acknowledge_all(coordinator, 2)
-        assert coordinator.future_of("asked").result(0).checkpoint_id == 2
+        assert future_of(coordinator, "asked").result(0).checkpoint_id == 2
 
     def test_the_end_of_a_run_ends_no_aligned_checkpoint(self, job: AlignedJob) -> None:
         take(job, job.coordinator())

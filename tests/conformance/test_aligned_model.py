@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, Req
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan
-from tests.aligned_job import JOB
+from tests.aligned_job import JOB, SAVEPOINT, future_of
 from tests.conformance.test_aligned_checkpoints import faulty, is_loadable, on_sqlite
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
@@ -47,7 +47,9 @@ class AlignedMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1), is_savepoint=st.booleans())
     def trigger(self, who: int, is_savepoint: bool) -> None:
         coordinator = self.coordinators[who]
-        future = coordinator.trigger_savepoint() if is_savepoint else coordinator.trigger_checkpoint(CHECKPOINT)
+        future = (
+            coordinator.trigger_checkpoint(SAVEPOINT) if is_savepoint else coordinator.trigger_checkpoint(CHECKPOINT)
+        )
         self.calls[future.request_key] = 0
         future.add_done_callback(self._count)
 
@@ -119,7 +121,7 @@ class AlignedMachine(RuleBasedStateMachine):
         reader = self.coordinators[0]
         for request in self.job.jobs.describe(JOB).requests:
             if request.properties.is_savepoint and request.status is RequestStatus.COMPLETED:
-                future = reader.future_of(request.request_key)
+                future = future_of(reader, request.request_key)
                 for stream in private_states(future.result(0).operator_states.values()):
                     assert isinstance(stream, FileStateHandle)
                     assert self.job.storage.exists(stream.uri)

@@ -120,7 +120,6 @@ class CheckpointAborter:
             scope=scope,
             reason=error.reason,
             message=message_of(error),
-            attempt_id=attempt_id,
             **fields,
         )
         aborted = components.rows.abort(message)

@@ -39,7 +39,6 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
     CheckpointFuture,
     CheckpointFutures,
     FutureWaiter,
-    StopWithSavepoint,
     TriggerKind,
     as_checkpoint_exception,
     properties_of,
@@ -65,7 +64,6 @@ from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     JobStatus,
     RestoreMode,
-    SavepointFormat,
 )
 from airflow_provider_statecheck.checkpoint.records import Clock, SnapshotRequest
 from airflow_provider_statecheck.exceptions import (
@@ -253,84 +251,6 @@ class CheckpointCoordinator:
         self._trigger_next()
         return future
 
-    def trigger_savepoint(
-        self,
-        target: str | None = None,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-        *,
-        request_key: str | None = None,
-    ) -> CheckpointFuture:
-        """
-        Request a savepoint; it subsumes no checkpoints, and tasks are not notified of its completion.
-
-        :param target: The parent directory, ``None`` for the configured default.
-        :param savepoint_format: The format of the savepoint.
-        :param request_key: An idempotency key; requests with the same key are the same request.
-        :raises InvalidConfigurationError: if there is neither a target nor a default.
-        """
-        properties = CheckpointProperties.for_savepoint(savepoint_format=savepoint_format)
-        return self.trigger_checkpoint(properties, target, request_key=request_key)
-
-    def trigger_synchronous_savepoint(
-        self,
-        terminate: bool,
-        target: str | None = None,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-        *,
-        request_key: str | None = None,
-    ) -> CheckpointFuture:
-        """
-        Request a savepoint after which the tasks wait for its completion.
-
-        :param terminate: Whether the tasks end after the completion.
-        :param target: The parent directory, ``None`` for the configured default.
-        :param savepoint_format: The format of the savepoint.
-        :param request_key: An idempotency key; requests with the same key are the same request.
-        :raises InvalidConfigurationError: if there is neither a target nor a default.
-        """
-        properties = CheckpointProperties.for_sync_savepoint(terminate=terminate, savepoint_format=savepoint_format)
-        return self.trigger_checkpoint(properties, target, request_key=request_key)
-
-    def stop_with_savepoint(
-        self,
-        terminate: bool,
-        target: str | None = None,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-        *,
-        fail_job: Callable[[Exception], None],
-    ) -> StopWithSavepoint:
-        """
-        Stop periodic checkpoints and request the savepoint with which the job stops.
-
-        After all tasks have ended, the caller passes their statuses to the returned object.
-
-        :param terminate: Whether the tasks end after the completion.
-        :param target: The parent directory, ``None`` for the configured default.
-        :param savepoint_format: The format of the savepoint.
-        :param fail_job: A callback that fails the job if a task does not finish.
-        :raises InvalidConfigurationError: if there is neither a target nor a default.
-        """
-        was_periodic = self.is_periodic_checkpointing_started
-        if was_periodic:
-            self.stop_checkpoint_scheduler()
-
-        def restart() -> None:
-            if was_periodic and not self._is_shut_down:
-                self.start_checkpoint_scheduler()
-
-        stop = StopWithSavepoint(restart, fail_job)
-        try:
-            future = self.trigger_synchronous_savepoint(terminate, target, savepoint_format)
-        except InvalidConfigurationError:
-            restart()
-            raise
-        future.add_done_callback(lambda ended: _forward_savepoint(stop, ended))
-        return stop
-
-    def future_of(self, request_key: str) -> CheckpointFuture:
-        """Return the future of a request, which any process may have made."""
-        return self._futures.of(request_key)
-
     def receive_acknowledge_message(self, message: AcknowledgeMessage | None, sender: str = "") -> bool:
         """
         Handle the acknowledgement of an operator.
@@ -372,23 +292,6 @@ class CheckpointCoordinator:
                     log.debug("Ignored a decline of checkpoint %s (%s)", message.checkpoint_id, sender)
             except StaleAttemptError as error:
                 log.warning("Ignored a decline after a change of the leader: %s", error)
-            self._trigger_next()
-
-    def fail_unacknowledged_for(self, attempt_id: str, cause: Exception) -> None:
-        """
-        Abort the pending checkpoints that a failed attempt has not acknowledged.
-
-        :param attempt_id: The failed attempt.
-        :param cause: The error of the attempt.
-        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; the call may be repeated.
-        """
-        error = CheckpointException(CheckpointFailureReason.TASK_FAILURE_DURING_CHECKPOINT, cause)
-        with self._components.raising_job_failures():
-            try:
-                with as_checkpoint_exception():
-                    self._aborter.abort(AbortScope.ATTEMPT, error, attempt_id=attempt_id)
-            except StaleAttemptError as stale:
-                log.warning("Ignored a failed task after a change of the leader: %s", stale)
             self._trigger_next()
 
     def start_checkpoint_scheduler(self) -> None:
@@ -595,12 +498,3 @@ def _refusal(error: Exception) -> CheckpointException:
     if isinstance(error, StaleAttemptError):
         return CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, error)
     return failure_of(error)
-
-
-def _forward_savepoint(stop: StopWithSavepoint, future: CheckpointFuture) -> None:
-    try:
-        pointer = future.result(0).external_pointer
-    except Exception as error:
-        stop.handle_savepoint_creation(error=error)
-        return
-    stop.handle_savepoint_creation(pointer)

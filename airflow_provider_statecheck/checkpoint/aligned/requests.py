@@ -1,16 +1,15 @@
-"""Requests for checkpoints, their futures, and stop-with-savepoint."""
+"""Requests for checkpoints and their futures."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from threading import Condition
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OutcomeOf, RequestOutcome
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
@@ -24,9 +23,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.exceptions import (
-    CheckpointError,
     CheckpointNotFoundError,
-    CoordinatorError,
     InvalidConfigurationError,
     StaleAttemptError,
     StateCheckError,
@@ -303,91 +300,6 @@ def _run_callback(callback: Callable[[CheckpointFuture], object], future: Checkp
         callback(future)
     except Exception:
         log.exception("A callback of request %s failed", future.request_key)
-
-
-class StopWithSavepoint:
-    """
-    Progress of a stop with a savepoint: the savepoint is created first, then the tasks end.
-
-    :param restart_scheduler: A callback that restarts periodic checkpoints if the savepoint fails.
-    :param fail_job: A callback that fails the job if a task does not finish.
-    """
-
-    def __init__(self, restart_scheduler: Callable[[], None], fail_job: Callable[[Exception], None]) -> None:
-        self._restart_scheduler = restart_scheduler
-        self._fail_job = fail_job
-        self._changed = Condition()
-        self._pointer: str | None = None
-        self._error: Exception | None = None
-        self._is_ended = False
-
-    def done(self) -> bool:
-        """Return whether the stop has succeeded or failed."""
-        return self._is_ended
-
-    def result(self, timeout: float | None = None) -> str:
-        """
-        Wait for the end and return the location of the savepoint.
-
-        :param timeout: The longest wait in seconds, ``None`` for no limit.
-        :raises CheckpointError: if the job did not stop; the message contains the location of a completed savepoint.
-        :raises TimeoutError: if the job has not stopped within the timeout.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._is_ended, timeout):
-                raise TimeoutError(f"The job has not stopped with a savepoint within {timeout} seconds.")
-        if self._pointer is None or self._error is not None:
-            raise self._error or CoordinatorError("Expected a savepoint or an error, found neither.")
-        return self._pointer
-
-    def handle_savepoint_creation(self, pointer: str | None = None, error: Exception | None = None) -> None:
-        """
-        Record the result of the savepoint.
-
-        :param pointer: The location of the completed savepoint.
-        :param error: The error of the failed savepoint.
-        :raises InvalidConfigurationError: unless exactly one of them is given.
-        :raises CoordinatorError: if a result was recorded before.
-        """
-        if (pointer is None) == (error is None):
-            raise InvalidConfigurationError("Expected either a savepoint or an error, found both or neither.")
-        with self._changed:
-            if self._is_ended or self._pointer is not None:
-                raise CoordinatorError("Expected one result of the savepoint, found a second one.")
-            self._pointer = pointer
-        if error is not None:
-            self._end(error)
-            self._restart_scheduler()
-
-    def handle_executions_termination(self, statuses: Sequence[ExecutionStatus]) -> None:
-        """
-        Record the final statuses of the tasks.
-
-        :param statuses: The statuses of all tasks.
-        :raises CoordinatorError: before the savepoint was created, or if statuses were recorded before.
-        """
-        with self._changed:
-            if self._is_ended or self._pointer is None:
-                raise CoordinatorError(
-                    "Expected the statuses of the tasks once and after the savepoint, found them out of order."
-                )
-        unfinished = sorted({status.value for status in statuses if status is not ExecutionStatus.FINISHED})
-        if not unfinished:
-            self._end(None)
-            return
-        error = CheckpointError(
-            f"Expected all tasks to finish after the savepoint {self._pointer}, found {', '.join(unfinished)}; the savepoint "
-            f"is retained, and the job restarts.",
-            pointer=self._pointer,
-        )
-        self._end(error)
-        self._fail_job(error)
-
-    def _end(self, error: Exception | None) -> None:
-        with self._changed:
-            self._error = error
-            self._is_ended = True
-            self._changed.notify_all()
 
 
 @contextmanager

@@ -192,8 +192,6 @@ class AbortScope(StrEnum):
     """The pending checkpoint of a request; a request without a checkpoint fails."""
     QUEUED = "queued"
     """No checkpoint; a request without a checkpoint fails."""
-    ATTEMPT = "attempt"
-    """The pending checkpoints that an attempt has not acknowledged."""
     EXPIRED = "expired"
     """The pending checkpoints whose timeout has passed."""
     OLDER = "older"
@@ -214,7 +212,6 @@ class AbortCheckpoints:
     message: str = ""
     checkpoint_id: int = 0
     request_key: str = ""
-    attempt_id: str = ""
     finalizer: str | None = None
     lease_until: datetime | None = None
     uids: dict[str, str] = field(default_factory=dict)

@@ -379,9 +379,6 @@ def _includes_pending(tx: JobTransaction, message: AbortCheckpoints, pending: Ch
         case AbortScope.REQUEST:
             request = tx.request(message.request_key)
             return request is not None and request.checkpoint_id == pending.checkpoint_id
-        case AbortScope.ATTEMPT:
-            own = acknowledgement_of(tx.acknowledgements(pending.checkpoint_id), message.attempt_id)
-            return own is not None and not own.is_acknowledged
         case AbortScope.EXPIRED:
             return pending.expires_at <= tx.now
         case AbortScope.OLDER:

@@ -121,12 +121,10 @@ def test_the_last_acknowledgement_hands_out_the_finalization_again_if_it_is_repe
 def aborting(job: AlignedJob, scope: AbortScope) -> AbortCheckpoints:
     assert job.leader is not None
     reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-    return AbortCheckpoints(leader=job.leader, scope=scope, reason=reason, checkpoint_id=1, attempt_id="try")
+    return AbortCheckpoints(leader=job.leader, scope=scope, reason=reason, checkpoint_id=1)
 
 
-@pytest.mark.parametrize(
-    "scope", [AbortScope.CHECKPOINT, AbortScope.ATTEMPT, AbortScope.EXPIRED, AbortScope.EVERYTHING]
-)
+@pytest.mark.parametrize("scope", [AbortScope.CHECKPOINT, AbortScope.EXPIRED, AbortScope.EVERYTHING])
 def test_a_repeated_abort_returns_what_it_aborted_and_another_one_returns_nothing(
     job: AlignedJob, scope: AbortScope
 ) -> None:

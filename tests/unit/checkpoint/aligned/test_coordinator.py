@@ -26,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from tests.aligned_job import JOB_NAME, AlignedJob, AlignedTask, NoWaiting
+from tests.aligned_job import JOB_NAME, SAVEPOINT, AlignedJob, AlignedTask, NoWaiting, future_of
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 Reason = CheckpointFailureReason
@@ -169,7 +169,7 @@ def test_more_than_may_be_pending_wait_until_one_ends(job: AlignedJob) -> None:
 def test_forced_savepoint_is_taken_beside_others(job: AlignedJob) -> None:
     coordinator = job.coordinator()
     coordinator.trigger_checkpoint(CHECKPOINT)
-    assert coordinator.trigger_savepoint().checkpoint_id == 2
+    assert coordinator.trigger_checkpoint(SAVEPOINT).checkpoint_id == 2
 
 
 def test_task_that_does_not_run_fails_the_request(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -220,7 +220,7 @@ def test_full_queue_refuses_the_least_important(job: AlignedJob) -> None:
 def test_savepoint_without_any_directory_is_an_argument_error(job: AlignedJob) -> None:
     job.savepoint_dir = None
     with pytest.raises(InvalidConfigurationError, match=r"execution\.checkpointing\.savepoint-dir"):
-        job.coordinator().trigger_savepoint()
+        job.coordinator().trigger_checkpoint(SAVEPOINT)
 
 
 def test_hooks_are_called_after_coordinators_and_kept(job: AlignedJob) -> None:
@@ -313,7 +313,7 @@ def test_operator_that_has_not_begun_keeps_its_state_over_subsumption(job: Align
 
 
 def test_tasks_of_a_savepoint_are_told_where_it_goes(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    coordinator.trigger_savepoint()
+    coordinator.trigger_checkpoint(SAVEPOINT)
     options = job.tasks[0].told[0][2]
     assert options.checkpoint_type is CheckpointType.SAVEPOINT
     assert options.target_location.path == job.location(1)
@@ -326,7 +326,7 @@ def test_completed_checkpoint_subsumes_earlier_pending_ones_but_no_savepoint(
     job: AlignedJob, coordinator: CheckpointCoordinator
 ) -> None:
     savepoint, earlier, _ = (
-        coordinator.trigger_savepoint(),
+        coordinator.trigger_checkpoint(SAVEPOINT),
         coordinator.trigger_checkpoint(CHECKPOINT),
         coordinator.trigger_checkpoint(CHECKPOINT),
     )
@@ -339,7 +339,7 @@ def test_savepoint_neither_subsumes_nor_notifies(job: AlignedJob, coordinator: C
     coordinator.trigger_checkpoint(CHECKPOINT)
     job.acknowledge_all(coordinator, 1)
     pending = coordinator.trigger_checkpoint(CHECKPOINT)
-    savepoint = coordinator.trigger_savepoint()
+    savepoint = coordinator.trigger_checkpoint(SAVEPOINT)
     job.acknowledge_all(coordinator, 3)
     assert savepoint.result(0).checkpoint_id == 3
     assert not pending.done()
@@ -583,7 +583,7 @@ def test_part_of_the_subtasks_is_refused_where_all_or_nothing_is_asked(job: Alig
 def test_savepoint_is_restored_and_ids_go_on_after_it(
     job: AlignedJob, coordinator: CheckpointCoordinator, mode: RestoreMode
 ) -> None:
-    savepoint = coordinator.trigger_savepoint()
+    savepoint = coordinator.trigger_checkpoint(SAVEPOINT)
     job.acknowledge_all(coordinator, 1)
     pointer = savepoint.result(0).external_pointer
     restored = coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
@@ -600,71 +600,12 @@ def test_savepoint_is_restored_and_ids_go_on_after_it(
 
 
 def test_savepoint_is_not_restored_below_newer_checkpoints(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    savepoint = coordinator.trigger_savepoint()
+    savepoint = coordinator.trigger_checkpoint(SAVEPOINT)
     job.acknowledge_all(coordinator, 1)
     coordinator.trigger_checkpoint(CHECKPOINT)
     job.acknowledge_all(coordinator, 2)
     with pytest.raises(CoordinatorError, match="newer"):
         coordinator.restore_savepoint(savepoint.result(0).external_pointer, job.tasks)
-
-
-# Stop with a savepoint
-
-
-def stopping(job: AlignedJob, *, terminate: bool = True) -> tuple[CheckpointCoordinator, Any, list[Exception]]:
-    coordinator = job.coordinator(checkpoint_interval=timedelta(minutes=1))
-    coordinator.start_checkpoint_scheduler()
-    failures: list[Exception] = []
-    return coordinator, coordinator.stop_with_savepoint(terminate, fail_job=failures.append), failures
-
-
-@pytest.mark.parametrize("terminate", [True, False])
-def test_job_stops_with_a_savepoint(job: AlignedJob, terminate: bool) -> None:
-    coordinator, stop, failures = stopping(job, terminate=terminate)
-    kind = CheckpointType.SAVEPOINT_TERMINATE if terminate else CheckpointType.SAVEPOINT_SUSPEND
-    assert job.tasks[0].told[-1][2].checkpoint_type is kind
-    job.acknowledge_all(coordinator, 1)
-    assert job.tasks[0].heard("complete") == [1]
-    stop.handle_executions_termination([ExecutionStatus.FINISHED] * 2)
-    assert stop.result(0) == job.location(1)
-    assert not coordinator.is_periodic_checkpointing_started
-    assert failures == []
-
-
-def test_failed_savepoint_lets_the_job_go_on(job: AlignedJob) -> None:
-    coordinator, stop, failures = stopping(job)
-    coordinator.receive_decline_message(job.decline(job.tasks[0], 1))
-    with pytest.raises(CheckpointException):
-        stop.result(0)
-    assert coordinator.is_periodic_checkpointing_started
-    assert failures == []
-
-
-def test_task_that_does_not_finish_restarts_the_job_and_keeps_the_savepoint(job: AlignedJob) -> None:
-    coordinator, stop, failures = stopping(job)
-    job.acknowledge_all(coordinator, 1)
-    stop.handle_executions_termination([ExecutionStatus.FINISHED, ExecutionStatus.FAILED])
-    with pytest.raises(Exception, match=job.location(1)):
-        stop.result(0)
-    assert len(failures) == 1
-    assert not coordinator.is_periodic_checkpointing_started
-    assert job.storage.allowing(job.location(1)).exists(f"{job.location(1)}/_metadata")
-
-
-@pytest.mark.parametrize(
-    ("step", "error"),
-    [
-        (lambda stop: stop.handle_executions_termination([]), CoordinatorError),
-        (lambda stop: stop.handle_savepoint_creation(), InvalidConfigurationError),
-        (lambda stop: stop.handle_savepoint_creation("p", RuntimeError()), InvalidConfigurationError),
-    ],
-)
-def test_steps_out_of_order_are_errors(job: AlignedJob, step: Callable[[Any], None], error: type[Exception]) -> None:
-    _, stop, _ = stopping(job)
-    with pytest.raises(error):
-        step(stop)
-    with pytest.raises(TimeoutError):
-        stop.result(0)
 
 
 # Futures
@@ -685,7 +626,7 @@ def test_future_gives_up_after_its_timeout(job: AlignedJob, coordinator: Checkpo
 
 
 def test_future_of_a_request_nobody_made_fails(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    assert reason_of(coordinator.future_of("nobody")) is Reason.UNSPECIFIED
+    assert reason_of(future_of(coordinator, "nobody")) is Reason.UNSPECIFIED
 
 
 def test_callbacks_are_called_once_and_may_fail(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:

@@ -283,15 +283,3 @@ def test_state_of_a_declined_checkpoint_goes_and_the_row_says_so(
     coordinator.receive_decline_message(job.decline(job.tasks[1], 1))
     assert not job.storage.exists(location)
     assert job.jobs.describe(job.job_id).checkpoints[0].discarded_at is not None
-
-
-def test_failed_attempt_aborts_what_it_had_not_acknowledged(
-    job: AlignedJob, coordinator: CheckpointCoordinator
-) -> None:
-    first, second = (coordinator.trigger_checkpoint(CHECKPOINT) for _ in range(2))
-    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
-    coordinator.fail_unacknowledged_for(job.tasks[0].attempt_id, RuntimeError("lost"))
-    assert not first.done()
-    error = second.exception(0)
-    assert error is not None
-    assert error.reason is CheckpointFailureReason.TASK_FAILURE_DURING_CHECKPOINT

@@ -38,7 +38,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SnapshotClaimedError,
 )
-from tests.aligned_job import AlignedJob, AlignedTask
+from tests.aligned_job import SAVEPOINT, AlignedJob, AlignedTask, future_of
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 Reason = CheckpointFailureReason
@@ -52,7 +52,7 @@ def take(job: AlignedJob, coordinator: CheckpointCoordinator, what: Any = CHECKP
 
 
 def savepoint(job: AlignedJob, coordinator: CheckpointCoordinator) -> str:
-    future = coordinator.trigger_savepoint()
+    future = coordinator.trigger_checkpoint(SAVEPOINT)
     assert future.checkpoint_id is not None
     job.acknowledge_all(coordinator, future.checkpoint_id)
     return future.result(0).external_pointer
@@ -268,7 +268,9 @@ def test_savepoints_and_full_checkpoints_hold_copies_of_carried_state(job: Align
     take(job, coordinator)
     job.tasks[1].status = ExecutionStatus.NOT_STARTED
     future = (
-        coordinator.trigger_savepoint() if what == "savepoint" else coordinator.trigger_checkpoint(TriggerKind.FULL)
+        coordinator.trigger_checkpoint(SAVEPOINT)
+        if what == "savepoint"
+        else coordinator.trigger_checkpoint(TriggerKind.FULL)
     )
     job.acknowledge_all(coordinator, 2)
     completed = future.result(0)
@@ -356,7 +358,7 @@ def test_a_request_ends_with_its_checkpoint_whatever_key_triggered_it(job: Align
             properties=properties,
         )
         transitions.abort(tx, pending, Reason.IO_EXCEPTION)
-    error = coordinator.future_of("asked").exception(0)
+    error = future_of(coordinator, "asked").exception(0)
     assert error is not None
     assert error.reason is Reason.IO_EXCEPTION
 
@@ -371,7 +373,6 @@ def unavailable(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda job, c, f: c.fail_unacknowledged_for(job.tasks[0].attempt_id, RuntimeError("task")),
         lambda job, c, f: c.stop_checkpoint_scheduler(),
         lambda job, c, f: f.done(),
         lambda job, c, f: f.result(0),
@@ -394,14 +395,6 @@ def test_rows_that_do_not_answer_are_an_io_exception_with_its_cause(
     assert future.result(0).checkpoint_id == 1
 
 
-def test_failed_task_of_an_earlier_leader_is_left_to_the_present_one(job: AlignedJob) -> None:
-    coordinator = job.coordinator()
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.lead()
-    coordinator.fail_unacknowledged_for(job.tasks[0].attempt_id, RuntimeError("task"))
-    assert job.status(1) == "pending"
-
-
 @pytest.mark.parametrize("what", ["request", "checkpoint"])
 def test_future_whose_rows_were_pruned_says_so(job: AlignedJob, coordinator: CheckpointCoordinator, what: str) -> None:
     coordinator.trigger_checkpoint(CHECKPOINT, request_key="k")
@@ -411,7 +404,7 @@ def test_future_whose_rows_were_pruned_says_so(job: AlignedJob, coordinator: Che
             tx.remove_requests(("k",))
         else:
             tx.remove_checkpoints((1,))
-    error = coordinator.future_of("k").exception(0)
+    error = future_of(coordinator, "k").exception(0)
     assert error is not None
     assert error.reason is Reason.UNSPECIFIED
     assert "pruned" in str(error)
@@ -424,7 +417,7 @@ def test_futures_do_not_read_the_whole_job(
     job.acknowledge_all(coordinator, 1)
     monkeypatch.setattr(job.jobs, "describe", unavailable)
     assert future.done()
-    assert coordinator.future_of(future.request_key).result(0).checkpoint_id == 1
+    assert future_of(coordinator, future.request_key).result(0).checkpoint_id == 1
 
 
 # Statistics
