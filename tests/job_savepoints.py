@@ -125,12 +125,17 @@ def job_document(parts: Sequence[CheckpointDocument], empty: Sequence[str] = ())
     )
 
 
-def begin_savepoint(rows: AlignedCheckpoints, operator_id: OperatorId, job_name: str = "sales") -> CheckpointRecord:
+def begin_savepoint(
+    rows: AlignedCheckpoints,
+    operator_id: OperatorId,
+    job_name: str = "sales",
+    properties: CheckpointProperties | None = None,
+) -> CheckpointRecord:
     """Begin a savepoint of a whole job that awaits one operator."""
     key, location = new_key(), f"memory://savepoints/savepoint-{job_id_of(job_name)[:6]}-000000000002"
     leader = rows.lead(make_leadership(job_name=job_name))
     choice = ChooseRequest(leader=leader, decider=CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0))
-    properties = CheckpointProperties.for_savepoint(force=False)
+    properties = properties or CheckpointProperties.for_savepoint(force=False)
     rows.enqueue(EnqueueRequest(leader=leader, decider=choice.decider, request_key=key, properties=properties))
     begun = rows.begin(
         BeginCheckpoint(

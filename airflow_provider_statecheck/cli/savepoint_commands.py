@@ -139,8 +139,9 @@ def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGa
 def _status_of(request: SnapshotRequest, awaited: tuple[str, ...], *, has_waited: bool) -> Exit:
     if request.status.is_open:
         stages = f" of {', '.join(awaited)}" if awaited else ""
+        what = "end" if request.properties.is_terminate else "next checkpoint"
         print_message(
-            f"The savepoint awaits the next checkpoint{stages}; the maintenance Dag or 'airflow statecheck gc' then completes it."
+            f"The savepoint awaits the {what}{stages}; the maintenance Dag or 'airflow statecheck gc' then completes it."
         )
     is_late = request.status.is_open and has_waited
     return Exit.FOUND if is_late or request.status is RequestStatus.FAILED else Exit.DONE

@@ -193,8 +193,8 @@ class StatecheckHook(BaseHook):
         :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
         :raises CheckpointNotFoundError: There is no such job, or a stage has no state that is retained.
         :raises CheckpointDeclinedError: A stage could not give its part.
-        :raises CheckpointExpiredError: The stages have not given their parts within the timeout, or have not stopped; then
-            the savepoint is complete, and ``pointer`` is its directory.
+        :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
+        :raises CheckpointError: The savepoint is complete, and a stage did not stop within the timeout.
         :raises InvalidConfigurationError: ``stop`` has another value, or there is no directory for savepoints.
         """
         from airflow_provider_statecheck.checkpoint.ids import new_key

@@ -41,6 +41,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
+    CheckpointError,
     CheckpointExpiredError,
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -148,18 +149,19 @@ class WholeJobSavepoints:
 
         :param timeout: The longest wait in seconds.
         :raises CheckpointDeclinedError: The savepoint failed.
-        :raises CheckpointExpiredError: It was not complete within the timeout, and remains requested, or the job has not stopped.
+        :raises CheckpointExpiredError: It was not complete within the timeout; it remains requested.
+        :raises CheckpointError: It is complete, and a stage did not stop within the timeout; ``pointer`` is its directory.
         """
         request, awaited = self.wait_for(job_id, request_key, timeout)
         taken = None if request.checkpoint_id is None else self.maintenance.checkpoint(job_id, request.checkpoint_id)
         if request.status is RequestStatus.COMPLETED and taken is not None:
             if awaited:
-                raise CheckpointExpiredError(unstopped(awaited, taken.location), pointer=taken.location)
+                raise CheckpointError(unstopped(awaited, taken.location), pointer=redact(taken.location))
             return taken.location
         if request.status.is_open:
             raise CheckpointExpiredError(
                 f"Expected a savepoint within {timeout:.0f} seconds, found that it awaits {', '.join(awaited) or 'its files'}; "
-                f"the maintenance Dag completes it when they have taken their next checkpoints."
+                f"the maintenance Dag completes it when they have {_awaited_of(request)}."
             )
         raise CheckpointDeclinedError(f"The savepoint failed: {request.failure_message}")
 
@@ -429,6 +431,10 @@ def unstopped(uids: Iterable[str], pointer: str) -> str:
         f"Expected all stages to stop with savepoint {redact(pointer)}, found that {', '.join(uids)} still run; the savepoint is "
         f"complete and retained, so stop their tasks in Airflow."
     )
+
+
+def _awaited_of(request: SnapshotRequest) -> str:
+    return "ended" if request.properties.is_terminate else "taken their next checkpoints"
 
 
 def _request_in(view: JobView, request_key: str) -> SnapshotRequest:

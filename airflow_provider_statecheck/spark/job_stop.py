@@ -50,6 +50,8 @@ class JobStop:
         ended = self._ended(savepoint)
         if ended is not None and ended.completed_at is not None:
             raise _stopped(ended)
+        if self._released.is_set():
+            return
         reason = ended.failure_message if ended is not None and ended.failure_message else "it was not taken in time"
         log.warning("The job does not stop, because savepoint %s failed: %s", savepoint.checkpoint_id, reason)
 

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from typing_extensions import override
 
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
@@ -22,6 +24,7 @@ from tests.airflow.examples import ROOT, Examples
 pytestmark = pytest.mark.airflow
 
 SUCCESS = "success"
+MOST_COLLECTIONS = 20
 OUTPUTS = ("payments", "report", "audit")
 SECOND, THIRD = 10, 20
 """Numbers of the first payments in the second and the third file, which are the second and the third increment."""
@@ -68,6 +71,15 @@ class Pipelines(Examples):
         finally:
             with gate.open("w"):
                 gate.unlink()
+
+    def collected_savepoint(self, job: str) -> CheckpointRecord:
+        """Let garbage collection take the savepoint of a job, and return it when it is complete."""
+        for _ in range(MOST_COLLECTIONS):
+            self.statecheck("gc", f"test/{job}")
+            taken = [c for c in self.job(job).checkpoints if c.properties.is_savepoint and c.completed_at is not None]
+            if taken:
+                return taken[0]
+        raise AssertionError(f"Expected a complete savepoint of job {job}, found none:\n{self.log}")
 
     def committed(self, job: str, output: str, up_to: float = inf) -> Bag[str]:
         """Return the rows that the checkpoints of a job up to one have committed."""
@@ -119,3 +131,30 @@ def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run
         "audit": pipelines.committed("rehearsal", "audit"),
     }
     assert found == undisturbed
+
+
+def test_a_job_that_was_stopped_with_a_savepoint_goes_on_from_there_and_can_be_put_back_to_it(
+    pipelines: Pipelines,
+) -> None:
+    assert pipelines.run("undisturbed") == SUCCESS, pipelines.log
+    undisturbed = pipelines.outputs("undisturbed")
+    with pipelines.closed_gates(SECOND) as reached:
+        pipelines.start("suspended")
+        with pipelines.at_next_gate(reached):
+            pipelines.statecheck("savepoint", "test/suspended", "--stop", "suspend", "--no-wait")
+        savepoint = pipelines.collected_savepoint("suspended")
+        assert pipelines.end() == "failed", pipelines.log
+    assert f"stopped with a savepoint of its job, as requested: {savepoint.location}" in pipelines.log
+    document = load_document(CheckpointStorage.open(savepoint.location), savepoint)
+    [report] = [part for part in document.parts if part.uid == "report"]
+    job = pipelines.job("suspended")
+    assert {operator.uid for operator in job.operators} == {"load[de]", "load[fr]", "report", ALIGNED_UID}
+    [tried] = [a for a in job.attempts if a.operator_id == report.operator_id]
+    newest = job.of_operator(tried.operator_id)[-1]
+    assert (tried.status, report.checkpoint_id) == (AttemptStatus.FAILED, newest.checkpoint_id)
+
+    assert pipelines.run("suspended") == SUCCESS, pipelines.log
+    assert pipelines.outputs("suspended") == undisturbed
+    pipelines.statecheck("restore", "test/suspended", "--from", savepoint.location, "--yes")
+    assert pipelines.run("suspended") == SUCCESS, pipelines.log
+    assert pipelines.outputs("suspended") == undisturbed

@@ -10,8 +10,10 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
-from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
+from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
+from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient, HttpGateway
 from airflow_provider_statecheck.maintenance.actions import MAINTENANCE, SAVEPOINTS
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -54,6 +56,37 @@ class JobSavepointsOverHttp(OverHttp):
         assert savepoint is not None
         document = load_document(CheckpointStorage.open(f"{tmp_path}/savepoints"), savepoint)
         assert [(part.uid, part.checkpoint_id) for part in document.parts] == [("aggregate", taken.checkpoint_id)]
+
+    @pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT_SUSPEND, CheckpointType.SAVEPOINT_TERMINATE])
+    def test_a_job_stops_with_it(
+        self,
+        service: WholeJobSavepoints,
+        api: ApiProcess,
+        engine: Engine,
+        clock: ManualClock,
+        tmp_path: Path,
+        kind: CheckpointType,
+    ) -> None:
+        stage = WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"), clock, SqlJobStore(engine, clock))
+        client = HttpClient(api.url)
+        stage.coordinator = HttpGateway(client, ClaimedTask(client))  # type: ignore[assignment]
+        job_id, key = job_id_of(JOB), new_key()
+        running = stage.attempt(driver={"pause": lambda _: service.take(job_id)})
+        service.request(service.maintenance.describe(job_id), kind=kind, request_key=key)
+        clock.advance(1)
+        if kind is CheckpointType.SAVEPOINT_SUSPEND:
+            with pytest.raises(StoppedWithSavepointError) as stopped:
+                stage.take(running, stage.snapshot(running, "orders"))
+            running.fail(stopped.value)
+        else:
+            stage.take(running, stage.snapshot(running, "orders"))
+            assert service.take(job_id) == ("aggregate",)
+            running.finish(AttemptStatus.FINISHED)
+        request, awaited = service.wait_for(job_id, key, 0)
+        assert (request.status, awaited) == (RequestStatus.COMPLETED, ())
+        savepoint = service.maintenance.checkpoint(job_id, request.checkpoint_id or 0)
+        assert savepoint is not None
+        assert savepoint.properties.snapshot_type is kind
 
     def test_a_request_whose_process_ended_while_it_triggered_begins_another_checkpoint(
         self, service: WholeJobSavepoints, engine: Engine, clock: ManualClock, tmp_path: Path

@@ -19,17 +19,19 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
 )
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
     BeginSavepoint,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
     DisposeSavepoint,
     EndSavepoint,
     FinishAttempt,
+    OpenEffects,
     PendingCheckpoint,
     PinParts,
     RequestSavepoint,
@@ -162,6 +164,48 @@ class SavepointContract:
         own = self.trigger(coordinator, running, self.ask(savepoints, running))
         with pytest.raises(CheckpointNotFoundError, match="pending one of the whole job"):
             savepoints.pin(PinParts(job_id=JOB, checkpoint_id=own.checkpoint_id, parts={}))
+
+    def test_an_attempt_is_told_that_its_job_suspends_when_it_has_given_its_part(
+        self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock, running: AttemptRef
+    ) -> None:
+        properties = CheckpointProperties.for_sync_savepoint(terminate=False)
+        begun = self.begin_of_job(store, running, properties)
+        clock.advance(1)
+        assert self.confirmed(coordinator, running, 1).stop is None, "it is from before the trigger"
+        reply = complete_checkpoint(coordinator, running, has_commit=True)
+        assert (reply.effects.stop, reply.checkpoint is None) == (None, False), "its commits are open"
+        assert reply.checkpoint is not None
+        stop = self.confirmed(coordinator, running, reply.checkpoint.checkpoint_id).stop
+        assert (
+            stop
+            == coordinator.checkpoint(JOB, begun.checkpoint_id)
+            == complete_checkpoint(coordinator, running).effects.stop
+        )
+        clock.advance(61)
+        assert complete_checkpoint(coordinator, running).effects.stop is None, "it has expired"
+
+    @pytest.mark.parametrize("terminate", [None, True])
+    def test_an_attempt_is_not_told_of_other_savepoints_of_its_job(
+        self, store: JobStore, coordinator: AttemptCoordinator, running: AttemptRef, terminate: bool | None
+    ) -> None:
+        properties = CheckpointProperties.for_savepoint()
+        if terminate:
+            properties = CheckpointProperties.for_sync_savepoint(terminate=True)
+        self.begin_of_job(store, running, properties)
+        assert complete_checkpoint(coordinator, running).effects.stop is None
+
+    def begin_of_job(self, store: JobStore, attempt: AttemptRef, properties: CheckpointProperties) -> CheckpointRecord:
+        """Begin a savepoint of the whole job that a user has requested."""
+        begun = begin_savepoint(AlignedCheckpoints(store), attempt.operator_id, properties=properties)
+        with store.transaction(JOB) as tx:
+            for request in tx.open_requests(ALIGNED_OPERATOR_ID):
+                tx.save_request(replace(request, requested_by="anna"))
+        return begun
+
+    @staticmethod
+    def confirmed(coordinator: AttemptCoordinator, attempt: AttemptRef, checkpoint_id: int) -> OpenEffects:
+        """Confirm the commits of a checkpoint."""
+        return coordinator.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(checkpoint_id,)))
 
     @staticmethod
     def pinned(store: JobStore) -> list[int]:

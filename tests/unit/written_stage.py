@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,15 @@ class WrittenStage:
         self.actions = JobActions(self.store, self.savepoints, JobRewinding(self.store, UnknownLiveness()))
         self.maintenance = JobMaintenance(self.store, self.runs, NoTokens(), self.clock)
 
-    def attempt(self, job: str = JOB, **changes: Any) -> StageAttempt:
-        """Begin an attempt that retains one checkpoint."""
+    def attempt(self, job: str = JOB, *, driver: Mapping[str, Any] | None = None, **changes: Any) -> StageAttempt:
+        """
+        Begin an attempt that retains one checkpoint.
+
+        :param driver: Other arguments of the attempt, such as its clock.
+        :param changes: Fields of the registration.
+        """
         values = {"job_name": job, "storage_base": self.storage.base_uri, "num_retained": 1} | changes
-        return StageAttempt(self.coordinator, self.storage, make_registration(**values))
+        return StageAttempt(self.coordinator, self.storage, make_registration(**values), **driver or {})
 
     def snapshot(self, attempt: StageAttempt, name: str, rows: int = 1000) -> SnapshotHandle:
         """Write a snapshot of two files."""

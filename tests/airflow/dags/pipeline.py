@@ -35,6 +35,7 @@ def pipeline(name: str, **arguments: Any) -> DAG:
 
 undisturbed = pipeline("undisturbed")
 disturbed = pipeline("disturbed")
+suspended = pipeline("suspended")
 rehearsal = pipeline(
     "rehearsal",
     from_savepoint="{{ params.pointer }}",

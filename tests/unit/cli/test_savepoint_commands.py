@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
     ConfirmRestore,
@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
 )
 from airflow_provider_statecheck.cli import savepoint_commands
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 from tests.messages import make_owner, make_registration
@@ -155,12 +155,56 @@ def test_gc_goes_on_with_a_savepoint_that_no_command_waits_for(stage: WrittenSta
 
 
 @pytest.mark.parametrize(("stop", "kind"), [("suspend", "savepoint_suspend"), ("terminate", "savepoint_terminate")])
-def test_stopping_is_asked_of_one_stage(stage: WrittenStage, run: Run, stop: str, kind: str) -> None:
+@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+def test_stopping_is_asked_of_the_job_or_of_one_stage(
+    stage: WrittenStage, run: Run, stop: str, kind: str, uid: tuple[str, ...]
+) -> None:
     stage.attempt()
-    assert run("savepoint", JOB, "--no-wait", "--stop", stop).status == 2
-    run("savepoint", JOB, "--no-wait", "--stop", stop, "--uid", "aggregate")
+    assert run("savepoint", JOB, "--no-wait", "--stop", stop, *uid).status == 0
     [request] = stage.coordinator.describe(job_id_of(JOB)).requests
     assert request.properties.snapshot_type == kind
+    assert (request.operator_id == ALIGNED_OPERATOR_ID) is (uid == ())
+
+
+def test_the_command_waits_until_the_stages_of_the_job_have_stopped(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = vars(savepoint_commands)["job_savepoints"](storage_conn_id=None)
+    attempt = stage.attempt(driver={"pause": lambda _: service.take(job_id_of(JOB))})
+
+    def drive(_: float) -> None:
+        stage.clock.advance(1)
+        with pytest.raises(StoppedWithSavepointError) as stopped:
+            stage.take(attempt)
+        attempt.fail(stopped.value)
+
+    changed(monkeypatch, pause=drive)
+    outcome = run("savepoint", JOB, "--stop", "suspend", "--output", "json")
+    assert (outcome.status, rows(outcome)[0]["status"]) == (0, "completed")
+
+
+def test_a_stage_that_does_not_stop_is_an_error_that_names_the_savepoint(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = stage.attempt()
+    attempt.release()  # it goes on, as one that has waited for a day
+
+    def go_on(_: float) -> None:
+        stage.clock.advance(1)
+        stage.take(attempt)
+
+    changed(monkeypatch, pause=go_on)
+    outcome = run("savepoint", JOB, "--stop", "suspend", "--timeout", "5", "--output", "json")
+    [row] = rows(outcome)
+    assert (outcome.status, row["status"]) == (1, "completed")
+    assert f"stop with savepoint {row['pointer']}, found that aggregate still run" in outcome.err
+
+
+def test_a_stage_whose_end_is_awaited_is_named(stage: WrittenStage, run: Run) -> None:
+    stage.attempt()
+    outcome = run("savepoint", JOB, "--stop", "terminate", "--timeout", "5", "--output", "json")
+    assert (outcome.status, rows(outcome)[0]["status"]) == (1, "running")
+    assert "awaits the end of aggregate" in outcome.err
 
 
 def test_a_savepoint_is_of_the_generation_that_a_retry_would_restore(finished: WrittenStage, run: Run) -> None:

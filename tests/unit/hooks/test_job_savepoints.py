@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, RequestStatus
+from airflow_provider_statecheck.exceptions import (
+    CheckpointExpiredError,
+    ConcurrentAttemptError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    StoppedWithSavepointError,
+)
+from airflow_provider_statecheck.hooks.maintenance import job_savepoints
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.api_process import RUNNING_FILE
@@ -84,6 +91,39 @@ def test_a_restore_is_refused_while_a_task_of_the_job_runs(stage: WrittenStage, 
             StatecheckHook().restore(JOB, pointer, dry_run=dry_run)
     assert actions(stage) == ()
     running.finish(AttemptStatus.FINISHED)
+
+
+@pytest.mark.parametrize("stop", ["suspend", "terminate"])
+def test_a_savepoint_stops_the_job(stage: WrittenStage, tmp_path: Path, stop: Any) -> None:
+    target = f"{tmp_path.as_uri()}/savepoints"
+    pauses: list[float] = []
+
+    def take_savepoint(seconds: float) -> None:
+        pauses.append(seconds)
+        job_savepoints().take(job_id_of(JOB))
+
+    running = stage.attempt(driver={"pause": take_savepoint})
+    with pytest.raises(CheckpointExpiredError, match="it awaits aggregate"):
+        StatecheckHook().savepoint(JOB, target=target, stop=stop, timeout=0)
+    stage.clock.advance(1)
+    if stop == "suspend":
+        with pytest.raises(StoppedWithSavepointError, match=f"{target}/savepoint-"):
+            stage.take(running)
+        running.finish(AttemptStatus.FAILED)
+    else:
+        stage.take(running)
+        running.finish(AttemptStatus.FINISHED)
+        take_savepoint(0)
+    assert len(pauses) == 1
+    [request] = stage.coordinator.describe(job_id_of(JOB)).requests
+    assert (request.status, request.properties.is_terminate) == (RequestStatus.COMPLETED, stop == "terminate")
+    assert StatecheckHook().savepoint(JOB, target=target, stop=stop, timeout=0).startswith(target)
+
+
+def test_another_stop_is_refused(stage: WrittenStage, pointer: str) -> None:
+    stop: Any = "now"
+    with pytest.raises(InvalidConfigurationError, match="found 'now'"):
+        StatecheckHook().savepoint(JOB, stop=stop)
 
 
 def test_a_savepoint_of_another_job_is_refused(stage: WrittenStage, pointer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException
-from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, RequestStatus
-from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.exceptions import StateCheckError, StoppedWithSavepointError
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, SavepointGateway
+from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris
 from airflow_provider_statecheck.testing.faults import (
@@ -38,12 +41,26 @@ FAULTS = [
 ]
 
 
+# The steps are those of any savepoint of a job; in between, its stages wait.
+STOP_FAULTS = [f if f is FaultMode.KILL_AFTER else pytest.param(f, marks=pytest.mark.soak) for f in FaultMode]
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_savepoint_is_taken_once_wherever_its_process_fails(tmp_path: Path, fault: FaultMode) -> None:
+    at_each_step(tmp_path, fault, take_savepoint)
+
+
+@pytest.mark.parametrize("fault", STOP_FAULTS)
+def test_a_job_stops_once_wherever_the_process_of_its_savepoint_fails(tmp_path: Path, fault: FaultMode) -> None:
+    at_each_step(tmp_path, fault, stop_with_savepoint)
+
+
+def at_each_step(tmp_path: Path, fault: FaultMode, run: Callable[[SavedJob, InProcessPlan], None]) -> None:
+    """Run something with a fault at each of its durable steps."""
     for point in range(1, _MOST_STEPS):
         plan = InProcessPlan(point=point, mode=fault)
         job = SavedJob(tmp_path / str(point))
-        take_savepoint(job, plan)
+        run(job, plan)
         if len(plan.calls) < point:
             assert point > 1, "a savepoint has durable steps"
             return
@@ -75,17 +92,57 @@ def take_savepoint(job: SavedJob, plan: InProcessPlan) -> None:
     require_savepoint(job, key, {"extract": extracted.checkpoint_id, "load": loaded.checkpoint_id})
 
 
-def requested(job: SavedJob, sound: WholeJobSavepoints) -> str:
+def stop_with_savepoint(job: SavedJob, plan: InProcessPlan) -> None:
+    """Suspend a job with a stage that has ended and one that runs, and go on after a failure of the process of its savepoint."""
+    extracted = job.run("extract")
+    running = job.begin("load", driver={"pause": lambda _: carry_on(job, sound)})
+    sound, job.service = job.service, faulty(job, plan)
+    key = requested(job, sound, kind=CheckpointType.SAVEPOINT_SUSPEND)
+    for _ in range(3):
+        job.stage.clock.advance(1)
+        if stops(job, running):
+            require_savepoint(job, key, {"extract": extracted.checkpoint_id, "load": newest_of(job, "load")})
+            return
+        # The stage goes on, because the savepoint is not triggered yet, has failed or begins again.
+        carry_on(job, sound)
+        if job.outcome(key).status is RequestStatus.FAILED:
+            assert not plan.mode.is_kill
+            key = job.request(kind=CheckpointType.SAVEPOINT_SUSPEND)
+    raise AssertionError("Expected the stage to stop.")
+
+
+def stops(job: SavedJob, running: StageAttempt) -> bool:
+    """Take a checkpoint, and return whether the stage stops with it."""
+    try:
+        job.take(running)
+    except StoppedWithSavepointError:
+        return True
+    return False
+
+
+def carry_on(job: SavedJob, sound: WholeJobSavepoints) -> None:
+    """Let another process go on with the savepoint, longer than the lease of one that has ended."""
+    survived(job.serve, job, sound)
+    job.service = sound
+    job.stage.clock.advance(120)
+
+
+def newest_of(job: SavedJob, uid: str) -> int:
+    """Return the id of the newest checkpoint of a stage."""
+    return max(c.checkpoint_id for c in job.view.of_operator(operator_id_of(uid)))
+
+
+def requested(job: SavedJob, sound: WholeJobSavepoints, kind: CheckpointType = CheckpointType.SAVEPOINT) -> str:
     """Request a savepoint, again if the request has failed."""
     key = new_key()
-    survived(lambda: job.service.request(job.view, request_key=key), job, sound)
+    survived(lambda: job.service.request(job.view, kind=kind, request_key=key), job, sound)
     if job.has(key) and job.outcome(key).status.is_open:
         return key
     if not job.has(key):
-        sound.request(job.view, request_key=key)
+        sound.request(job.view, kind=kind, request_key=key)
         return key
     assert not CheckpointStorage.open(job.target).list_files(job.target)
-    return job.request()
+    return job.request(kind=kind)
 
 
 def faulty(job: SavedJob, plan: InProcessPlan) -> WholeJobSavepoints:

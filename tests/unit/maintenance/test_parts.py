@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.savepoint_restore import adopt, propose
 from airflow_provider_statecheck.checkpoint.transitions import mark_discarded, roll_back
@@ -50,14 +50,18 @@ class Pipeline:
         self.reads[taken.checkpoint_id] = dict(reads or {})
         return taken.checkpoint_id
 
-    def trigger(self) -> None:
+    def trigger(self, properties: CheckpointProperties | None = None) -> None:
         self.stage.clock.advance(1)
         view = self.stage.coordinator.describe(job_id_of(JOB))
         self.members = members_of(view)
         with self.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
             number = tx.draw_checkpoint_id()
         self.savepoint = replace(
-            view.checkpoints[-1], operator_id=ALIGNED_OPERATOR_ID, triggered_at=view.read_at, checkpoint_id=number
+            view.checkpoints[-1],
+            operator_id=ALIGNED_OPERATOR_ID,
+            triggered_at=view.read_at,
+            checkpoint_id=number,
+            properties=properties or CheckpointProperties.for_savepoint(),
         )
         self.stage.clock.advance(1)
 
@@ -98,6 +102,44 @@ def test_a_writer_that_is_behind_its_reader_gives_a_later_part(pipeline: Pipelin
     read = pipeline.take(pipeline.reader, {"writer": [listed]})
     assert pipeline.parts() == {"writer": listed, "reader": read}
     assert later > listed
+
+
+def test_stages_that_stop_at_their_first_boundary_are_consistent(pipeline: Pipeline) -> None:
+    pipeline.take(pipeline.writer)
+    pipeline.take(pipeline.reader)
+    pipeline.trigger(CheckpointProperties.for_sync_savepoint(terminate=False))
+    # The writer waits after its part, so that there is nothing later that the reader could list.
+    written = pipeline.take(pipeline.writer)
+    assert pipeline.parts() == {"writer": written, "reader": None}
+    read = pipeline.take(pipeline.reader, {"writer": [written]})
+    assert pipeline.parts() == {"writer": written, "reader": read}
+
+
+def test_stages_that_terminate_give_their_last_checkpoints(pipeline: Pipeline) -> None:
+    pipeline.take(pipeline.writer)
+    pipeline.trigger(CheckpointProperties.for_sync_savepoint(terminate=True))
+    pipeline.take(pipeline.writer)
+    written = pipeline.take(pipeline.writer)
+    read = pipeline.take(pipeline.reader, {"writer": [written]})
+    pipeline.reader.finish(AttemptStatus.FINISHED)
+    assert pipeline.parts() == {"writer": None, "reader": read}
+    pipeline.writer.finish(AttemptStatus.FINISHED)
+    assert pipeline.parts() == {"writer": written, "reader": read}
+
+
+def test_a_stage_that_runs_again_after_its_end_is_awaited_if_a_stage_that_terminates_has_read_more(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.take(pipeline.writer)
+    pipeline.trigger(CheckpointProperties.for_sync_savepoint(terminate=True))
+    pipeline.writer.finish(AttemptStatus.FINISHED)
+    again = pipeline.begin("writer")
+    written = pipeline.take(again)
+    read = pipeline.take(pipeline.reader, {"writer": [written]})
+    pipeline.reader.finish(AttemptStatus.FINISHED)
+    assert pipeline.parts() == {"writer": None, "reader": read}
+    again.finish(AttemptStatus.FINISHED)
+    assert pipeline.parts() == {"writer": written, "reader": read}
 
 
 def test_a_writer_that_has_not_confirmed_what_was_read_is_awaited(pipeline: Pipeline) -> None:

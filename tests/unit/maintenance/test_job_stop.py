@@ -1,0 +1,361 @@
+"""Savepoints of a whole job with which the job stops: what their stages wait for, and what they go on after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, RequestStatus
+from airflow_provider_statecheck.exceptions import (
+    CheckpointError,
+    CheckpointExpiredError,
+    InvalidConfigurationError,
+    StoppedWithSavepointError,
+)
+from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.status_log import stopping_savepoint
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.faults import WRITING_CALLS, FaultMode, InProcessPlan, Killed, faulty_storage
+from tests.job_savepoints import begin_savepoint
+from tests.messages import make_owner
+from tests.unit.maintenance.test_job_savepoints import SavedJob
+from tests.unit.written_stage import JOB
+
+SUSPEND, TERMINATE = CheckpointType.SAVEPOINT_SUSPEND, CheckpointType.SAVEPOINT_TERMINATE
+DAY = 86_400.0
+
+
+class StoppedJob(SavedJob):
+    """A job that stops, with drivers whose waits let time pass and other processes work."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.waits: list[float] = []
+        self.while_waiting: list[Callable[[], object]] = []
+        """What happens in the pauses of a driver, one after the other; then nothing happens."""
+
+    def driven(self, uid: str, **changes: Any) -> StageAttempt:
+        """Begin an attempt whose driver waits by the clock of the job."""
+        begin = self.stage.clock.now()
+        driver = {"pause": self._pause, "monotonic": lambda: (self.stage.clock.now() - begin).total_seconds()}
+        return self.begin(uid, driver=driver, **changes)
+
+    def _pause(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.stage.clock.advance(seconds)
+        if self.while_waiting:
+            self.while_waiting.pop(0)()
+
+    def take_after(self, attempt: StageAttempt) -> CheckpointRecord:
+        """Take a checkpoint a second later."""
+        self.stage.clock.advance(1)
+        return self.take(attempt)
+
+    def stopped(self, attempt: StageAttempt) -> StoppedWithSavepointError:
+        """Take a checkpoint with which the stage stops, and end its attempt as its task does."""
+        with pytest.raises(StoppedWithSavepointError) as stopped:
+            self.take_after(attempt)
+        attempt.fail(stopped.value)
+        return stopped.value
+
+    def newest(self, attempt: StageAttempt) -> int:
+        """Return the newest checkpoint of the stage."""
+        latest = self.stage.coordinator.latest(job_id_of(JOB), attempt.grant.attempt.operator_id)
+        assert latest is not None
+        return latest.checkpoint_id
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoppedJob:
+    return StoppedJob(tmp_path)
+
+
+def test_a_stage_waits_after_its_part_and_stops_when_the_savepoint_is_complete(job: StoppedJob) -> None:
+    job.run("extract")
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+    job.while_waiting = [lambda: None, job.serve]
+    stopped = job.stopped(running)
+    assert len(job.waits) == 2
+    assert stopped.pointer == job.savepoint(key).location
+    assert job.savepoint(key).properties.snapshot_type is SUSPEND
+    assert job.parts(key)["load"] == job.newest(running)
+
+
+def test_the_first_boundary_after_the_trigger_is_where_the_stages_stop(job: StoppedJob) -> None:
+    first, second = job.driven("first"), job.driven("second")
+    job.take(first)
+    key = job.request(kind=SUSPEND)
+    given: list[StoppedWithSavepointError] = []
+    job.while_waiting = [lambda: given.append(job.stopped(second)), job.serve]
+    given.append(job.stopped(first))
+    assert {str(each.pointer) for each in given} == {job.savepoint(key).location}
+    assert job.parts(key) == {"first": job.newest(first), "second": job.newest(second)}
+
+
+def test_a_stage_waits_when_its_commits_are_confirmed(job: StoppedJob) -> None:
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+    job.stage.clock.advance(1)
+    pending = running.begin_checkpoint(None)
+    assert pending is not None
+    taken = running.complete_checkpoint(pending, CheckpointContent(has_commit=True))
+    assert taken is not None
+    assert not job.waits
+    job.while_waiting = [job.serve]
+    with pytest.raises(StoppedWithSavepointError):
+        running.confirm_commits((taken.checkpoint_id,))
+    assert job.parts(key) == {"load": taken.checkpoint_id}
+
+
+def test_commits_of_a_checkpoint_before_the_trigger_do_not_make_a_stage_wait(job: StoppedJob) -> None:
+    running = job.driven("load")
+    pending = running.begin_checkpoint(None)
+    assert pending is not None
+    taken = running.complete_checkpoint(pending, CheckpointContent(has_commit=True))
+    assert taken is not None
+    key = job.request(kind=SUSPEND)
+    running.confirm_commits((taken.checkpoint_id,))
+    assert not job.waits
+    job.while_waiting = [job.serve]
+    job.stopped(running)
+    assert job.parts(key)["load"] > taken.checkpoint_id
+
+
+def test_stages_go_on_if_the_savepoint_fails(job: StoppedJob) -> None:
+    attempt = job.begin("extract")
+    snapshot = job.stage.snapshot(attempt, "rows")
+    job.stage.take(attempt, snapshot)
+    attempt.finish(AttemptStatus.FINISHED)
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+    job.stage.storage.delete_directory(snapshot.uri)
+    job.while_waiting = [job.serve]
+    job.take_after(running)
+    assert job.outcome(key).status is RequestStatus.FAILED
+    job.take_after(running)
+    assert len(job.waits) == 1
+    running.finish(AttemptStatus.FINISHED)
+
+
+def test_stages_go_on_when_the_savepoint_expires(job: StoppedJob) -> None:
+    job.begin("extract")
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+
+    def expire() -> None:
+        job.stage.clock.advance(DAY)
+        job.serve()
+
+    job.while_waiting = [job.serve, expire]
+    job.take_after(running)
+    assert job.outcome(key).failure_message == "The checkpoint expired before 'extract' had acknowledged"
+    assert len(job.waits) == 2
+
+
+def test_stages_go_on_after_a_day_in_which_no_process_takes_the_savepoint(job: StoppedJob) -> None:
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+    job.while_waiting = [lambda: job.stage.clock.advance(DAY)]
+    job.take_after(running)
+    job.take_after(running)
+    assert (len(job.waits), job.outcome(key).status) == (1, RequestStatus.RUNNING)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.FAILED
+
+
+def test_a_retry_of_a_stage_that_failed_while_it_waited_stops_at_its_next_checkpoint(job: StoppedJob) -> None:
+    other, failing = job.driven("other"), job.driven("load")
+    key = job.request(kind=SUSPEND)
+
+    def lost() -> None:
+        raise ConnectionError("planned")
+
+    job.while_waiting = [lost]
+    with pytest.raises(ConnectionError):
+        job.take_after(failing)
+    given = job.newest(failing)
+    failing.finish(AttemptStatus.FAILED)
+    retry = job.driven("load")
+    assert retry.restore() is not None
+    job.while_waiting = [lambda: job.stopped(other), job.serve]
+    job.stopped(retry)
+    assert job.parts(key)["load"] in (given, job.newest(retry))
+
+
+def test_a_stage_that_begins_after_the_trigger_stops_too(job: StoppedJob) -> None:
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+    late = job.driven("late")
+    job.while_waiting = [lambda: job.stopped(running), job.serve]
+    assert job.stopped(late).pointer == job.savepoint(key).location
+    assert job.parts(key).keys() == {"load"}
+
+
+def test_a_savepoint_that_returns_to_the_queue_lets_the_stages_go_on_to_the_next_one(job: StoppedJob) -> None:
+    job.run("extract")
+    running = job.driven("load")
+    sound, key = job.service, new_key()
+    plan = InProcessPlan(point=1, mode=FaultMode.KILL)
+    job.service = replace(
+        sound, open_storage=lambda uri: faulty_storage(CheckpointStorage.open(uri), plan, WRITING_CALLS)
+    )
+    with pytest.raises(Killed):
+        job.service.request(job.view, kind=SUSPEND, request_key=key)
+    job.service = sound
+    first = job.savepoint(key).checkpoint_id
+
+    def lead_again() -> None:
+        job.stage.clock.advance(120)  # longer than a process that triggers may be silent
+        job.serve()
+
+    job.while_waiting = [lead_again, job.serve]
+    job.take_after(running)
+    assert job.savepoint(key).checkpoint_id > first
+    job.stopped(running)
+    assert job.parts(key)["load"] == job.newest(running)
+
+
+def test_a_wait_ends_with_the_attempt(job: StoppedJob) -> None:
+    running = job.begin("load")
+    job.request(kind=SUSPEND)
+    running.release()
+    job.take_after(running)
+    running.finish(AttemptStatus.FAILED)
+
+
+def test_a_coordinator_of_a_program_stops_no_stage(job: StoppedJob) -> None:
+    running = job.driven("load")
+    properties = CheckpointProperties.for_sync_savepoint(terminate=False)
+    begin_savepoint(AlignedCheckpoints(job.stage.store), running.grant.attempt.operator_id, properties=properties)  # type: ignore[arg-type]
+    job.take_after(running)
+    assert not job.waits
+
+
+def test_a_savepoint_that_does_not_stop_the_job_makes_no_stage_wait(job: StoppedJob) -> None:
+    running = job.driven("load")
+    for kind in (CheckpointType.SAVEPOINT, TERMINATE):
+        key = job.request(kind=kind)
+        job.take_after(running)
+        job.serve()
+        if kind is TERMINATE:
+            assert job.outcome(key).status is RequestStatus.RUNNING
+    assert not job.waits
+
+
+def test_a_stage_that_terminates_gives_its_last_checkpoint_when_it_has_ended(job: StoppedJob) -> None:
+    ended = job.run("extract")
+    running = job.driven("load")
+    key = job.request(kind=TERMINATE)
+    for _ in range(2):
+        job.take_after(running)
+        job.serve()
+        assert job.outcome(key).status is RequestStatus.RUNNING
+    last = job.take_after(running)
+    running.finish(AttemptStatus.FINISHED)
+    job.serve()
+    assert job.parts(key) == {"extract": ended.checkpoint_id, "load": last.checkpoint_id}
+    assert job.savepoint(key).properties.snapshot_type is TERMINATE
+
+
+def test_the_part_of_a_stage_that_terminates_has_confirmed_commits(job: StoppedJob) -> None:
+    running = job.driven("load")
+    before = job.take(running)
+    key = job.request(kind=TERMINATE)
+    job.stage.clock.advance(1)
+    pending = running.begin_checkpoint(None)
+    assert pending is not None
+    running.complete_checkpoint(pending, CheckpointContent(has_commit=True))
+    running.finish(AttemptStatus.FAILED)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.RUNNING
+    retry = job.driven("load")
+    retry.restore()
+    retry.confirm_commits((pending.checkpoint_id,))
+    retry.finish(AttemptStatus.FINISHED)
+    job.serve()
+    assert job.parts(key) == {"load": pending.checkpoint_id}
+    assert before.checkpoint_id < pending.checkpoint_id
+
+
+def test_the_call_waits_until_the_stages_have_stopped(job: StoppedJob) -> None:
+    job.run("extract")
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+    job.stage.clock.advance(1)
+    taking = job.new_service()
+    ends: list[StoppedWithSavepointError] = []
+
+    def drive(_: float) -> None:
+        job.while_waiting = [lambda: taking.take(job_id_of(JOB))]
+        ends.append(job.stopped(running))
+
+    job.service = replace(job.service, pause=drive)
+    assert job.service.pointer_of(job_id_of(JOB), key, 60) == job.savepoint(key).location
+    assert len(ends) == 1
+
+
+def test_a_stage_that_does_not_stop_in_time_is_named_with_the_savepoint(job: StoppedJob) -> None:
+    running, late = job.begin("load"), job.begin("late")
+    key = job.request(kind=SUSPEND)
+    job.stage.clock.advance(1)
+    for attempt in (running, late):
+        attempt.release()
+        job.take(attempt)
+    late.finish(AttemptStatus.FINISHED)
+    job.stage.clock.advance(1)
+    with pytest.raises(CheckpointError, match="found that load still run") as error:
+        job.service.pointer_of(job_id_of(JOB), key, 0)
+    assert not isinstance(error.value, CheckpointExpiredError)
+    assert error.value.pointer == job.savepoint(key).location
+    running.finish(AttemptStatus.FAILED)
+    job.stage.clock.advance(1)
+    resumed = job.begin("load")
+    assert job.service.pointer_of(job_id_of(JOB), key, 0) == job.savepoint(key).location
+    resumed.finish(AttemptStatus.FINISHED)
+
+
+def test_a_stage_that_is_awaited_to_its_end_is_named(job: StoppedJob) -> None:
+    job.begin("load")
+    key = job.request(kind=TERMINATE)
+    with pytest.raises(
+        CheckpointExpiredError, match="it awaits load; the maintenance Dag completes it when they have ended"
+    ):
+        job.service.pointer_of(job_id_of(JOB), key, 0)
+
+
+def test_the_savepoint_with_which_a_driver_stopped_is_found_in_the_rows(job: StoppedJob) -> None:
+    failed, running = job.driven("failed"), job.driven("load")
+    refs = [each.grant.attempt for each in (failed, running)]
+    job.take(failed)
+    key = job.request(kind=SUSPEND)
+    failed.finish(AttemptStatus.FAILED)
+    assert [stopping_savepoint(job.view, ref) for ref in refs] == [None, None]
+    job.while_waiting = [job.serve]
+    job.stopped(running)
+    assert [stopping_savepoint(job.view, ref) for ref in refs] == [None, job.savepoint(key).location]
+    job.stage.clock.advance(1)
+    resumed = job.driven("load", owner=make_owner(clear_marker="cleared"))
+    job.take_after(resumed)
+    resumed.finish(AttemptStatus.FAILED)
+    assert stopping_savepoint(job.view, resumed.grant.attempt) is None
+    assert stopping_savepoint(job.view, replace(refs[0], epoch=9)) is None
+
+
+def test_a_stop_is_suspend_or_terminate() -> None:
+    assert [savepoint_kind(stop) for stop in (None, "suspend", "terminate")] == [
+        CheckpointType.SAVEPOINT,
+        SUSPEND,
+        TERMINATE,
+    ]
+    with pytest.raises(InvalidConfigurationError, match="'suspend', 'terminate' or None, found 'now'"):
+        savepoint_kind("now")
