@@ -32,7 +32,7 @@ from airflow_provider_statecheck.hooks.maintenance import (
     savepoint_gateway,
 )
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
-from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind, unstopped
+from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
 from airflow_provider_statecheck.maintenance.savepoints import dispose as dispose_savepoint
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
@@ -65,7 +65,7 @@ def savepoint(args: Namespace) -> Exit:
     row = _request_row(view, request, service.maintenance)
     print_rows([row], args.output)
     if awaited and not request.status.is_open:
-        print_message(unstopped(awaited, str(row["pointer"])))
+        print_message(str(not_stopped(awaited, str(row["pointer"]))))
         return Exit.DONE if args.no_wait else Exit.FOUND
     return _status_of(request, awaited, has_waited=not args.no_wait)
 

@@ -156,7 +156,7 @@ class WholeJobSavepoints:
         taken = None if request.checkpoint_id is None else self.maintenance.checkpoint(job_id, request.checkpoint_id)
         if request.status is RequestStatus.COMPLETED and taken is not None:
             if awaited:
-                raise CheckpointError(unstopped(awaited, taken.location), pointer=redact(taken.location))
+                raise not_stopped(awaited, taken.location)
             return taken.location
         if request.status.is_open:
             raise CheckpointExpiredError(
@@ -425,11 +425,12 @@ def savepoint_kind(stop: str | None) -> CheckpointType:
     return _KINDS[stop]
 
 
-def unstopped(uids: Iterable[str], pointer: str) -> str:
-    """Return the text about a completed savepoint with which stages should have stopped that still run."""
-    return (
-        f"Expected all stages to stop with savepoint {redact(pointer)}, found that {', '.join(uids)} still run; the savepoint is "
-        f"complete and retained, so stop their tasks in Airflow."
+def not_stopped(uids: Iterable[str], pointer: str) -> CheckpointError:
+    """Return the error of a completed savepoint with which stages should have stopped that still run."""
+    return CheckpointError(
+        f"Expected all stages to stop with savepoint {redact(pointer)}, found that these still run: {', '.join(uids)}; the "
+        f"savepoint is complete and retained, so stop their tasks in Airflow.",
+        pointer=redact(pointer),
     )
 
 

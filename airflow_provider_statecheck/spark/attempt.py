@@ -307,6 +307,8 @@ class StageAttempt:
         :param damaged_snapshots: URIs of restored snapshots that could not be read. The next attempt does not use them.
         :raises StaleAttemptError: if a newer attempt has taken over.
         """
+        # A thread that is left behind may wait, and would keep the process from ending.
+        self.release()
         if status is AttemptStatus.FINISHED:
             self._serve_last_savepoints()
         closing = FinishAttempt(

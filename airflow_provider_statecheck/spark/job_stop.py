@@ -1,4 +1,4 @@
-"""Wait of a stage between its part of a savepoint with which the whole job stops, and the end of that savepoint."""
+"""Wait of a stage for the savepoint with which its whole job stops."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_a_stage_that_does_not_stop_is_an_error_that_names_the_savepoint(
     outcome = run("savepoint", JOB, "--stop", "suspend", "--timeout", "5", "--output", "json")
     [row] = rows(outcome)
     assert (outcome.status, row["status"]) == (1, "completed")
-    assert f"stop with savepoint {row['pointer']}, found that aggregate still run" in outcome.err
+    assert f"stop with savepoint {row['pointer']}, found that these still run: aggregate;" in outcome.err
 
 
 def test_a_stage_whose_end_is_awaited_is_named(stage: WrittenStage, run: Run) -> None:

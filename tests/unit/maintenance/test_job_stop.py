@@ -226,11 +226,11 @@ def test_a_savepoint_that_returns_to_the_queue_lets_the_stages_go_on_to_the_next
 
 
 def test_a_wait_ends_with_the_attempt(job: StoppedJob) -> None:
-    running = job.begin("load")
+    running = job.driven("load")
     job.request(kind=SUSPEND)
-    running.release()
+    job.while_waiting = [lambda: running.finish(AttemptStatus.FAILED)]
     job.take_after(running)
-    running.finish(AttemptStatus.FAILED)
+    assert len(job.waits) == 1
 
 
 def test_a_coordinator_of_a_program_stops_no_stage(job: StoppedJob) -> None:
@@ -313,7 +313,7 @@ def test_a_stage_that_does_not_stop_in_time_is_named_with_the_savepoint(job: Sto
         job.take(attempt)
     late.finish(AttemptStatus.FINISHED)
     job.stage.clock.advance(1)
-    with pytest.raises(CheckpointError, match="found that load still run") as error:
+    with pytest.raises(CheckpointError, match="found that these still run: load;") as error:
         job.service.pointer_of(job_id_of(JOB), key, 0)
     assert not isinstance(error.value, CheckpointExpiredError)
     assert error.value.pointer == job.savepoint(key).location

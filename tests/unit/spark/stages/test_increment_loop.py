@@ -23,6 +23,7 @@ from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageSt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from tests.messages import make_owner
+from tests.unit.maintenance.test_job_savepoints import SavedJob
 from tests.unit.spark.stages.loop_without_spark import (
     Job,
     JobsWithoutSpark,
@@ -210,6 +211,40 @@ def test_restart_from_a_savepoint_keeps_the_output_until_there_and_replaces_what
     kept = written_rows(target)
     assert kept == [*range(1, (own or 0) + 1), 30]
     assert own in (2, 3)
+
+
+def test_stage_waits_for_the_savepoint_with_which_its_job_stops_after_its_commit(tmp_path: Path) -> None:
+    job, sink, jobs = SavedJob(tmp_path), RecordedSink(), JobsWithoutSpark()
+    committed: list[int] = []
+
+    def take_savepoint(_: float) -> None:
+        committed.append(len(sink.commits))
+        job.serve()
+
+    attempt = job.begin("load", driver={"pause": take_savepoint})
+    key = job.request(kind=CheckpointType.SAVEPOINT_SUSPEND)
+    job.stage.clock.advance(1)
+    with pytest.raises(StoppedWithSavepointError):
+        # The next increment runs meanwhile.
+        LoopWithoutSpark(attempt, sink, job=_never_ending(jobs), jobs=jobs).run(3)
+    assert committed == [1]
+    assert [(job.parts(key)["load"], [1])] == sink.commits
+
+
+def test_loop_that_is_closed_does_not_wait_for_the_savepoint_of_its_job(tmp_path: Path) -> None:
+    job = SavedJob(tmp_path)
+    attempt = job.begin("load")
+    job.request(kind=CheckpointType.SAVEPOINT_SUSPEND)
+    job.stage.clock.advance(1)
+
+    def interrupted(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+        if increment == 2:
+            raise KeyboardInterrupt
+        return one_output(increment, moment)
+
+    with pytest.raises(KeyboardInterrupt):
+        LoopWithoutSpark(attempt, RecordedSink(), job=interrupted).run(3)
+    attempt.finish(AttemptStatus.FAILED)
 
 
 def test_stage_that_stopped_says_so_although_its_next_increment_failed(written: WrittenStage, tmp_path: Path) -> None:
