@@ -94,9 +94,9 @@ def take_savepoint(job: SavedJob, plan: InProcessPlan) -> None:
 
 def stop_with_savepoint(job: SavedJob, plan: InProcessPlan) -> None:
     """Suspend a job with a stage that has ended and one that runs, and go on after a failure of the process of its savepoint."""
-    extracted = job.run("extract")
+    extracted, sound = job.run("extract"), job.service
     running = job.begin("load", driver={"pause": lambda _: carry_on(job, sound)})
-    sound, job.service = job.service, faulty(job, plan)
+    job.service = faulty(job, plan)
     key = requested(job, sound, kind=CheckpointType.SAVEPOINT_SUSPEND)
     for _ in range(3):
         job.stage.clock.advance(1)
