@@ -58,8 +58,8 @@ class Pipelines(Examples):
             yield reached
         finally:
             os.close(reached)
-            for number in numbers:
-                (self.work / f"gate-{number}").unlink(missing_ok=True)
+            for name in ("reached", *(f"gate-{number}" for number in numbers)):
+                (self.work / name).unlink(missing_ok=True)
 
     @contextmanager
     def at_next_gate(self, reached: int) -> Iterator[None]:
@@ -92,16 +92,23 @@ class Pipelines(Examples):
         return {output: self.committed(job, output) for output in OUTPUTS}
 
 
-@pytest.fixture
-def pipelines(airflow_db: Path, tmp_path: Path) -> Iterator[Pipelines]:
-    running = Pipelines(airflow_db, tmp_path)
+@pytest.fixture(scope="module")
+def pipelines(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipelines]:
+    running = Pipelines(airflow_db, tmp_path_factory.mktemp("pipelines"))
     yield running
     running.close()
 
 
-def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run(pipelines: Pipelines) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(pipelines: Pipelines) -> dict[str, Bag[str]]:
+    """What a run gives that is neither stopped nor put back."""
     assert pipelines.run("undisturbed") == SUCCESS, pipelines.log
-    undisturbed = pipelines.outputs("undisturbed")
+    return pipelines.outputs("undisturbed")
+
+
+def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run(
+    pipelines: Pipelines, undisturbed: dict[str, Bag[str]]
+) -> None:
     with pipelines.closed_gates(SECOND, THIRD) as reached:
         pipelines.start("disturbed")
         # The mapped stage has ended, its reader runs, and the third stage waits.
@@ -134,10 +141,8 @@ def test_a_run_that_is_put_back_and_a_fork_give_the_output_of_an_undisturbed_run
 
 
 def test_a_job_that_was_stopped_with_a_savepoint_goes_on_from_there_and_can_be_put_back_to_it(
-    pipelines: Pipelines,
+    pipelines: Pipelines, undisturbed: dict[str, Bag[str]]
 ) -> None:
-    assert pipelines.run("undisturbed") == SUCCESS, pipelines.log
-    undisturbed = pipelines.outputs("undisturbed")
     with pipelines.closed_gates(SECOND) as reached:
         pipelines.start("suspended")
         with pipelines.at_next_gate(reached):
