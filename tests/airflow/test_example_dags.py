@@ -22,7 +22,7 @@ from scripts.example_data import deliver
 from tests.airflow.example_data import few_flights, hour_of
 from tests.airflow.examples import Examples
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
 SUCCESS = "success"
 

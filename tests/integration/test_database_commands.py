@@ -199,6 +199,7 @@ def test_reset_drops_rows_and_leaves_tables_to_work_with(airflow: Airflow) -> No
     assert airflow.rows() == EVERYTHING
 
 
+@pytest.mark.soak
 def test_the_statements_of_a_downgrade_are_shown_and_not_run(airflow: Airflow) -> None:
     airflow.run("db-manager", "migrate", MANAGER)
     for known in ((), ("--from-revision", HEAD)):

@@ -107,6 +107,7 @@ def chain(tries: Tries, checkpoint: StageContext, version: str | None = None) ->
     return ids(checkpoint.snapshot("tail", tail)) + ids(apart)
 
 
+@pytest.mark.soak
 def test_another_version_computes_this_step_and_what_is_built_on_it_and_keeps_the_rest(tries, caplog):
     with tries.failing() as checkpoint:
         chain(tries, checkpoint, "1")
@@ -179,6 +180,7 @@ def test_changed_code_computes_this_step_and_what_is_built_on_it_and_keeps_the_r
     assert tries.take_computed() == ["head", "tail"]
 
 
+@pytest.mark.soak
 def test_on_clear_resume_keeps_changed_steps(tries):
     with tries.failing() as checkpoint:
         coded(tries, checkpoint, SOURCE, 4)
