@@ -53,7 +53,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.storage.pointers import pointer_uri
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import canonical_uri, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
@@ -243,7 +243,8 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     """
     if tx.claim(pointer) is not None:
         raise already_claimed(pointer)
-    row = next((c for c in tx.view().checkpoints if c.location == pointer and not c.properties.unclaimed), None)
+    own = (c for c in tx.view().checkpoints if not c.properties.unclaimed)
+    row = next((c for c in own if canonical_uri(c.location) == canonical_uri(pointer)), None)
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
