@@ -14,6 +14,7 @@ A script has no Dag, so all other operators of its job are gone.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -150,10 +151,11 @@ def _require_not_superseded(
     run = request.owner.run_key
     if newest is None or not is_earlier(run, newest.run_key):
         return
+    rewind = shlex.join(["airflow", "statecheck", "rewind", tx.job.name, "--before", run])
     raise RunSupersededError(
         f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} not to be past run {run!r}, found it at the "
         f"later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}); nothing was changed. Either roll back the later runs "
-        f"with 'airflow statecheck rewind {tx.job.name} --before {run}' and clear this run and the later ones, or set "
+        f'with "{rewind}" and clear this run and the later ones, or set '
         f"from_checkpoint='before:{run}', with which this run works on a copy of the earlier state.",
         run_key=run,
         stands_at=newest.run_key,
