@@ -235,6 +235,17 @@ def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
     assert [c.status.value for c in savepoints(finished)] == ["completed"]
 
 
+@pytest.mark.parametrize("options", [(), ("--uid", "aggregate")], ids=["job", "operator"])
+def test_a_target_on_an_unknown_filesystem_is_refused_before_the_request(
+    finished: WrittenStage, run: Run, options: tuple[str, ...]
+) -> None:
+    outcome = run("savepoint", JOB, *options, "--target", "s4://lake/savepoints")
+    assert (outcome.status, outcome.out, "found 's4'" in outcome.err) == (2, "", True)
+    assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
+    assert run("gc", JOB).status == 0
+    assert run("prune", JOB, "--yes").status == 0
+
+
 def test_a_disposed_savepoint_is_gone_with_its_row_confirmed(finished: WrittenStage, run: Run) -> None:
     pointer = taken(finished, run)
     outcome = run("dispose", pointer)
