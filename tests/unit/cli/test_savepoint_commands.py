@@ -276,6 +276,15 @@ def test_a_savepoint_is_disposed_when_its_state_is_gone_already(finished: Writte
     assert not local_path(pointer).exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"statecheck-metadata 1 0000\n{}", b"statecheck-metadata 99 0000\n{}"])
+def test_a_savepoint_whose_metadata_is_damaged_is_disposed(finished: WrittenStage, run: Run, content: bytes) -> None:
+    pointer = taken(finished, run)
+    (local_path(pointer) / "_metadata").write_bytes(content)
+    assert run("dispose", pointer).status == 0
+    assert not local_path(pointer).exists()
+    assert [(c.status.value, c.awaits_discard) for c in savepoints(finished)] == [("disposed", False)]
+
+
 def test_a_dispose_that_was_cut_short_goes_on(
     finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
