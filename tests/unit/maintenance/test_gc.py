@@ -191,6 +191,18 @@ def test_a_claimed_savepoint_goes_when_nothing_in_it_is_used_any_more(stage):
     assert set(stage.statuses().values()) == {"subsumed", "completed"}
 
 
+def test_orphans_go_although_the_savepoint_that_was_restored_without_a_claim_is_deleted(stage):
+    source, _ = written_savepoint(stage)
+    attempt = stage.attempt(restore_from=replace(source, mode=RestoreMode.NO_CLAIM), num_retained=2)
+    assert attempt.restore() is not None
+    stage.take(attempt)
+    orphan = stage.snapshot(attempt, "orphan")
+    attempt.finish(AttemptStatus.FAILED)
+    stage.storage.delete_directory(source.pointer)
+    report = collect(stage)
+    assert (list(report.deleted), report.kept) == ([orphan.uri], [])
+
+
 def test_orphans_of_ended_attempts_go(stage):
     dead = stage.attempt()
     orphan = stage.snapshot(dead, "orphan")
