@@ -26,7 +26,13 @@ from airflow_provider_statecheck.checkpoint import (
     transitions,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import is_earlier, remaining_after_rollback, require_running
+from airflow_provider_statecheck.checkpoint.fencing import (
+    is_earlier,
+    is_other_instance,
+    map_index_of,
+    remaining_after_rollback,
+    require_running,
+)
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     OperatorId,
@@ -48,6 +54,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
+    InvalidConfigurationError,
     NoRestorableCheckpointError,
     RunSupersededError,
 )
@@ -73,6 +80,7 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
 
     :param dead: Attempts whose tasks are known to have stopped.
     :raises StaleAttemptError: if the attempt was registered before and has been replaced since.
+    :raises InvalidConfigurationError: if another instance of the mapped task has the same map key.
     :raises RunSupersededError: if a later run has already advanced the state.
     :raises RivalError: if another owner's attempt is open and not in ``dead``.
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
@@ -108,6 +116,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     operator = operator_of(tx, request) or _new_operator(tx, request)
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
+    _require_key_of_its_own(previous, request)
     choice = restore_choice.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
     _require_not_superseded(tx, operator, request, restore)
@@ -173,6 +182,17 @@ def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, reque
         f"{reached!r} and later ones, or restore an earlier savepoint.",
         run_key=run,
         stands_at=reached,
+    )
+
+
+def _require_key_of_its_own(previous: AttemptRecord | None, request: RegisterAttempt) -> None:
+    if previous is None or not is_other_instance(previous.owner, request.owner):
+        return
+    # Otherwise the second instance would fence the first one, or continue at its end and do nothing.
+    raise InvalidConfigurationError(
+        f"Expected a map_key of its own for each instance of a mapped task, found {request.owner.logical_task!r} at the instances "
+        f"{map_index_of(previous.owner)} and {map_index_of(request.owner)} in run {request.owner.run_id!r}; derive the key from the "
+        f"content of each instance, and remove duplicates from the list."
     )
 
 
