@@ -188,6 +188,7 @@ class StatecheckHook(BaseHook):
         :param target: Parent directory of the savepoint, by default ``[statecheck] savepoint_dir``.
         :param timeout: The longest wait for the stages in seconds. The maintenance Dag completes a savepoint whose time is over.
         :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :raises InvalidConfigurationError: The target is invalid, or its filesystem is not installed.
         :raises CheckpointNotFoundError: There is no such job, or a stage has no state that is retained.
         :raises CheckpointDeclinedError: A stage could not give its part.
         :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
@@ -198,7 +199,9 @@ class StatecheckHook(BaseHook):
 
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
         view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
-        service.request(view, None if target is None else normalise_pointer(target), request_key=key)
+        # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
+        base = None if target is None else service.open_storage(normalise_pointer(target)).base_uri
+        service.request(view, base, request_key=key)
         return service.pointer_of(view.job.job_id, key, timeout)
 
     def restore(

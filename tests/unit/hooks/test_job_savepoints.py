@@ -9,7 +9,11 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import (
+    ConcurrentAttemptError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+)
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.api_process import RUNNING_FILE
@@ -44,6 +48,13 @@ def pointer(stage: WrittenStage, tmp_path: Path) -> str:
 
 def actions(stage: WrittenStage) -> Any:
     return stage.coordinator.describe(job_id_of(JOB)).actions
+
+
+def test_a_target_on_an_unknown_filesystem_is_refused_before_the_request(stage: WrittenStage) -> None:
+    work(stage, 1)
+    with pytest.raises(InvalidConfigurationError, match="found 's4'"):
+        StatecheckHook().savepoint(JOB, target="s4://lake/savepoints", timeout=0)
+    assert stage.coordinator.describe(job_id_of(JOB)).requests == ()
 
 
 def test_a_restore_says_what_changes_and_which_tasks_run_again(stage: WrittenStage, pointer: str) -> None:
