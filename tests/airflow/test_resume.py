@@ -60,6 +60,7 @@ def test_execution_timeout_closes_the_attempt_within_seconds_and_the_retry_resum
     assert (first.ended_at - first.registered_at).total_seconds() < 30 + 5
 
 
+@pytest.mark.soak
 def test_sigterm_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow: Airflow) -> None:
     process = airflow.start_dag_test("decorated", "2026-01-05T00:00:00+00:00", trouble="wait for a signal")
     _wait_until_computing(airflow, process.stdout)

@@ -115,13 +115,11 @@ def _last_of_first_run(examples: Examples) -> CheckpointRecord:
     return of_run[-1]
 
 
-@pytest.mark.soak
 def test_nothing_starts_a_job_of_its_own_without_state(two_runs: Examples) -> None:
     output = copied(two_runs, "2013-02-05", "nothing")
     assert totals(two_runs, output) == expected((4,), written=(4,))
 
 
-@pytest.mark.soak
 def test_an_interval_takes_fewer_checkpoints_than_months(two_runs: Examples) -> None:
     where: dict[str, Any] = {"restore_from": f"run:{FIRST}T00:00:00+00:00", "output": "data/paced"}
     choice: dict[str, Any] = {"first_month": 4, "last_month": 6, "checkpoint_interval": "1 h"}

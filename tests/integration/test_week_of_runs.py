@@ -37,7 +37,7 @@ FILES, PAYMENTS, CHANGE, LAST = 2, 30, 5, 7
 OUTPUT = "account string, number bigint, balance bigint"
 Rows = list[tuple[str, int, int]]
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 
 def date(day: int) -> str:
@@ -205,7 +205,6 @@ def two_days(tmp_path: Path) -> Week:
     return week
 
 
-@pytest.mark.soak
 def test_a_day_that_is_run_again_without_its_input_takes_its_output_back(two_days: Week) -> None:
     two_days.forget(2)
     assert two_days.run(2).increments == 0
@@ -214,7 +213,6 @@ def test_a_day_that_is_run_again_without_its_input_takes_its_output_back(two_day
     assert two_days.rows() == two_days.expected()
 
 
-@pytest.mark.soak
 def test_until_a_day_that_is_run_again_commits_its_old_output_is_seen_whatever_fails(two_days: Week) -> None:
     rows = two_days.rows()
     two_days.run_and_fail(2, first_of(2, 0) + 4)
@@ -223,7 +221,6 @@ def test_until_a_day_that_is_run_again_commits_its_old_output_is_seen_whatever_f
     assert two_days.rows() == rows
 
 
-@pytest.mark.soak
 def test_days_that_are_taken_back_together_work_again_in_their_order(two_days: Week) -> None:
     for day in (3, 4):
         two_days.arrive(day, wrong=True)
@@ -246,7 +243,6 @@ def test_a_day_that_is_run_again_later_is_refused_and_changes_nothing(lived: Wee
     assert lived.rows() == rows
 
 
-@pytest.mark.soak
 def test_a_fork_works_on_a_copy_through_its_failures_and_leaves_the_job_alone(lived: Week) -> None:
     rows, state, checkpoints = lived.rows(), lived.state(), lived.view().checkpoints
     fork: dict[str, Any] = {"from_checkpoint": f"before:{date(3)}", "fork": "again", "output": "forked"}

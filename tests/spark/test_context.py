@@ -50,6 +50,7 @@ def test_a_name_that_is_used_twice_is_an_error_before_anything_is_computed(tries
     assert tries.take_computed() == ["first"]
 
 
+@pytest.mark.soak
 def test_a_name_may_be_used_again_in_each_item_and_outside_with_data_of_its_own(tries):
     with tries.open() as checkpoint:
         found = [ids(checkpoint.snapshot("rows", tries.builder("outside", rows=1)))]
@@ -203,6 +204,7 @@ def test_on_clear_restart_keeps_nothing(tries):
     assert tries.take_computed() == ["head", "apart", "tail"]
 
 
+@pytest.mark.soak
 def test_a_step_that_a_later_try_does_not_ask_for_goes_when_the_stage_has_ended(tries):
     with tries.failing() as checkpoint:
         chain(tries, checkpoint)

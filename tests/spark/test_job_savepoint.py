@@ -180,7 +180,6 @@ def undisturbed(spark: Any, tmp_path: Any) -> dict[str, Bag[str]]:
     return running.outputs()
 
 
-@pytest.mark.soak
 def test_a_pipeline_that_was_put_back_gives_the_output_of_an_undisturbed_one(
     spark: Any, tmp_path: Any, undisturbed: dict[str, Bag[str]]
 ) -> None:

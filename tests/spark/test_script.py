@@ -84,6 +84,7 @@ def start(tmp_path: Path) -> Start:
     return run
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("script", "job"),
     [

@@ -152,6 +152,7 @@ def test_full_checkpoint_has_all_its_state_to_itself(tries: StageTries, backend:
     require_nothing_to_collect(tries)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("config", rest_in_soak([{STORAGE: "jobmanager"}, {}], {}), ids=["memory", "small"])
 def test_inline_state_is_in_the_metadata(tries: StageTries, config: dict[str, str]) -> None:
     run(tries, threshold=20 * 1024, config=config)
