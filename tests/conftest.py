@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-_FIXTURE_MARKS = {"postgres_url": "db", "airflow_db": "airflow"}
-
 
 def _claim_private_airflow() -> Path:
     """
@@ -59,9 +57,8 @@ _remove_at_exit(_HOME)
 @pytest.hookimpl(tryfirst=True)  # before -m selects by these marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for fixture, mark in _FIXTURE_MARKS.items():
-            if fixture in getattr(item, "fixturenames", ()):
-                item.add_marker(mark)
+        if "postgres_url" in getattr(item, "fixturenames", ()):
+            item.add_marker("db")
 
 
 @pytest.fixture(scope="session")

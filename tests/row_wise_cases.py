@@ -54,9 +54,11 @@ def other_frame(spark: Any) -> Any:
     return spark.sql(f"values {rows} as t(k, label, weight)")
 
 
-def cases_of(kind: str, cases: list[Any]) -> list[Any]:
-    """Return the cases of classic Spark or of Spark Connect as parameters of a test."""
-    return [pytest.param(case, id=case.name) for case in cases if case.only in ("", kind)]
+def cases_of(kind: str, cases: list[Any], *, every: int) -> list[Any]:
+    """Return the cases of classic Spark or of Spark Connect as parameters; all but every n-th one are long tests."""
+    chosen = enumerate(case for case in cases if case.only in ("", kind))
+    marks = ((case, () if i % every == 0 else pytest.mark.soak) for i, case in chosen)
+    return [pytest.param(case, id=case.name, marks=mark) for case, mark in marks]
 
 
 def by_k() -> Any:

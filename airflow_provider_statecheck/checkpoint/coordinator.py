@@ -102,7 +102,8 @@ class AttemptCoordinator:
         """
         Fence all earlier attempts of the operator and return the candidates to restore.
 
-        :raises InvalidConfigurationError: if a setting is out of range.
+        :raises InvalidConfigurationError: if a setting is out of range, or another instance of the mapped task has the same
+            map key.
         :raises ConcurrentAttemptError: if another task, or another run of the task, is still running the operator.
         :raises RunSupersededError: if a later run has already advanced the state.
         :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.

@@ -66,12 +66,28 @@ def require_same_task(attempt: AttemptRecord, owner: AttemptOwner) -> None:
     :raises StaleAttemptError: for another task or run.
     """
     expected = attempt.owner
-    if (expected.logical_task, expected.run_id) != (owner.logical_task, owner.run_id):
+    is_same_task = (expected.logical_task, expected.run_id) == (owner.logical_task, owner.run_id)
+    if not is_same_task or is_other_instance(expected, owner):
         raise StaleAttemptError(
             f"Expected {expected.logical_task!r} of run {expected.run_id!r} to adopt attempt {attempt.epoch}, found "
             f"{owner.logical_task!r} of run {owner.run_id!r}; register an attempt instead.",
             epoch=attempt.epoch,
         )
+
+
+def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
+    """
+    Return whether two owners are instances of one mapped task that have the same map key.
+
+    The index of a key may change only with the list of instances, for which the task is cleared.
+    """
+    mine, theirs = ((each.logical_task, each.run_id, each.clear_marker) for each in (owner, other))
+    return mine == theirs and map_index_of(owner) != map_index_of(other)
+
+
+def map_index_of(owner: AttemptOwner) -> str:
+    """Return the index of the owner among the instances of its task; empty outside Airflow."""
+    return dict(owner.airflow).get("map_index", "")
 
 
 class TaskLiveness(Protocol):

@@ -135,6 +135,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAVEPOINT = re.compile(r"savepoint-[0-9a-f]{6}-[0-9a-f]{12}")
 _IN_A_SAVEPOINT = re.compile(rf"(.*?/{_SAVEPOINT.pattern})(?:/|$)")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
 _KINDS = r"(?:chk-\d+|shared|taskowned|_orphans)"
 _IN_A_JOB = re.compile(rf"/[0-9a-f]{{32}}/{_KINDS}(?:/|$)")
 
@@ -213,9 +214,17 @@ def epoch_name(epoch: int) -> str:
     return f"{epoch}-{uuid.uuid4().hex}"
 
 
+def temporary_name(name: str) -> str:
+    """Return a new hidden name for a file that gets its name when it is complete."""
+    # A writer that is killed leaves the file, which has the epoch of the writer like the complete one.
+    of_epoch = f"{name}." if epoch_of(name) is not None else ""
+    return f".{of_epoch}{uuid.uuid4().hex}.tmp"
+
+
 def epoch_of(name: str) -> int | None:
-    """Return the epoch in a name from :func:`epoch_name`, or ``None`` for any other name."""
-    match = _EPOCH_NAME.fullmatch(name)
+    """Return the epoch in a name from :func:`epoch_name`, also of its temporary file, or ``None`` for any other name."""
+    temporary = _TEMPORARY.fullmatch(name)
+    match = _EPOCH_NAME.fullmatch(temporary.group(1) if temporary else name)
     return int(match.group(1)) if match else None
 
 

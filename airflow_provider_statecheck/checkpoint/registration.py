@@ -14,6 +14,7 @@ A script has no Dag, so all other operators of its job are gone.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,13 @@ from airflow_provider_statecheck.checkpoint import (
     transitions,
 )
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fencing import is_earlier, remaining_after_rollback, require_running
+from airflow_provider_statecheck.checkpoint.fencing import (
+    is_earlier,
+    is_other_instance,
+    map_index_of,
+    remaining_after_rollback,
+    require_running,
+)
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     OperatorId,
@@ -47,6 +54,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
+    InvalidConfigurationError,
     NoRestorableCheckpointError,
     RunSupersededError,
 )
@@ -72,6 +80,7 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
 
     :param dead: Attempts whose tasks are known to have stopped.
     :raises StaleAttemptError: if the attempt was registered before and has been replaced since.
+    :raises InvalidConfigurationError: if another instance of the mapped task has the same map key.
     :raises RunSupersededError: if a later run has already advanced the state.
     :raises RivalError: if another owner's attempt is open and not in ``dead``.
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
@@ -107,6 +116,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     operator = operator_of(tx, request) or _new_operator(tx, request)
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
+    _require_key_of_its_own(previous, request)
     choice = restore_choice.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
     _require_not_superseded(tx, operator, request, restore)
@@ -150,10 +160,11 @@ def _require_not_superseded(
     run = request.owner.run_key
     if newest is None or not is_earlier(run, newest.run_key):
         return
+    rewind = shlex.join(["airflow", "statecheck", "rewind", tx.job.name, "--before", run])
     raise RunSupersededError(
         f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} not to be past run {run!r}, found it at the "
         f"later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}); nothing was changed. Either roll back the later runs "
-        f"with 'airflow statecheck rewind {tx.job.name} --before {run}' and clear this run and the later ones, or set "
+        f'with "{rewind}" and clear this run and the later ones, or set '
         f"from_checkpoint='before:{run}', with which this run works on a copy of the earlier state.",
         run_key=run,
         stands_at=newest.run_key,
@@ -171,6 +182,17 @@ def _require_not_before(restore: InPlaceRestore, operator: OperatorRecord, reque
         f"{reached!r} and later ones, or restore an earlier savepoint.",
         run_key=run,
         stands_at=reached,
+    )
+
+
+def _require_key_of_its_own(previous: AttemptRecord | None, request: RegisterAttempt) -> None:
+    if previous is None or not is_other_instance(previous.owner, request.owner):
+        return
+    # Otherwise the second instance would fence the first one, or continue at its end and do nothing.
+    raise InvalidConfigurationError(
+        f"Expected a map_key of its own for each instance of a mapped task, found {request.owner.logical_task!r} at the instances "
+        f"{map_index_of(previous.owner)} and {map_index_of(request.owner)} in run {request.owner.run_id!r}; derive the key from the "
+        f"content of each instance, and remove duplicates from the list."
     )
 
 

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
+    InvalidPointerError,
     StateCheckError,
     StorageError,
     UnknownKeyOrNamespaceError,
@@ -52,6 +53,7 @@ class Exit(IntEnum):
 # The first class that matches decides.
 _EXITS: tuple[tuple[type[StateCheckError], Exit], ...] = (
     (CorruptStateError, Exit.FOUND),
+    (InvalidPointerError, Exit.USAGE),
     (StorageError, Exit.UNAVAILABLE),
     (CoordinatorUnavailableError, Exit.UNAVAILABLE),
     (CommitStateUnknownError, Exit.UNAVAILABLE),

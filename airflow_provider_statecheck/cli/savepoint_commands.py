@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RestoredOperator,
         SavepointPart,
     )
+    from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 
 
 @command
@@ -57,10 +58,10 @@ def savepoint(args: Namespace) -> Exit:
     if args.uid is None:
         key = new_key()
         kind = savepoint_kind(args.stop)
-        service.request(view, _target(args), SavepointFormat(args.format), kind=kind, request_key=key)
+        service.request(view, _target(args, service), SavepointFormat(args.format), kind=kind, request_key=key)
     else:
         (operator,) = operators_of(view, args.uid)
-        key = _request(view, operator, args)
+        key = _request(view, operator, args, service)
     request, awaited = service.wait_for(view.job.job_id, key, 0 if args.no_wait else args.timeout)
     row = _request_row(view, request, service.maintenance)
     print_rows([row], args.output)
@@ -105,12 +106,12 @@ def rescale(args: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _request(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
+def _request(view: JobView, operator: OperatorRecord, args: Namespace, service: WholeJobSavepoints) -> str:
     request = RequestSavepoint(
         job_id=view.job.job_id,
         operator_id=operator.operator_id,
         request_key=new_key(),
-        target=_target(args),
+        target=_target(args, service),
         savepoint_format=SavepointFormat(args.format),
         kind=savepoint_kind(args.stop),
         requested_by="airflow statecheck savepoint",
@@ -118,8 +119,9 @@ def _request(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
     return savepoint_gateway().request(request).request_key
 
 
-def _target(args: Namespace) -> str | None:
-    return None if args.target is None else normalise_pointer(args.target)
+def _target(args: Namespace, service: WholeJobSavepoints) -> str | None:
+    # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
+    return None if args.target is None else service.open_storage(normalise_pointer(args.target)).base_uri
 
 
 def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:

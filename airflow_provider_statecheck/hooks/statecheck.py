@@ -191,11 +191,11 @@ class StatecheckHook(BaseHook):
             when the stages that are running have ended. By default the job does not stop.
         :param timeout: The longest wait for the stages in seconds. The maintenance Dag completes a savepoint whose time is over.
         :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :raises InvalidConfigurationError: The target or ``stop`` is invalid, or the filesystem of the target is not installed.
         :raises CheckpointNotFoundError: There is no such job, or a stage has no state that is retained.
         :raises CheckpointDeclinedError: A stage could not give its part.
         :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
         :raises CheckpointError: The savepoint is complete, and a stage did not stop within the timeout.
-        :raises InvalidConfigurationError: ``stop`` has another value, or there is no directory for savepoints.
         """
         from airflow_provider_statecheck.checkpoint.ids import new_key
         from airflow_provider_statecheck.hooks.maintenance import job_savepoints
@@ -204,9 +204,9 @@ class StatecheckHook(BaseHook):
 
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
         view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
-        service.request(
-            view, None if target is None else normalise_pointer(target), kind=savepoint_kind(stop), request_key=key
-        )
+        # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
+        base = None if target is None else service.open_storage(normalise_pointer(target)).base_uri
+        service.request(view, base, kind=savepoint_kind(stop), request_key=key)
         return service.pointer_of(view.job.job_id, key, timeout)
 
     def restore(

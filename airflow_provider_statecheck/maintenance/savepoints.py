@@ -53,7 +53,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.storage.pointers import pointer_uri
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import canonical_uri, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
@@ -243,7 +243,8 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     """
     if tx.claim(pointer) is not None:
         raise already_claimed(pointer)
-    row = next((c for c in tx.view().checkpoints if c.location == pointer and not c.properties.unclaimed), None)
+    own = (c for c in tx.view().checkpoints if not c.properties.unclaimed)
+    row = next((c for c in own if canonical_uri(c.location) == canonical_uri(pointer)), None)
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
@@ -497,7 +498,7 @@ def dispose(
     """
     Delete a savepoint, its metadata first to prevent a restore from incomplete files.
 
-    The call may be repeated after a failure, also if the metadata was deleted.
+    The call may be repeated after a failure, also if the metadata was deleted or is damaged.
 
     :param savepoints: Gateway for savepoints.
     :param maintenance: Gateway for maintenance.
@@ -537,17 +538,17 @@ def _directory(pointer: str) -> str:
 
 
 def _document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
-    from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+    from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, decode_metadata
 
     uri = f"{directory}/{METADATA_FILE}"
     try:
         return decode_metadata(storage.read_bytes(uri), uri=uri)
-    except CheckpointNotFoundError:
+    except UNREADABLE:
         return None
 
 
 def _job_of(document: CheckpointDocument | None) -> JobId:
-    # A claim of the directory is found even if the metadata and thus the job are missing.
+    # A claim of the directory is found even if the metadata and thus the job are missing or damaged.
     return _UNKNOWN_JOB if document is None else JobId(document.job_id)
 
 

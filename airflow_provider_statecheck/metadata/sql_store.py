@@ -78,6 +78,7 @@ from airflow_provider_statecheck.metadata.tables import (
     split,
 )
 from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write, commit, committing, executing
+from airflow_provider_statecheck.storage.uris import canonical_uri
 
 log = logging.getLogger(__name__)
 
@@ -546,4 +547,4 @@ class SqlJobTransaction:
 
 
 def _digest(pointer: str) -> str:
-    return hashlib.sha256(pointer.encode()).hexdigest()
+    return hashlib.sha256(canonical_uri(pointer).encode()).hexdigest()

@@ -145,7 +145,7 @@ class EffectDiscards:
         if not effects.discards:
             return ()
         retained = _without_claimed(effects)
-        naming = tuple(c for c in retained if not _is_owned_savepoint(c) and not _is_of_another_owner(c))
+        naming = tuple(c for c in retained if not _is_owned_savepoint(c) and not is_of_another_owner(c))
         referenced = self._documents.named_uris(naming)
         keep = None if referenced is None else referenced | pinned
         return tuple(c.checkpoint_id for c in effects.discards if self._discard(c, retained, keep))
@@ -272,8 +272,12 @@ def _is_owned_savepoint(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.properties.is_savepoint and not checkpoint.properties.unclaimed
 
 
-def _is_of_another_owner(checkpoint: CheckpointRecord) -> bool:
-    # A snapshot elsewhere names no file of this job, and its owner may have deleted it.
+def is_of_another_owner(checkpoint: CheckpointRecord) -> bool:
+    """
+    Return whether a checkpoint is an unclaimed snapshot elsewhere.
+
+    It names no file of its job, and its owner may have deleted it.
+    """
     return checkpoint.properties.unclaimed and not is_in_job(f"{checkpoint.location}/", checkpoint.job_id)
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from airflow_provider_statecheck.checkpoint.ids import temporary_name
 from airflow_provider_statecheck.storage.failures import is_missing_bucket, is_unsupported
 
 Item = TypeVar("Item")
@@ -152,7 +152,7 @@ def publishing(path: Path) -> Iterator[Path]:
 @contextmanager
 def _sibling(path: Path) -> Iterator[Path]:
     make_directory(path.parent)
-    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
+    temporary = path.parent / temporary_name(path.name)
     try:
         yield temporary
     finally:
@@ -264,8 +264,8 @@ def _require_free(filesystem: Any, path: str) -> None:
 
 
 def _publish_by_rename(filesystem: Any, path: str, data: bytes, *, overwrite: bool) -> None:
-    parent, _, _ = path.rpartition("/")
-    temporary = f"{parent}/.{uuid.uuid4().hex}.tmp"
+    parent, _, name = path.rpartition("/")
+    temporary = f"{parent}/{temporary_name(name)}"
     filesystem.makedirs(parent, exist_ok=True)
     try:
         filesystem.pipe_file(temporary, data)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -35,7 +35,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Che
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
 from airflow_provider_statecheck.checkpoint.transitions import protected_checkpoints
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
-from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_of_another_owner
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
@@ -302,7 +302,10 @@ class OrphanSearch:
         return operator.epoch if self._view.has_open_attempt(operator) else operator.epoch + 1
 
     def _named_by(self, operator: OperatorRecord) -> frozenset[str] | None:
-        named = self._documents.named_uris(retained(self._view, operator))
+        return self._named_in(retained(self._view, operator))
+
+    def _named_in(self, checkpoints: Iterable[CheckpointRecord]) -> frozenset[str] | None:
+        named = self._documents.named_uris(tuple(c for c in checkpoints if not is_of_another_owner(c)))
         return None if named is None else named | self._named_without_row
 
     def _is_unreferenced(self, name: str) -> bool:
@@ -322,8 +325,7 @@ class OrphanSearch:
     def _named_by_any(self) -> frozenset[str] | None:
         if aligned_in_progress(self._view):
             return None
-        named = self._documents.named_uris(self._retained_of_all)
-        return None if named is None else named | self._named_without_row
+        return self._named_in(self._retained_of_all)
 
     @cached_property
     def _named_without_row(self) -> frozenset[str]:

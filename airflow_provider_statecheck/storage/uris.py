@@ -364,6 +364,16 @@ _CANONICAL_SCHEMES = {"local": "file", "s3a": "s3", "gcs": "gs", "abfss": "abfs"
 """Canonical names of scheme aliases."""
 
 
+def canonical_uri(uri: str) -> str:
+    """Return a URI with the canonical name of its scheme, because ``s3://`` and ``s3a://`` refer to the same files."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{_canonical_scheme(scheme)}{separator}{rest}"
+
+
+def _canonical_scheme(scheme: str) -> str:
+    return _CANONICAL_SCHEMES.get(scheme.lower(), scheme.lower())
+
+
 @dataclass(frozen=True, slots=True)
 class AllowedLocations:
     """The locations that a storage may read."""
@@ -428,8 +438,7 @@ class AllowedLocation:
                 f"Expected {SETTING} to be URIs such as s3://bucket or file:///mnt/archive, found {redact(uri)!r}.",
                 key=SETTING,
             )
-        scheme = found[1].lower()
-        return cls(_CANONICAL_SCHEMES.get(scheme, scheme), found[2], f"{found[3].rstrip('/')}/")
+        return cls(_canonical_scheme(found[1]), found[2], f"{found[3].rstrip('/')}/")
 
     @classmethod
     def around(cls, uri: str) -> AllowedLocation:

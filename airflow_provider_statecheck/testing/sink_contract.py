@@ -153,8 +153,20 @@ class SinkContract(SinkFaults):
     def test_attempt_cannot_change_its_restored_checkpoint_after_a_commit(self, target: Any) -> None:
         self.opened(target, 1).add(1, 1)
         self.opened(target, 2, 1).add(2, 2)
-        with pytest.raises(CoordinatorError, match="keep its restored checkpoint"):
+        with pytest.raises(CoordinatorError, match="before its first commit"):
             self.opened(target, 2, None, 2)
+
+    def test_output_of_an_attempt_that_the_database_has_lost_is_never_continued(self, target: Any) -> None:
+        self.opened(target, 1).add(1, 1)
+        self.opened(target, 2, 1).add(2, 2)
+        with pytest.raises(CoordinatorError, match="the database was restored from a backup"):
+            self.opened(target, 2, 1)
+        if not self.can_retract:
+            return
+        third = self.opened(target, 3, 1)
+        third.add(3, 2)
+        third.finish()
+        assert self.seen(target) == [1, 2]
 
     # --- Fallback
 

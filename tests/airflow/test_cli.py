@@ -86,6 +86,7 @@ def test_a_job_is_listed_collected_verified_and_removed(stage: WrittenStage, air
     assert audited(airflow_db) == ["cli_gc", "cli_prune"]
 
 
+@pytest.mark.soak
 def test_missing_tables_are_told_in_one_line_with_what_to_do(airflow_db: Path, tmp_path: Path) -> None:
     done = statecheck("jobs", AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{tmp_path}/empty.db")
     assert (done.returncode, done.stdout) == (3, "")

@@ -22,7 +22,7 @@ from scripts.example_data import deliver
 from tests.airflow.example_data import few_flights, hour_of
 from tests.airflow.examples import Examples
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
 SUCCESS = "success"
 
@@ -53,7 +53,6 @@ def as_set(rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
     return set(counted)
 
 
-@pytest.mark.soak
 def test_running_delays_give_each_flight_with_what_its_aircraft_went_through_before(examples: Examples) -> None:
     assert examples.run("example_running_delays") == SUCCESS, examples.log
     assert as_set(examples.rows("running_delays")) == set(expected_delays())
@@ -69,7 +68,6 @@ def expected_delays() -> Iterator[tuple[Any, ...]]:
                 last, lost = delay, lost + max(0.0, delay)
 
 
-@pytest.mark.soak
 def test_sessions_go_on_with_the_month_that_failed_and_each_stay_is_given_once(examples: Examples) -> None:
     assert examples.run("example_sessions", failing=4) == SUCCESS, examples.log
     assert as_set(examples.rows("stays")) == set(expected_stays())
@@ -90,7 +88,6 @@ def expected_stays() -> Iterator[tuple[Any, ...]]:
             yield tailnum, stay[0], stay[-1], len(stay)
 
 
-@pytest.mark.soak
 def test_slowly_changing_dimension_has_one_version_for_each_operator_and_an_end_where_the_next_begins(
     examples: Examples,
 ) -> None:
@@ -111,7 +108,6 @@ def in_sqlite(flight: dict[str, str]) -> str:
     return hour_of(flight).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
-@pytest.mark.soak
 def test_deduplication_lets_each_flight_through_once_and_reads_each_file_once(examples: Examples) -> None:
     deliveries = examples.data / "deliveries"
     deliver(deliveries, "1.csv", few_flights()[:300])
@@ -135,7 +131,6 @@ def delivered(flight: dict[str, str]) -> tuple[Any, ...]:
     return flight["carrier"], int(flight["flight"]), flight["origin"], flight["dest"], hour_of(flight), delay
 
 
-@pytest.mark.soak
 def test_running_balances_go_on_from_day_to_day(examples: Examples) -> None:
     days = [date(1993, 7, 15), date(1993, 7, 16), date(1993, 8, 4)]
     for day in days:
@@ -154,7 +149,6 @@ def expected_balances(examples: Examples, days: list[date]) -> Iterator[tuple[An
             yield customer, day, len(spent[customer]), sum(spent[customer])
 
 
-@pytest.mark.soak  # test_job_savepoint.py has a mapped stage and a restore in place
 def test_balances_are_put_back_to_the_savepoint_of_friday_and_go_on_from_there(examples: Examples) -> None:
     before, after = date(1993, 8, 5), date(1993, 8, 6)
     assert examples.run("example_running_balances", before.isoformat(), failing=1) == SUCCESS, examples.log
@@ -221,7 +215,6 @@ def expected_hours(months: tuple[int, ...]) -> dict[tuple[str, int, int], float]
     return hours
 
 
-@pytest.mark.soak  # test_job_savepoint.py has a mapped stage and a restore in place
 def test_mapped_stages_have_a_state_and_an_output_each(examples: Examples) -> None:
     assert examples.run("example_mapped_stages") == SUCCESS, examples.log
     for airport in ("EWR", "JFK", "LGA"):
@@ -242,7 +235,6 @@ def expected_routes(airport: str) -> Iterator[tuple[Any, ...]]:
         yield dest, len(of_dest), sum(delay > 15 for delay in known), max(known, default=None)
 
 
-@pytest.mark.soak
 def test_pagerank_ends_with_the_ranks_that_change_no_more(examples: Examples) -> None:
     assert examples.run("example_pagerank") == SUCCESS, examples.log
     files = (examples.data / "airport_ranks").glob("*.parquet")
@@ -268,7 +260,6 @@ def expected_ranks() -> dict[str, float]:
     return ranks
 
 
-@pytest.mark.soak
 def test_flights_are_scored_in_parts_and_a_retry_scores_only_the_rest(examples: Examples) -> None:
     assert examples.run("example_scored_flights", failing=4) == SUCCESS, examples.log
     [file] = (examples.data / "late_carriers").glob("*.parquet")
@@ -307,7 +298,6 @@ def is_late(flight: dict[str, str]) -> bool:
     return float(flight["arr_delay"]) > 15
 
 
-@pytest.mark.soak
 def test_features_of_a_year_of_flights_are_reported_month_by_month(examples: Examples) -> None:
     assert examples.run("example_resume_flights") == SUCCESS, examples.log
     reported: Counter[tuple[str, ...]] = Counter()

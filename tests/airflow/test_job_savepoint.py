@@ -21,7 +21,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from tests.airflow.examples import ROOT, Examples
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
 SUCCESS = "success"
 MOST_COLLECTIONS = 20

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from tests.airflow.conftest import Airflow
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 RESUMED = ["numbers", "item a", "item b", "item b", "item c"]
 
@@ -60,6 +60,7 @@ def test_execution_timeout_closes_the_attempt_within_seconds_and_the_retry_resum
     assert (first.ended_at - first.registered_at).total_seconds() < 30 + 5
 
 
+@pytest.mark.soak
 def test_sigterm_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow: Airflow) -> None:
     process = airflow.start_dag_test("decorated", "2026-01-05T00:00:00+00:00", trouble="wait for a signal")
     _wait_until_computing(airflow, process.stdout)
@@ -73,6 +74,7 @@ def test_sigterm_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow
     assert first.ended_at.timestamp() - sent < 5
 
 
+@pytest.mark.soak
 def test_two_tasks_of_one_job_with_one_uid_are_refused_before_they_start(airflow: Airflow) -> None:
     assert airflow.test_dag("shared_uid", "2026-01-06T00:00:00+00:00") == 1
     assert "give one of them another uid" in airflow.output

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.airflow
     [
         ("2026-02-01", "success", "RUN success CHECKPOINT subsumed"),
         ("2026-02-02", "failed", "RUN failed CHECKPOINT completed"),
-        ("2026-02-03", "rolled back", "RUN None CHECKPOINT completed"),
-        ("2026-02-04", "test", "RUN success CHECKPOINT completed"),
+        pytest.param("2026-02-03", "rolled back", "RUN None CHECKPOINT completed", marks=pytest.mark.soak),
+        pytest.param("2026-02-04", "test", "RUN success CHECKPOINT completed", marks=pytest.mark.soak),
     ],
 )
 def test_checkpoints_end_with_their_run_as_retention_says(airflow: Airflow, day: str, end: str, expected: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from tests.airflow.conftest import Airflow
 
-pytestmark = [pytest.mark.airflow, pytest.mark.soak]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
 
 def test_a_stage_stops_with_a_savepoint_without_a_retry_and_another_run_begins_from_it(airflow: Airflow) -> None:

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from tests.airflow.conftest import Airflow
 from tests.airflow.dags.payments import expected
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 RESUMED = ["day 1", "day 2", "day 3", "day 3", "day 4"]
 

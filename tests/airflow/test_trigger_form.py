@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from tests.airflow.example_data import few_flights
 from tests.airflow.examples import Examples
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
 DAG, JOB = "example_trigger_form", "route_delays"
 FIRST, SECOND, LATER = "2013-01-01", "2013-01-02", "2013-01-03"
@@ -92,9 +92,9 @@ def test_a_savepoint_is_taken_at_the_end_of_the_run_that_asked_for_it_only(two_r
 @pytest.mark.parametrize(
     ("date", "choice", "months"),
     [
-        pytest.param("2013-02-01", f"run:{FIRST}T00:00:00+00:00", (1, 2, 4), marks=pytest.mark.soak),
-        pytest.param("2013-02-02", f"before:{SECOND}T00:00:00+00:00", (1, 2, 4), marks=pytest.mark.soak),
-        pytest.param("2013-02-03", "id", (1, 2, 4), marks=pytest.mark.soak),
+        ("2013-02-01", f"run:{FIRST}T00:00:00+00:00", (1, 2, 4)),
+        ("2013-02-02", f"before:{SECOND}T00:00:00+00:00", (1, 2, 4)),
+        ("2013-02-03", "id", (1, 2, 4)),
         ("2013-02-04", "savepoint", (1, 2, 3, 4)),
     ],
 )
@@ -115,13 +115,11 @@ def _last_of_first_run(examples: Examples) -> CheckpointRecord:
     return of_run[-1]
 
 
-@pytest.mark.soak
 def test_nothing_starts_a_job_of_its_own_without_state(two_runs: Examples) -> None:
     output = copied(two_runs, "2013-02-05", "nothing")
     assert totals(two_runs, output) == expected((4,), written=(4,))
 
 
-@pytest.mark.soak
 def test_an_interval_takes_fewer_checkpoints_than_months(two_runs: Examples) -> None:
     where: dict[str, Any] = {"restore_from": f"run:{FIRST}T00:00:00+00:00", "output": "data/paced"}
     choice: dict[str, Any] = {"first_month": 4, "last_month": 6, "checkpoint_interval": "1 h"}

@@ -12,7 +12,7 @@ from tests.browser.stepped_run import STEPS, TOTAL, SteppedRun
 from tests.live.deployment import Deployment
 from tests.live.runs import kill
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 
 @pytest.fixture

@@ -75,9 +75,10 @@ class OnPostgres(OnDatabase):
 
     @pytest.fixture
     def engine(self, lasting_engine: Engine) -> Engine:
-        names = ", ".join(table.name for table in METADATA.sorted_tables)
+        # Of tables with a few rows, a DELETE is twenty times as fast as a TRUNCATE.
         with lasting_engine.begin() as connection:
-            connection.execute(text(f"TRUNCATE {names}"))
+            for table in reversed(METADATA.sorted_tables):
+                connection.execute(table.delete())
         return lasting_engine
 
 

@@ -45,6 +45,7 @@ from tests.aligned_job import JOB, AlignedJob, future_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.messages import ManualClock
+from tests.soak import rest_in_soak
 from tests.sqlite_rows import new_engine
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
@@ -319,11 +320,8 @@ def steps_of_the_scenario(folder: Path) -> int:
     return len(plan.calls)
 
 
-# What happens after a step is the harder half; what happens before it is left to the long tests.
-FAULTS = [
-    f if f in (FaultMode.KILL_AFTER, FaultMode.REPLY_LOST) else pytest.param(f, marks=pytest.mark.soak)
-    for f in FaultMode
-]
+# What happens after a step is the harder half.
+FAULTS = rest_in_soak(FaultMode, FaultMode.KILL_AFTER)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

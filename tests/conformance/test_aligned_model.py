@@ -141,5 +141,5 @@ class AlignedMachine(RuleBasedStateMachine):
 
 TestAligned = AlignedMachine.TestCase
 TestAligned.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

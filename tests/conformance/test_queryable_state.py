@@ -19,7 +19,7 @@ from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
-from tests.contracts.queryable_state_contract import QueryableStateContract
+from tests.contracts.queryable_state_contract import QueriedJob, QueryableStateContract
 from tests.messages import ManualClock
 from tests.written_state import EACH_BACKEND
 
@@ -56,7 +56,7 @@ def api() -> Iterator[ApiProcess]:
     process.close()
 
 
-class OverHttp(OnSqlite, QueryableStateContract):
+class OverHttp(OnSqlite, QueriedJob):
     """The API in a process of its own, on the rows and the files that the stages write in this one."""
 
     @pytest.fixture
@@ -73,7 +73,7 @@ class OverHttp(OnSqlite, QueryableStateContract):
         return ClaimedTask(HttpClient(api_url)).obtain()
 
 
-class TestOverHttp(OverHttp):
+class TestOverHttp(OverHttp, QueryableStateContract):
     @pytest.fixture
     def reader(self, api_url: str, token: str) -> Iterator[Client]:
         with QueryableStateClient(api_url, token) as client:

@@ -41,6 +41,7 @@ def test_failed_stage_resumes(spark, tmp_path: Path) -> None:
     assert calls == ["numbers", "1", "2", "2", "3"]
 
 
+@pytest.mark.soak
 def test_a_damaged_page_is_told_and_the_retry_computes_what_stands_on_it(spark, tmp_path: Path) -> None:
     calls: list[str] = []
 
@@ -72,6 +73,7 @@ def test_a_damaged_page_is_told_and_the_retry_computes_what_stands_on_it(spark, 
     assert calls == ["base", "evens", "other", "second try", "base", "evens"]
 
 
+@pytest.mark.soak
 def test_what_comes_back_equals_what_was_written(spark, tmp_path: Path) -> None:
     frame = spark.sql(
         "SELECT * FROM VALUES (1, 'a', TIMESTAMP '2026-01-01 00:00:00', 1.50BD, NULL), "
@@ -88,6 +90,7 @@ def test_type_that_a_snapshot_cannot_hold_is_refused(spark, tmp_path: Path) -> N
         checkpoint.snapshot("intervals", spark.range(1).selectExpr("make_interval(1, 2) AS i"))
 
 
+@pytest.mark.soak
 def test_lineage_starts_at_the_snapshot(spark, tmp_path: Path, capsys) -> None:
     with open_stage(spark, tmp_path) as checkpoint:
         frame = spark.range(10)

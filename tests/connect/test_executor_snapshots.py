@@ -29,6 +29,7 @@ def test_the_server_tells_which_filesystems_it_has(spark, tmp_path):
     assert [filesystems.spark_uri(spark, f"{s}://bucket/data") for s in ("s3", "s3a", "gs", "nosuch")] == [None] * 4
 
 
+@pytest.mark.soak
 def test_what_comes_back_equals_what_was_written(spark, storage):
     frames, uri = StoredDataFrames(storage), f"{storage.base_uri}/data"
     df = spark.range(0, 100, 1, 3).selectExpr("id `a.b`", "array(interval '2' month) m", "cast(id as string) s")
@@ -41,6 +42,7 @@ def test_what_comes_back_equals_what_was_written(spark, storage):
     )
 
 
+@pytest.mark.soak
 def test_a_snapshot_counts_by_its_fingerprint_and_not_by_its_files(spark, storage):
     def read(name, partitions):
         uri = f"{storage.base_uri}/{name}"

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_statecheck import StageContext
 from airflow_provider_statecheck.spark.costs.auto_snapshot import cached_bytes, is_cached
+from tests.soak import rest_in_soak
 
 
 def open_stage(spark: Any, work: Path, **settings: Any) -> StageContext:
@@ -18,7 +19,7 @@ def open_stage(spark: Any, work: Path, **settings: Any) -> StageContext:
     )
 
 
-@pytest.mark.parametrize("budget", [None, 1e-9], ids=["saved", "put off"])
+@pytest.mark.parametrize("budget", rest_in_soak([None, 1e-9], None), ids=["saved", "put off"])
 def test_a_loop_goes_on_after_its_last_snapshot(spark, tmp_path: Path, budget) -> None:
     steps: list[int] = []
 
@@ -44,6 +45,7 @@ def test_a_loop_goes_on_after_its_last_snapshot(spark, tmp_path: Path, budget) -
     assert steps == [*range(1, 7), *range(begin, 8)]
 
 
+@pytest.mark.soak
 def test_an_automatic_step_is_measured(spark, tmp_path: Path, caplog) -> None:
     with caplog.at_level(logging.INFO), open_stage(spark, tmp_path) as checkpoint:
         first = checkpoint.snapshot("first", lambda: spark.range(5), when="auto")

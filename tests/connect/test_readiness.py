@@ -39,6 +39,7 @@ def test_executors_use_the_package_that_was_shipped_under_a_name_with_its_hash(s
     assert _ARCHIVE.search(used_by_an_executor(spark))
 
 
+@pytest.mark.soak
 def test_shipping_it_twice_changes_nothing(spark) -> None:
     ship_package(spark)
     before = used_by_an_executor(spark)
@@ -118,6 +119,7 @@ def refuse(server: ConnectServer, base: Path) -> str:
     return str(refused.value)
 
 
+@pytest.mark.soak
 @NEEDS_MOUNT
 def test_path_that_the_server_has_for_itself_is_refused_before_an_attempt_begins(elsewhere, base: Path) -> None:
     text = refuse(elsewhere, base)

@@ -30,6 +30,7 @@ from tests.row_wise_cases import (
     random_step,
     refuse,
 )
+from tests.soak import every_nth
 
 PLAN_LENGTH = "spark.sql.maxPlanStringLength"
 
@@ -48,22 +49,22 @@ def _without_cached_frames(session):
     session.catalog.clearCache()
 
 
-@pytest.mark.parametrize("case", cases_of("connect", REFUSED))
+@pytest.mark.parametrize("case", cases_of("connect", REFUSED, every=8))
 def test_step_that_needs_more_than_one_row_is_refused_by_the_name_of_the_operation(session, case: Refused):
     check_refused(session, case)
 
 
-@pytest.mark.parametrize("case", cases_of("connect", ACCEPTED))
+@pytest.mark.parametrize("case", cases_of("connect", ACCEPTED, every=8))
 def test_row_wise_step_is_accepted(session, case: Accepted):
     accept(session, case.build)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", every_nth(range(15), 5))
 def test_random_row_wise_step_is_accepted(session, seed: int):
     accept(session, random_step(seed))
 
 
-@pytest.mark.parametrize("seed", range(2 * len(REFUSED_STEPS)))
+@pytest.mark.parametrize("seed", every_nth(range(2 * len(REFUSED_STEPS)), 4))
 def test_one_operation_over_several_rows_anywhere_in_a_random_step_is_enough_to_refuse_it(session, seed: int):
     refuse(session, random_step(seed, is_refused=True))
 

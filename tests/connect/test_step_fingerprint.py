@@ -78,6 +78,7 @@ def original(fingerprints) -> dict[str, str]:
     return dict(fingerprints())
 
 
+@pytest.mark.soak
 def test_code_that_only_moved_gives_equal_fingerprints_in_another_process(fingerprints, original) -> None:
     assert fingerprints(lead="# a comment\n\n\nUNUSED = 1\n") == original
 
@@ -91,6 +92,7 @@ def test_path_that_is_read_counts(fingerprints, original) -> None:
     assert fingerprints(path="/data/y")["files"] != original["files"]
 
 
+@pytest.mark.soak
 def test_snapshot_counts_by_its_fingerprint_and_not_by_its_place(fingerprints) -> None:
     a = fingerprints(path="file:///a/data", snapshots={"file:///a/data": "same"})["files"]
     b = fingerprints(path="file:///b/data", snapshots={"file:///b/data": "same"})["files"]

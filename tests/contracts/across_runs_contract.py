@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
@@ -76,6 +79,17 @@ class AcrossRunsContract(RunsOfAJob):
         with pytest.raises(RunSupersededError, match="before:2026-01-03") as refused:
             self.begin(gateway, day(3))
         assert (refused.value.stands_at, refused.value.checkpoint_id) == ("2026-01-05T00:00:00+00:00", 4)
+
+    def test_the_command_in_the_refusal_of_an_earlier_run_can_be_run_as_it_is(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        name = "sales of John's shop"
+        complete_checkpoint(gateway, gateway.register(make_registration(job_name=name, owner=day(5))).attempt)
+        with pytest.raises(RunSupersededError) as refused:
+            gateway.register(make_registration(job_name=name, owner=day(3)))
+        _, command, _ = re.split('with "|" and clear', str(refused.value))
+        expected = ["airflow", "statecheck", "rewind", name, "--before", day(3).run_key]
+        assert shlex.split(command) == expected
 
     @pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
     def test_an_earlier_run_that_is_refused_changes_nothing(

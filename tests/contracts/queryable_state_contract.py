@@ -117,8 +117,8 @@ class Reader(Protocol):
     def names(self, job_id: JobId, as_of: AsOf = LATEST) -> Sequence[QueryableName]: ...
 
 
-class QueryableStateContract:
-    """What a user may rely on, whichever form answers."""
+class QueriedJob:
+    """A job of stages whose state is queried."""
 
     @pytest.fixture(autouse=True)
     def _job_of_the_test(self) -> None:
@@ -177,6 +177,10 @@ class QueryableStateContract:
         """Return the value of one key."""
         (value,) = reader.get(self.query(name, key, **changes)).values
         return value
+
+
+class QueryableStateContract(QueriedJob):
+    """What a user may rely on, whichever form answers."""
 
     # From a name and a key to a value
 

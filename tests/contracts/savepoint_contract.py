@@ -678,6 +678,28 @@ class SavepointContract:
         with pytest.raises(CheckpointNotFoundError):
             coordinator.describe(job_id_of("rival"))
 
+    def test_a_savepoint_is_claimed_under_every_name_of_its_scheme(
+        self, coordinator: AttemptCoordinator, savepoints: JobSavepoints
+    ) -> None:
+        name = PLACE.rpartition("/")[2]
+        pointers = [f"{scheme}://lake/savepoints/{name}" for scheme in ("s3a", "s3")]
+        claims = [
+            self.source(mode=RestoreMode.CLAIM, pointer=each, metadata_uri=f"{each}/_metadata") for each in pointers
+        ]
+        self.restore(coordinator, source=claims[0])
+        with pytest.raises(SnapshotClaimedError):
+            self.begin_from(coordinator, "rival", source=claims[1])
+        with pytest.raises(SnapshotClaimedError):
+            savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointers[1]))
+
+    def test_a_savepoint_is_disposed_under_every_name_of_its_scheme(
+        self, savepoints: JobSavepoints, ended: AttemptRef
+    ) -> None:
+        begun = savepoints.begin(self.beginning(self.ask(savepoints, ended, target="s3a://lake/savepoints")))
+        disposed = savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=begun.location.replace("s3a://", "s3://")))
+        assert disposed.checkpoint is not None
+        assert disposed.checkpoint.location == begun.location
+
     def test_the_one_who_claimed_may_claim_again(self, coordinator: AttemptCoordinator) -> None:
         claim = self.source(mode=RestoreMode.CLAIM)
         self.restore(coordinator, source=claim)

@@ -38,7 +38,7 @@ from tests.crash.tries import Tries
 from tests.shared_spark import shared_session
 
 SIGKILLED, FAILED = -9, 3
-IN_SHORT, IN_LONG = 2, 20
+IN_SHORT, IN_LONG = 1, 20
 FILES, ROWS_OF_A_FILE, PARTS = 3, 12, 5
 LIMIT_SECONDS = 120
 EXECUTIONS_OF_A_TEST = 100

@@ -1,7 +1,9 @@
 """
-A stage fails at every single call on storage and gateway; the next try ends as if nothing had happened.
+A stage fails at every durable step, in the long runs at every single call; the next try ends as if nothing had happened.
 
-In the long runs each call fails in every way, else the ways take turns. The points are counted in a run without a fault. Each case runs in a child process of its own, so that a kill is a kill.
+The steps are the calls on storage and gateway that have an effect. In the long runs each call fails in every way, else the
+ways take turns. The points are counted in a run without a fault. Each case runs in a child process of its own, so that a
+kill is a kill.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,21 @@ from tests.crash.tries import Tries
 
 SIGKILLED = -9
 CORES = 2
-Ways = tuple[FaultMode, ...]
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How calls fail; the modes take turns."""
+
+    modes: tuple[FaultMode, ...]
+    also_reads: bool = True
+
+    def faults(self, calls: list[str]) -> list[tuple[int, FaultMode]]:
+        """Return the number of each call that fails, from 1, and how it fails."""
+        points = [i for i, name in enumerate(calls, 1) if self.also_reads or name not in READING_CALLS]
+        faults = [(point, self.modes[i % len(self.modes)]) for i, point in enumerate(points)]
+        # Of a call that only reads no reply can be lost.
+        return [f for f in faults if f[1] is not FaultMode.REPLY_LOST or calls[f[0] - 1] not in READING_CALLS]
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +116,12 @@ def _check_point(tries: Tries, prepared: Path | None, point: int, mode: FaultMod
 
 
 def _faults(tries: Tries, prepared: Path | None, ways: Ways) -> list[tuple[int, FaultMode]]:
-    """Return the number of each call of a try without a fault, and a way for it to fail; they take turns."""
+    """Return the points and modes at which the calls of a try without a fault are to fail."""
     tries.reset(prepared)
     assert tries.run() == 0
     calls = tries.outcome()["calls"]
     assert len(calls) > 20
-    faults = [(i, name, ways[i % len(ways)]) for i, name in enumerate(calls, 1)]
-    # Of a call that only reads no reply can be lost.
-    return [(i, mode) for i, name, mode in faults if mode is not FaultMode.REPLY_LOST or name not in READING_CALLS]
+    return ways.faults(calls)
 
 
 def _check_every_fault(team: list[Tries], prepared: list[Path | None], ways: Ways, expected: Any) -> None:
@@ -128,9 +143,11 @@ def _failed_halfway(tries: Tries, keep: Path) -> Path:
     return keep
 
 
+IN_TURN = (FaultMode.ERROR, FaultMode.KILL, FaultMode.REPLY_LOST)
 WAYS = [
-    pytest.param((FaultMode.ERROR, FaultMode.KILL, FaultMode.REPLY_LOST), id="each in turn"),
-    *(pytest.param((mode,), id=mode.value, marks=pytest.mark.soak) for mode in FaultMode),
+    pytest.param(Ways(IN_TURN, also_reads=False), id="each in turn"),
+    pytest.param(Ways(IN_TURN), id="each in turn, also of calls that only read", marks=pytest.mark.soak),
+    *(pytest.param(Ways((mode,)), id=mode.value, marks=pytest.mark.soak) for mode in FaultMode),
 ]
 
 

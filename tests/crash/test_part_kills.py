@@ -1,5 +1,5 @@
 """
-A step in parts fails at every single call on storage and gateway; the next try computes only what is not saved.
+A step in parts fails at every durable step, in the long runs at every single call; the next try computes only what is not saved.
 
 What is saved is read from the files that the newest completed checkpoint references. Parts are lost in flight too: two run
 at a time, and their Spark jobs go on after the driver has died.
@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_uri
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache, load_document
 from airflow_provider_statecheck.storage.orphans import sweep
-from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
+from airflow_provider_statecheck.testing.faults import FaultMode
 from tests.crash.part_pipeline import ROWS, SCORED, called
 from tests.crash.test_fault_points import CORES, SIGKILLED, WAYS, Ways, _directories, _storage_and_view
 from tests.crash.tries import Tries
@@ -123,12 +123,10 @@ def test_step_in_parts_that_fails_at_any_call_is_made_good_without_a_saved_row_c
     assert set(called(team[0].work).values()) == {1}
     calls = team[0].outcome()["calls"]
     assert calls.count("acknowledge") >= 3, "parts are saved before the step is finished"
-    faults = [(i, name, ways[i % len(ways)]) for i, name in enumerate(calls, 1)]
-    # Of a call that only reads no reply can be lost.
-    faults = [each for each in faults if each[2] is not FaultMode.REPLY_LOST or each[1] not in READING_CALLS]
+    faults = ways.faults(calls)
 
     def share(member: int) -> None:
-        for point, _, mode in faults[member :: len(team)]:
+        for point, mode in faults[member :: len(team)]:
             _check_point(team[member], point, mode)
 
     with ThreadPoolExecutor(len(team)) as pool:

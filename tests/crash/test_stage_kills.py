@@ -48,7 +48,7 @@ SIGKILLED = -9
 PUBLISHED = re.compile(r"-g\d+-c(\d+)-")
 COMPLETED = (CheckpointStatus.COMPLETED, CheckpointStatus.SUBSUMED)
 LIMIT_SECONDS = 120
-IN_SHORT, IN_LONG = 3, 20
+IN_SHORT, IN_LONG = 2, 20
 TOTALS = pa.struct([("quantity", pa.int64()), ("lines", pa.int64()), ("last", pa.int64())])
 
 

@@ -199,6 +199,7 @@ def test_reset_drops_rows_and_leaves_tables_to_work_with(airflow: Airflow) -> No
     assert airflow.rows() == EVERYTHING
 
 
+@pytest.mark.soak
 def test_the_statements_of_a_downgrade_are_shown_and_not_run(airflow: Airflow) -> None:
     airflow.run("db-manager", "migrate", MANAGER)
     for known in ((), ("--from-revision", HEAD)):
@@ -207,6 +208,7 @@ def test_the_statements_of_a_downgrade_are_shown_and_not_run(airflow: Airflow) -
     assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD)
 
 
+@pytest.mark.soak
 def test_the_manager_command_works_only_where_it_is_configured(tmp_path: Path) -> None:
     airflow = Airflow(tmp_path, f"sqlite:///{tmp_path}/own.db")
     try:

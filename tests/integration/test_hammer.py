@@ -20,7 +20,7 @@ from tests.conformance.databases import own_schema
 from tests.integration.hammering import hammer, settle
 from tests.unit.written_stage import JOB, WrittenStage
 
-pytestmark = pytest.mark.db
+pytestmark = [pytest.mark.db, pytest.mark.soak]
 
 PROCESSES = 8
 
@@ -31,7 +31,7 @@ def database(postgres_url: str) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [5, 60])
 def test_eight_processes_on_one_job_lose_nothing_and_leave_nothing(database: str, tmp_path: Path, seconds: int) -> None:
     base = f"file://{tmp_path}"
     spawn = multiprocessing.get_context("spawn")

@@ -19,6 +19,8 @@ from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.hammered_job import KEYS, HammeredJob, Readers
 from tests.written_state import BACKENDS, EACH_BACKEND
 
+pytestmark = pytest.mark.soak
+
 CHECKPOINTS = 50
 THREADS = 4
 
@@ -88,7 +90,6 @@ def checkpoints_on(job: HammeredJob) -> list[int]:
     return [int(name.removeprefix("chk-")) for name in names if name.startswith("chk-")]
 
 
-@pytest.mark.soak
 class TestOnSqlite(OnSqlite, HammerContract):
     """Rows in SQLite."""
 

@@ -236,7 +236,7 @@ def play(postgres_url: str, folder: Path, seed: int, steps: int) -> Scheduler:
     return scheduler
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(20 * STEPS, marks=pytest.mark.soak)])
 def test_no_order_of_steps_loses_a_file_or_touches_a_foreign_one(
     postgres_url: str, tmp_path: Path, seed: int, steps: int
@@ -246,6 +246,7 @@ def test_no_order_of_steps_loses_a_file_or_touches_a_foreign_one(
     assert len(done.ids) > steps / 300
 
 
+@pytest.mark.soak
 def test_a_seed_gives_the_same_steps_again(postgres_url: str, tmp_path: Path) -> None:
     first, second = (play(postgres_url, tmp_path / name, 3, 150) for name in ("first", "second"))
     assert first.digest.hexdigest() == second.digest.hexdigest()

@@ -29,7 +29,7 @@ from tests.integration.test_week_of_runs import FILES, JOB, OUTPUT, Week, date, 
 from tests.integration.week_functions import Balances
 from tests.job_savepoints import save_job
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 AHEAD, BEHIND = "ahead", "behind"
 NEW_OPERATOR = StageSettings(allow_non_restored_state=True)

@@ -36,7 +36,7 @@ from airflow_provider_statecheck.storage.failures import RetryPolicy
 from tests.conformance.served import ApiProcess, ClaimedTask
 from tests.conformance.test_queryable_state import Client, OverHttp
 from tests.contracts.queried_stage import QueriedStage
-from tests.contracts.queryable_state_contract import MakeStage
+from tests.contracts.queryable_state_contract import MakeStage, QueryableStateContract
 from tests.messages import ManualClock
 from tests.state_servers import StateServer, StateServerProcess
 
@@ -57,13 +57,22 @@ def state_processes() -> Iterator[StateServerProcess]:
     process.close()
 
 
-class TestStandAlone(OverHttp):
+class StandAlone(OverHttp):
     """A server of its own serves state, and asks the api-server."""
 
     @pytest.fixture
     def reader(self, state_processes: StateServerProcess, api_url: str, token: str) -> Iterator[Client]:
         with state_processes.running(api_url) as (server,), QueryableStateClient(server.url, token) as client:
             yield Client(client)
+
+
+@pytest.mark.soak
+class TestContract(StandAlone, QueryableStateContract):
+    """The contract, which the api-server also passes with the same routes."""
+
+
+class TestStandAlone(StandAlone):
+    """What the processes have to do with each other."""
 
     def test_clients_go_on_while_servers_are_killed(
         self, state_processes: StateServerProcess, api_url: str, token: str, stage: QueriedStage

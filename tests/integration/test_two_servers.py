@@ -30,7 +30,6 @@ from tests.unit.written_stage import JOB, WrittenStage
 pytestmark = pytest.mark.db
 
 DRIVERS = 4
-ROUNDS = 4
 
 
 class TwoServers:
@@ -79,10 +78,10 @@ def servers(tmp_path: Path, database: str) -> Iterator[list[str]]:
         process.close()
 
 
-def drive(stage: WrittenStage, urls: list[str], seed: int) -> None:
+def drive(stage: WrittenStage, urls: list[str], seed: int, rounds: int) -> None:
     """Let a driver take checkpoints of an operator that another driver fights for, and of its own."""
     stage.coordinator = retrying(Driver(TwoServers(urls, seed)), (0.0,) * 20, lambda _: None)  # type: ignore[assignment]
-    for i in range(ROUNDS):
+    for i in range(rounds):
         uid = "contended" if i % 2 else f"operator {seed}"
         try:
             attempt = stage.attempt(uid=uid, num_retained=2)
@@ -95,12 +94,15 @@ def drive(stage: WrittenStage, urls: list[str], seed: int) -> None:
             continue
 
 
-def test_two_servers_of_one_job_agree_whatever_dies(database: str, servers: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.soak)])
+def test_two_servers_of_one_job_agree_whatever_dies(
+    database: str, servers: list[str], tmp_path: Path, rounds: int
+) -> None:
     storage = CheckpointStorage.open(f"{tmp_path}/checkpoints")
     engine = create_engine(database)
     stages = [WrittenStage(storage, ManualClock(), SqlJobStore(engine)) for _ in range(DRIVERS)]
     with ThreadPoolExecutor(DRIVERS) as pool:
-        for done in [pool.submit(drive, stage, servers, seed) for seed, stage in enumerate(stages)]:
+        for done in [pool.submit(drive, stage, servers, seed, rounds) for seed, stage in enumerate(stages)]:
             done.result()
 
     assert stages[0].store is not None

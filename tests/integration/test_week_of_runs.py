@@ -37,7 +37,7 @@ FILES, PAYMENTS, CHANGE, LAST = 2, 30, 5, 7
 OUTPUT = "account string, number bigint, balance bigint"
 Rows = list[tuple[str, int, int]]
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 
 def date(day: int) -> str:

@@ -17,6 +17,7 @@ QUICK = {("connect", "files")}
 CELLS = [(place, store) for place in ("local", "client", "cluster", "connect") for store in ("files", "s3")]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("place", "store"), [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.soak) for cell in CELLS]
 )

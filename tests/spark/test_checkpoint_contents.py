@@ -67,6 +67,7 @@ def test_steps_items_and_iterations_of_each_operator_are_listed_and_read(tries, 
     assert reader.record_batches().read_all().num_rows == 5
 
 
+@pytest.mark.soak
 def test_savepoint_is_read_after_it_was_moved(tries, spark, tmp_path):
     (stage,) = failed(tries).read(job_id_of(JOB), lambda stages: stages, uid="stage")
     states = CheckpointStates.load(stage.pointer)

@@ -50,6 +50,7 @@ def test_a_name_that_is_used_twice_is_an_error_before_anything_is_computed(tries
     assert tries.take_computed() == ["first"]
 
 
+@pytest.mark.soak
 def test_a_name_may_be_used_again_in_each_item_and_outside_with_data_of_its_own(tries):
     with tries.open() as checkpoint:
         found = [ids(checkpoint.snapshot("rows", tries.builder("outside", rows=1)))]
@@ -107,6 +108,7 @@ def chain(tries: Tries, checkpoint: StageContext, version: str | None = None) ->
     return ids(checkpoint.snapshot("tail", tail)) + ids(apart)
 
 
+@pytest.mark.soak
 def test_another_version_computes_this_step_and_what_is_built_on_it_and_keeps_the_rest(tries, caplog):
     with tries.failing() as checkpoint:
         chain(tries, checkpoint, "1")
@@ -179,6 +181,7 @@ def test_changed_code_computes_this_step_and_what_is_built_on_it_and_keeps_the_r
     assert tries.take_computed() == ["head", "tail"]
 
 
+@pytest.mark.soak
 def test_on_clear_resume_keeps_changed_steps(tries):
     with tries.failing() as checkpoint:
         coded(tries, checkpoint, SOURCE, 4)
@@ -201,6 +204,7 @@ def test_on_clear_restart_keeps_nothing(tries):
     assert tries.take_computed() == ["head", "apart", "tail"]
 
 
+@pytest.mark.soak
 def test_a_step_that_a_later_try_does_not_ask_for_goes_when_the_stage_has_ended(tries):
     with tries.failing() as checkpoint:
         chain(tries, checkpoint)

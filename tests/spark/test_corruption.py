@@ -21,6 +21,7 @@ from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
+from tests.soak import rest_in_soak
 
 JOB = "corruption"
 LARGE = 30_000
@@ -196,7 +197,7 @@ def test_an_undamaged_stage_goes_on_from_the_newest(stage, caplog):
     assert stage.view().attempts[-1].restored_from == 2
 
 
-@pytest.mark.parametrize("position", [0.0, 0.01, 0.5, 1.0], ids=["first", "early", "middle", "last"])
+@pytest.mark.parametrize("position", rest_in_soak([0.0, 0.01, 0.5, 1.0], 0.5), ids=["first", "early", "middle", "last"])
 @pytest.mark.parametrize("which", FIND)
 def test_one_changed_byte_falls_back_to_the_checkpoint_before(stage, caplog, which, position):
     flip(FIND[which](stage, 2), position)
@@ -210,7 +211,7 @@ def test_a_missing_file_falls_back_to_the_checkpoint_before(stage, caplog, which
 
 
 @pytest.mark.parametrize("which", FIND)
-@pytest.mark.parametrize("keep", [0, 10])
+@pytest.mark.parametrize("keep", rest_in_soak([0, 10], 10))
 def test_a_file_that_was_cut_off_falls_back_to_the_checkpoint_before(stage, caplog, which, keep):
     path = FIND[which](stage, 2)
     path.write_bytes(path.read_bytes()[:keep])
@@ -264,7 +265,7 @@ def check_stops(stage: Stage) -> NoRestorableCheckpointError:
     return raised.value
 
 
-@pytest.mark.parametrize("which", ["metadata", "state"])
+@pytest.mark.parametrize("which", rest_in_soak(["metadata", "state"], "state"))
 def test_with_both_damaged_a_stage_stops_and_a_repaired_file_restores_again(stage, caplog, which):
     paths = {i: FIND[which](stage, i) for i in (1, 2)}
     intact = {i: flip(path, 0.5) for i, path in paths.items()}

@@ -76,6 +76,7 @@ def test_cheap_steps_in_a_row_are_written_when_together_they_are_not_cheap(tries
         assert [step.name for step in checkpoint.steps] == ["first", "two"]
 
 
+@pytest.mark.soak
 def test_a_new_fact_changes_the_decision_of_a_retry(tries):
     tries.seconds_per_file = 1.0
     with tries.failing() as checkpoint:
@@ -216,6 +217,7 @@ def test_an_automatic_snapshot_is_left_out_when_the_budget_is_used_up(tries, cap
     assert tries.snapshots() == 1
 
 
+@pytest.mark.soak
 def test_a_refining_loop_without_budget_keeps_its_plans_short_and_saves_at_its_end(tries):
     depths = []
 
@@ -235,6 +237,7 @@ def test_a_refining_loop_without_budget_keeps_its_plans_short_and_saves_at_its_e
     assert len(depths) == 10
 
 
+@pytest.mark.soak
 def test_a_refining_loop_that_converges_without_budget_is_saved(tries):
     def step(frame: DataFrame, number: int) -> DataFrame:
         tries.computed.append(f"step {number}")

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from tests.soak import rest_in_soak
 from tests.spark.tries import PlannedError, Tries, ids
 
 ROWS = 3000
@@ -93,6 +94,7 @@ class TestReading:
         conf.unset("parquet.page.size")
         conf.unset("parquet.page.row.count.limit")
 
+    @pytest.mark.soak
     @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
     def test_no_changed_byte_gives_another_value(self, spark, storage, tmp_path, settings, seed):
         uri = f"{storage.base_uri}/data"
@@ -178,9 +180,18 @@ def stage(spark: SparkSession, tmp_path: Path) -> Stage:
     return stage
 
 
+DAMAGES = [
+    ("base", ["base", "evens", "lasts"]),
+    ("evens", ["evens", "lasts"]),
+    ("lasts", ["lasts"]),
+    ("other", ["other"]),
+]
+"""The damaged step, and what the retry computes."""
+
+
 @pytest.mark.parametrize(
     ("damaged", "computed"),
-    [("base", ["base", "evens", "lasts"]), ("evens", ["evens", "lasts"]), ("lasts", ["lasts"]), ("other", ["other"])],
+    rest_in_soak(DAMAGES, DAMAGES[1]),
 )
 def test_the_retry_computes_the_damaged_step_and_what_stands_on_it(stage, caplog, damaged, computed):
     stage.damage(damaged)
@@ -211,6 +222,7 @@ def test_damage_that_only_the_checksums_of_hadoop_find_counts(stage):
     assert stage.tries.take_computed() == ["other"]
 
 
+@pytest.mark.soak
 def test_damage_that_is_met_while_the_next_step_is_written_counts(stage):
     def doubled() -> None:
         with stage.tries.open() as checkpoint:
@@ -224,6 +236,7 @@ def test_damage_that_is_met_while_the_next_step_is_written_counts(stage):
     assert stage.tries.take_computed() == ["base", "evens", "lasts"]
 
 
+@pytest.mark.soak
 def test_an_error_of_the_users_own_that_was_raised_from_it_counts(stage):
     def report() -> None:
         with stage.tries.open() as checkpoint:
@@ -247,6 +260,7 @@ def test_an_error_that_user_code_swallows_is_not_noticed(stage):
     assert stage.tries.view().operators[0].damaged_snapshots == ()
 
 
+@pytest.mark.soak
 def test_a_snapshot_that_is_damaged_again_is_computed_again_with_what_stands_on_it(stage):
     for _ in range(2):
         stage.damage("base")
@@ -259,6 +273,7 @@ def test_a_snapshot_that_is_damaged_again_is_computed_again_with_what_stands_on_
     assert stage.run() == RESULT
 
 
+@pytest.mark.soak
 def test_a_loop_whose_snapshot_is_damaged_begins_again_with_the_steps_inside(spark, tmp_path):
     tries, numbers, last = Tries(spark, tmp_path), [], [4]
 

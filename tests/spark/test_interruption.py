@@ -114,6 +114,7 @@ def test_an_interruption_ends_the_stage_in_time_and_leaves_the_session_usable(ru
     assert found["usable"] == 11
 
 
+@pytest.mark.soak
 def test_a_function_that_swallows_every_error_cannot_hold_up_the_caller(run_child):
     found = run_child(
         SCENARIO.replace("RUN", BY_SIGTERM.format(work="stubborn")).replace("None if running", "None if True")
@@ -178,6 +179,7 @@ def test_a_timeout_error_of_the_function_is_its_own(spark):
         run_interruptibly(spark, fail, timeout_seconds=60.0)
 
 
+@pytest.mark.soak
 def test_a_jvm_that_hangs_cannot_hold_up_the_caller(run_child):
     script = SCENARIO.replace("RUN", BY_SIGTERM.format(work="cross_join")).replace("None if running", "None if True")
     stopped = script.replace("raise Terminated", "os.kill(jvm_pid(), signal.SIGSTOP); raise Terminated")

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.spark.context import StageContext
+from tests.soak import rest_in_soak
 from tests.spark.tries import PlannedError, Tries, ids
 
 EDGES = [(1, 2), (1, 3), (2, 3), (3, 1), (4, 3), (4, 1), (5, 6), (6, 5)]
@@ -49,6 +50,7 @@ def numbers(*found: int) -> list[str]:
 # Results
 
 
+@pytest.mark.soak
 def test_page_rank_equals_a_plain_loop(tries, spark):
     edges = spark.createDataFrame(EDGES, "src long, dst long").coalesce(1)
     degrees = edges.groupBy("src").agg(F.count("*").alias("degree"))
@@ -79,6 +81,7 @@ def plain_page_rank(steps: int) -> dict[int, float]:
     return ranks
 
 
+@pytest.mark.soak
 def test_label_propagation_ends_where_nothing_changes_any_more(tries, spark):
     path = [(1, 2), (2, 3), (3, 4), (7, 8)]
     edges = spark.createDataFrame([*path, *((b, a) for a, b in path)], "a long, b long").coalesce(1)
@@ -178,6 +181,7 @@ def written_down(tries: Tries, constant: int, limit: int = 10**6) -> dict[str, A
     return {"step": names["loop"](tries.computed), "until": names["over"]}
 
 
+@pytest.mark.soak
 def test_changed_code_is_computed_from_the_beginning(tries):
     def run(checkpoint: StageContext, every: int = 2, **code: Any) -> list[int]:
         return ids(checkpoint.iterate("ids", tries.spark.range(2), 4, every, **code))
@@ -288,6 +292,7 @@ def test_a_loop_in_an_item_goes_on_in_it_and_is_dropped_with_it(tries):
     assert tries.snapshots() == 0
 
 
+@pytest.mark.soak
 def test_steps_may_have_snapshots_and_loops_of_their_own(tries):
     def stage(checkpoint: StageContext, fail_at: int | None) -> list[int]:
         def step(frame: DataFrame, number: int) -> DataFrame:
@@ -333,7 +338,7 @@ def test_plans_grow_for_so_many_steps_only(tries):
     assert depths[3] < depths[4] < depths[5]
 
 
-@pytest.mark.parametrize("retained", [1, 2])
+@pytest.mark.parametrize("retained", rest_in_soak([1, 2], 2))
 def test_storage_holds_as_many_snapshots_as_checkpoints_are_retained(tries, retained):
     seen = []
 

@@ -205,6 +205,7 @@ def test_a_pipeline_that_was_put_back_gives_the_output_of_an_undisturbed_one(
     assert request.status is RequestStatus.COMPLETED, "a pipeline with readers has savepoints after a restore, too"
 
 
+@pytest.mark.soak
 def test_a_pipeline_that_is_restored_into_another_job_in_the_middle_of_a_run_completes_the_output(
     spark: Any, tmp_path: Any, undisturbed: dict[str, Bag[str]]
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_statecheck.spark.driver.session import jvm_pid
 from tests.spark.conftest import child_environment
 
@@ -109,6 +111,7 @@ def test_jvm_runs_in_a_process_session_of_its_own(spark):
     assert os.getsid(pid) != os.getsid(0)
 
 
+@pytest.mark.soak
 def test_jvm_survives_a_signal_to_the_group_and_ends_with_python(tmp_path):
     with start_child(tmp_path) as child:
         assert child.stdout is not None
@@ -120,6 +123,7 @@ def test_jvm_survives_a_signal_to_the_group_and_ends_with_python(tmp_path):
         assert wait_for_end(jvm, 30)
 
 
+@pytest.mark.soak
 def test_new_session_starts_in_the_same_process_after_the_jvm_was_killed(run_child):
     found = run_child(KILLED)
     assert found == {"seen": [True, True, True], "count": 5, "is_new": True}

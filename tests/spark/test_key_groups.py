@@ -21,6 +21,7 @@ from airflow_provider_statecheck.spark.key_groups import (
     with_key_groups,
 )
 from tests.key_values import EDGES, STRATEGIES, TYPES, encode
+from tests.soak import rest_in_soak
 
 VECTORS = Path(__file__).parents[1] / "unit" / "state" / "keys" / "key_groups.json"
 GROUPS = (128, 1000, 32768)
@@ -109,7 +110,7 @@ def contents(keyed: Any) -> dict[int, list[int]]:
     return {row["partition"]: row["key_groups"] for row in rows}
 
 
-@pytest.mark.parametrize(("groups", "parallelism"), [(16, 1), (16, 3), (17, 5), (16, 16)])
+@pytest.mark.parametrize(("groups", "parallelism"), rest_in_soak([(16, 1), (16, 3), (17, 5), (16, 16)], (17, 5)))
 @pytest.mark.usefixtures("ansi")
 def test_partition_i_has_exactly_the_key_groups_of_subtask_i(spark: Any, groups: int, parallelism: int) -> None:
     found = contents(shuffled(spark.range(500), ["id"], groups, parallelism))

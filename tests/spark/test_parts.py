@@ -29,6 +29,7 @@ from airflow_provider_statecheck.spark.context import StageContext, StepReport
 from airflow_provider_statecheck.state.reading.checkpoint_contents import CheckpointContents
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
+from tests.soak import rest_in_soak
 from tests.spark.tries import PlannedError, Tries, ids
 
 FILES, ROWS_OF_A_FILE = 6, 5
@@ -152,6 +153,7 @@ def test_changed_function_recomputes_the_whole_step(tries, folder, scoring):
         assert report(checkpoint).restored_parts == 0
 
 
+@pytest.mark.soak
 def test_changed_function_recomputes_the_steps_that_stand_on_it(tries, folder):
     over = tries.spark.read.parquet(str(folder))
 
@@ -171,6 +173,7 @@ def test_changed_function_recomputes_the_steps_that_stand_on_it(tries, folder):
         assert [step.is_restored for step in checkpoint.steps] == [False, False, False]
 
 
+@pytest.mark.soak
 def test_step_of_the_same_name_may_change_its_kind(tries, folder, scoring):
     over = tries.spark.read.parquet(str(folder))
     with tries.failing() as checkpoint:
@@ -184,6 +187,7 @@ def test_step_of_the_same_name_may_change_its_kind(tries, folder, scoring):
         assert report(checkpoint).restored_parts == 0
 
 
+@pytest.mark.soak
 def test_steps_in_parts_are_separate_in_each_item_of_a_loop(tries, folder):
     over = tries.spark.read.parquet(str(folder))
     with tries.open() as checkpoint:
@@ -198,6 +202,7 @@ def _picking(item: int) -> Callable[[DataFrame], DataFrame]:
     return lambda rows: rows.where(rows.number == item).selectExpr("number AS id")
 
 
+@pytest.mark.soak
 def test_input_without_rows_gives_a_step_without_rows(tries, folder):
     with tries.open() as checkpoint:
         none = checkpoint.snapshot("none", lambda: tries.spark.range(5).where("id > 9"))
@@ -220,6 +225,7 @@ def test_over_a_snapshot_reads_each_of_its_files_once(tries, scoring):
     assert scoring.counts() == Counter(range(ROWS))
 
 
+@pytest.mark.soak
 def test_large_files_of_a_snapshot_are_cut_at_their_row_groups(tries, scoring):
     with tries.open() as checkpoint:
         tries.spark.conf.set("parquet.block.size", 1024)
@@ -230,6 +236,7 @@ def test_large_files_of_a_snapshot_are_cut_at_their_row_groups(tries, scoring):
         assert report(checkpoint).parts > 1
 
 
+@pytest.mark.soak
 def test_over_a_step_that_is_itself_computed_in_parts(tries, folder, scoring):
     with tries.failing() as checkpoint:
         first = scored(checkpoint, tries.spark.read.parquet(str(folder)), scoring)
@@ -247,6 +254,7 @@ def _csv(tries: Tries, folder: Path) -> Any:
     return folder.parent / "csv"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["frame", "source"])
 def test_over_csv_files(tries, folder, scoring, kind):
     path = str(_csv(tries, folder))
@@ -257,6 +265,7 @@ def test_over_csv_files(tries, folder, scoring, kind):
         assert report(checkpoint).parts > 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("file_format", ["json", "orc"])
 def test_over_a_frame_of_other_files(tries, folder, scoring, file_format):
     path = str(folder.parent / file_format)
@@ -265,6 +274,7 @@ def test_over_a_frame_of_other_files(tries, folder, scoring, file_format):
         assert scores(scored(checkpoint, tries.spark.read.format(file_format).load(path), scoring)) == EXPECTED
 
 
+@pytest.mark.soak
 def test_over_partitioned_files_has_the_columns_of_their_directories(tries, folder):
     path = str(folder.parent / "partitioned")
     rows = tries.spark.read.parquet(str(folder)).withColumn("kind", F.col("number") % 3)
@@ -276,6 +286,7 @@ def test_over_partitioned_files_has_the_columns_of_their_directories(tries, fold
         assert {(row.kind, row.number) for row in frame.collect()} == {(n % 3, n) for n in range(ROWS)}
 
 
+@pytest.mark.soak
 def test_over_key_ranges_of_a_database(tries, tmp_path, scoring):
     import sqlite3
 
@@ -297,6 +308,7 @@ def test_over_a_delta_table(tries, tmp_path, scoring):
         assert report(checkpoint).parts == 2
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rows_per_file", [5, pytest.param(30, marks=pytest.mark.soak)])
 def test_over_a_snapshot_that_executors_have_written(tries, scoring, object_store, tmp_path, rows_per_file):
     where = {
@@ -321,6 +333,7 @@ def test_over_a_snapshot_that_executors_have_written(tries, scoring, object_stor
         assert [step.is_restored for step in checkpoint.steps] == [True, True]
 
 
+@pytest.mark.soak
 def test_over_splits_of_the_user(tries, scoring):
     source = DataFrameSource([0, 10, 20], lambda spark, first: spark.range(first, first + 10).toDF("number"))
     with tries.open() as checkpoint:
@@ -328,12 +341,14 @@ def test_over_splits_of_the_user(tries, scoring):
         assert report(checkpoint).parts == 3
 
 
+@pytest.mark.soak
 def test_limits_of_a_source_hold(tries, folder, scoring):
     with tries.open() as checkpoint:
         assert scores(scored(checkpoint, ParquetSource(str(folder), files_per_increment=1), scoring)) == EXPECTED
         assert report(checkpoint).parts == FILES
 
 
+@pytest.mark.soak
 def test_cut_and_whole_files_have_the_same_columns(tries, tmp_path):
     """The first parts are row groups of a file, and later ones whole files."""
     folder = str(tmp_path / "described")
@@ -348,6 +363,7 @@ def test_cut_and_whole_files_have_the_same_columns(tries, tmp_path):
         assert found.schema["number"].metadata["comment"] == "of a row"
 
 
+@pytest.mark.soak
 def test_over_a_frame_of_an_earlier_iteration_reads_that_iteration(tries):
     found: list[list[int]] = []
 
@@ -365,7 +381,7 @@ def test_over_a_frame_of_an_earlier_iteration_reads_that_iteration(tries):
 # Input that changes under the step
 
 
-@pytest.mark.parametrize("change", ["appeared", "vanished", "changed"])
+@pytest.mark.parametrize("change", rest_in_soak(["appeared", "vanished", "changed"], "changed"))
 def test_input_that_changed_between_tries_is_named_and_refused(tries, folder, scoring, change):
     over = tries.spark.read.parquet(str(folder))
     failed_try(tries, over, scoring)
@@ -378,6 +394,7 @@ def test_input_that_changed_between_tries_is_named_and_refused(tries, folder, sc
         scored(checkpoint, tries.spark.read.parquet(str(folder)), scoring)
 
 
+@pytest.mark.soak
 def test_source_that_restarts_on_a_change_is_read_again(tries, folder, scoring, caplog):
     failed_try(tries, ParquetSource(str(folder), on_change="restart"), scoring)
     write_file(folder, 9)
@@ -390,6 +407,7 @@ def test_source_that_restarts_on_a_change_is_read_again(tries, folder, scoring, 
     assert "9.parquet appeared" in caplog.text
 
 
+@pytest.mark.soak
 def test_another_input_recomputes_the_whole_step(tries, folder, scoring):
     failed_try(tries, ParquetSource(str(folder)), scoring)
     other = folder.parent / "other"
@@ -399,6 +417,7 @@ def test_another_input_recomputes_the_whole_step(tries, folder, scoring):
         assert set(scores(scored(checkpoint, ParquetSource(str(other)), scoring))) == set(range(ROWS_OF_A_FILE))
 
 
+@pytest.mark.soak
 def test_step_that_is_resumed_with_other_code_keeps_its_parts_in_the_tries_after(tries, folder, scoring):
     over = tries.spark.read.parquet(str(folder))
     failed_try(tries, over, scoring)
@@ -435,6 +454,7 @@ def test_part_that_fails_names_its_files_and_rows_and_the_finished_parts_are_kep
         assert report(checkpoint).restored_parts > 0
 
 
+@pytest.mark.soak
 def test_rows_of_a_cut_file_are_named(tries, tmp_path, scoring):
     folder = tmp_path / "cut"
     folder.mkdir()
@@ -460,6 +480,7 @@ def test_quarantine_finishes_the_other_parts_and_a_retry_computes_only_the_bad_o
     )
 
 
+@pytest.mark.soak
 def test_report_and_checkpoint_keep_the_error_of_a_bad_part(tries, folder, scoring):
     scoring.bad.write_text("2")
     with pytest.raises(PartFailedError), tries.open() as checkpoint:
@@ -489,6 +510,7 @@ def test_damaged_part_is_recomputed_alone(tries, folder, scoring, caplog):
     assert len(again) == 2 * ROWS_OF_A_FILE
 
 
+@pytest.mark.soak
 def test_steps_on_a_recomputed_part_are_recomputed_even_after_another_failure(tries, folder, scoring):
     over = tries.spark.read.parquet(str(folder))
 
@@ -579,6 +601,7 @@ def test_progress_names_parts_and_what_is_kept(tries, folder, scoring, caplog):
     assert any(m.startswith("Step scored computed in") and m.endswith("in 3 parts") for m in caplog.messages)
 
 
+@pytest.mark.soak
 def test_parts_are_listed_as_one_snapshot_and_an_unfinished_one_is_not_read(tries, folder, scoring):
     over = tries.spark.read.parquet(str(folder))
     failed_try(tries, over, scoring)

@@ -20,6 +20,7 @@ from tests.row_wise_cases import (
     random_step,
     refuse,
 )
+from tests.soak import every_nth
 
 
 @pytest.fixture(autouse=True)
@@ -28,22 +29,22 @@ def _without_cached_frames(spark):
     spark.catalog.clearCache()
 
 
-@pytest.mark.parametrize("case", cases_of("classic", REFUSED))
+@pytest.mark.parametrize("case", cases_of("classic", REFUSED, every=4))
 def test_step_that_needs_more_than_one_row_is_refused_by_the_name_of_the_operation(spark, case: Refused):
     check_refused(spark, case)
 
 
-@pytest.mark.parametrize("case", cases_of("classic", ACCEPTED))
+@pytest.mark.parametrize("case", cases_of("classic", ACCEPTED, every=6))
 def test_accepted_step_gives_the_same_rows_in_parts(spark, case: Accepted):
     check_accepted(spark, case.build)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", every_nth(range(15), 5))
 def test_random_row_wise_step_is_accepted_and_gives_the_same_rows_in_parts(spark, seed: int):
     check_accepted(spark, random_step(seed))
 
 
-@pytest.mark.parametrize("seed", range(2 * len(REFUSED_STEPS)))
+@pytest.mark.parametrize("seed", every_nth(range(2 * len(REFUSED_STEPS)), 4))
 def test_one_operation_over_several_rows_anywhere_in_a_random_step_is_enough_to_refuse_it(spark, seed: int):
     refuse(spark, random_step(seed, is_refused=True))
 

@@ -84,6 +84,7 @@ def start(tmp_path: Path) -> Start:
     return run
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("script", "job"),
     [
@@ -103,6 +104,7 @@ def test_a_script_that_was_killed_is_told_so_by_its_next_start(start: Start, scr
     assert "failover" not in log
 
 
+@pytest.mark.soak
 def test_tasks_of_a_script_run_on_its_own_interpreter(start: Start, tmp_path: Path) -> None:
     """The first ``python3`` of the path need not have this package, nor Arrow."""
     (tmp_path / "bin").mkdir()

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as read_with_spark
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
+from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 from tests.written_snapshots import SnapshotJob, flip
 
@@ -66,7 +67,7 @@ def text_of(value: pa.ChunkedArray) -> str:
     return re.sub(r"type: .*", "", value.combine_chunks().to_string())
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", every_nth(QUERIES, 6))
 def test_both_forms_have_the_rows_of_the_dataframe(spark, job, writer, name):
     if (writer, name) == SHREDDED:
         pytest.skip("only Spark reads the shredded variants of its own writer")

@@ -24,7 +24,9 @@ from tests.unit.spark.sources.sql_tables import Table, stored
 NOON = datetime(2026, 11, 21, 12, 30, 0, 123456, tzinfo=UTC)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.db)])
+@pytest.fixture(
+    params=[pytest.param("sqlite", marks=pytest.mark.soak), pytest.param("postgresql", marks=pytest.mark.db)]
+)
 def url(request, tmp_path):
     return f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 

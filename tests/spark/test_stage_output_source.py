@@ -147,6 +147,7 @@ def test_each_run_reads_what_was_committed_since_the_run_before(tries):
     assert run_downstream(tries, run="2026-01-03").increments == 0
 
 
+@pytest.mark.soak
 def test_output_of_a_failed_try_is_read_as_far_as_it_was_committed_and_the_rest_later(tries):
     tries.write_input(part(0), part(1))
     function = FailingOnce(tries.folder / "failed", number=15)
@@ -207,6 +208,7 @@ class Fork:
         return self.run(downstream(self.tries, self.output, "fork-report"), "report", run)
 
 
+@pytest.mark.soak
 def test_a_pipeline_that_is_restored_into_another_job_reads_on_with_the_output_of_that_job(tries):
     tries.write_input(part(0), part(1))
     run_upstream(tries, never(tries))

@@ -59,6 +59,7 @@ def fingerprint():
     return measure
 
 
+@pytest.mark.soak
 def test_every_interpreter_and_jvm_finds_the_same_fingerprints(spark, run_child, tmp_path):
     """Another hash seed, other cores, other work before: only where and when the parent was written differs."""
     found = []

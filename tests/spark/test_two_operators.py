@@ -152,7 +152,7 @@ def test_neither_stage_loses_a_checkpoint_and_only_retained_bytes_stay(job):
     assert job.files() == job.named_files()
 
 
-@pytest.mark.parametrize("order", [("often", "seldom"), ("seldom", "often")])
+@pytest.mark.parametrize("order", [("often", "seldom"), pytest.param(("seldom", "often"), marks=pytest.mark.soak)])
 def test_the_order_in_which_they_end_does_not_matter(job, order):
     contexts = {uid: job.open(uid) for uid in order}
     stages = [stage(job, uid, contexts[uid]) for uid in order]
@@ -166,6 +166,7 @@ def test_the_order_in_which_they_end_does_not_matter(job, order):
     assert job.files() == job.named_files()
 
 
+@pytest.mark.soak
 def test_each_goes_on_from_its_own_newest_checkpoint_after_both_failed(job):
     in_turns(*start(job, {"often": 5, "seldom": 5}))
     assert job.named_files() <= job.files()
@@ -185,6 +186,7 @@ def test_each_goes_on_from_its_own_newest_checkpoint_after_both_failed(job):
     assert job.files() == job.named_files()
 
 
+@pytest.mark.soak
 def test_one_that_has_failed_keeps_all_that_it_needs_while_the_other_finishes(job):
     in_turns(*start(job, {"seldom": 5}))
     check = job.completed("seldom")

@@ -45,9 +45,10 @@ def lines_of_checkpoints(log: str) -> list[Any]:
     return re.findall(r"Checkpoint (\d+) of job .*?, attempt (\d+): (restored;|completed in|failed;)", log)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "mode",
-    ["local", pytest.param("client", marks=pytest.mark.soak), pytest.param("cluster", marks=pytest.mark.soak)],
+    ["local", "client", "cluster"],
 )
 def test_failed_stage_is_submitted_again_and_goes_on_with_the_increment_that_failed(pipeline, mode: str) -> None:
     stage: StagePipeline = pipeline(mode, "raise", StagePipeline)

@@ -42,7 +42,7 @@ def written_by(spark: Any, attempt: SinkAttempt, first: int, last: int) -> Any:
     return [json.loads(row.committable) for row in rows.mapInArrow(write, "committable string").collect()]
 
 
-@pytest.mark.parametrize("partition_by", [(), ("day", "code")])
+@pytest.mark.parametrize("partition_by", [pytest.param((), marks=pytest.mark.soak), ("day", "code")])
 def test_spark_reads_what_its_tasks_wrote_and_nothing_else(spark, tmp_path, partition_by):
     path = f"file://{tmp_path}/table"
     attempt = Attempt(path, 1, schema=SCHEMA, partition_by=partition_by).open()
@@ -84,6 +84,7 @@ def test_a_target_without_a_commit_has_no_table(spark, tmp_path):
         read_committed(spark, "memory://somewhere/table")
 
 
+@pytest.mark.soak
 def test_a_table_whose_output_is_empty_has_its_columns(spark, tmp_path):
     path = f"file://{tmp_path}/table"
     attempt = Attempt(path, 1).open()

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
+from tests.soak import rest_in_soak
 
 EVERY_TYPE = """
     id, cast(id as string) as text, timestamp_seconds(id) as at, timestamp_ntz '2026-11-21 01:02:03' as local,
@@ -41,9 +42,12 @@ def in_order(rows):
     return sorted(rows, key=lambda row: row["id"])
 
 
+LIMITS = [{"files_per_increment": 2}, {"bytes_per_increment": 15_000}, {"row_groups_per_increment": 1}, {}]
+
+
 @pytest.mark.parametrize(
     "limit",
-    [{"files_per_increment": 2}, {"bytes_per_increment": 15_000}, {"row_groups_per_increment": 1}, {}],
+    rest_in_soak(LIMITS, LIMITS[2]),
     ids=["files", "bytes", "row groups", "automatic"],
 )
 def test_all_increments_together_are_what_spark_reads(spark, orders, limit):

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, se
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from tests.messages import make_owner
+from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.spark.stages.test_stage import balances, payments, running_stage
@@ -51,7 +52,7 @@ def last_balances(tries: StageTries) -> dict[str, int]:
     return {account: balance for account, (_, balance) in last.items()}
 
 
-@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_tools_read_the_savepoint_of_a_stage(tries: StageTries, backend: str) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -84,7 +85,7 @@ def test_another_backend_goes_on_from_the_savepoint_of_a_stage(
     assert last_balances(tries) == balances(parts)
 
 
-@pytest.mark.parametrize("backends", [("hashmap", "arrow"), ("arrow", "hashmap")])
+@pytest.mark.parametrize("backends", [("hashmap", "arrow"), pytest.param(("arrow", "hashmap"), marks=pytest.mark.soak)])
 def test_another_backend_goes_on_in_the_next_run(tries: StageTries, backends: tuple[str, ...]) -> None:
     parts = payments()
     for number, (backend, part) in enumerate(zip(cycle(backends), parts, strict=False)):

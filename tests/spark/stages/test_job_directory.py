@@ -35,6 +35,7 @@ from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 from tests.messages import make_owner
+from tests.soak import rest_in_soak
 from tests.spark.stages.functions import Numbering, RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.spark.stages.test_stage import RUNNING, payments
@@ -116,7 +117,7 @@ def require_nothing_to_collect(tries: StageTries) -> None:
     assert files(tries) == before
 
 
-@pytest.mark.parametrize("is_merged", [True, False])
+@pytest.mark.parametrize("is_merged", rest_in_soak([True, False], True))
 def test_incremental_checkpoint_has_its_own_files_and_shares_state(tries: StageTries, *, is_merged: bool) -> None:
     run(tries, config={MERGING: str(is_merged)})
     found = require_owned(tries)
@@ -139,7 +140,9 @@ def test_next_run_leaves_nothing_of_the_one_before_but_what_it_shares(tries: Sta
     require_nothing_to_collect(tries)
 
 
-@pytest.mark.parametrize(("backend", "config"), [("filesystem", {}), ("arrow", {INCREMENTAL: "false"})])
+@pytest.mark.parametrize(
+    ("backend", "config"), rest_in_soak([("filesystem", {}), ("arrow", {INCREMENTAL: "false"})], ("filesystem", {}))
+)
 def test_full_checkpoint_has_all_its_state_to_itself(tries: StageTries, backend: str, config: dict[str, str]) -> None:
     run(tries, backend=backend, config=config)
     assert all(file.startswith("chk-") for file in require_owned(tries))
@@ -149,7 +152,8 @@ def test_full_checkpoint_has_all_its_state_to_itself(tries: StageTries, backend:
     require_nothing_to_collect(tries)
 
 
-@pytest.mark.parametrize("config", [{STORAGE: "jobmanager"}, {}], ids=["memory", "small"])
+@pytest.mark.soak
+@pytest.mark.parametrize("config", rest_in_soak([{STORAGE: "jobmanager"}, {}], {}), ids=["memory", "small"])
 def test_inline_state_is_in_the_metadata(tries: StageTries, config: dict[str, str]) -> None:
     run(tries, threshold=20 * 1024, config=config)
     assert {file.rpartition("/")[2] for file in require_owned(tries)} == {"_metadata"}
@@ -165,7 +169,7 @@ def test_spilled_state_lies_with_its_checkpoint(tries: StageTries, monkeypatch: 
     require_nothing_to_collect(tries)
 
 
-@pytest.mark.parametrize("form", list(SavepointFormat))
+@pytest.mark.parametrize("form", rest_in_soak(SavepointFormat, SavepointFormat.CANONICAL))
 def test_savepoint_has_everything_in_its_directory_and_is_its_users(tries: StageTries, form: SavepointFormat) -> None:
     run(tries)
     before = files(tries)

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
+from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import by_row, payments, running_stage
@@ -29,7 +30,7 @@ def expected(parts: list[dict[str, list[Any]]]) -> dict[str, tuple[int, dict[str
     return {account: (balance, dict(purposes[account])) for account, balance in balances.items()}
 
 
-@pytest.mark.parametrize("backend", ["arrow", "filesystem", "hashmap"])
+@pytest.mark.parametrize("backend", rest_in_soak(["arrow", "filesystem", "hashmap"], "arrow"))
 def test_state_written_by_two_subtasks_says_the_same_to_one_three_and_seven(tries: StageTries, backend: str) -> None:
     parts = payments()
     tries.write_input(*parts)

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stag
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.metadata_file import load_document, state_uris
 from tests.messages import ManualClock, make_owner
+from tests.soak import rest_in_soak
 from tests.spark.stages.functions import (
     BalanceInText,
     FailingOnce,
@@ -86,7 +87,7 @@ def running_stage(tries: StageTries, function: Any, **options: Any) -> Stage:
     return keyed.process(function, uid="balance", output=RUNNING).sink(ParquetSink(str(tries.output)))
 
 
-@pytest.mark.parametrize("backend", ["arrow", "hashmap", "filesystem"])
+@pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap", "filesystem"], "arrow"))
 def test_keyed_function_sees_each_element_once_in_order_over_increments(tries: StageTries, backend: str) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -122,6 +123,7 @@ class TickingClock(ManualClock):
         return super().now()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("failing_file", [0, 2], ids=["before a checkpoint", "after checkpoints"])
 def test_state_expires_by_one_time_in_all_tries_of_a_run_without_a_date(
     spark: Any, tmp_path: Any, failing_file: int
@@ -148,6 +150,7 @@ def test_state_expires_by_one_time_in_all_tries_of_a_run_without_a_date(
     assert CheckpointStates.load(tries.completed()[-1].location).taken_at_ms() == states.taken_at_ms()
 
 
+@pytest.mark.soak
 def test_script_that_starts_again_after_its_end_lets_state_expire_by_a_new_time(spark: Any, tmp_path: Any) -> None:
     tries = StageTries(spark, tmp_path, TickingClock())
     tries.write_input(*payments())
@@ -181,6 +184,7 @@ def test_value_that_does_not_fit_its_state_fails_the_stage_naming_state_key_and_
         tries.run(stage.sink(ParquetSink(str(tries.output))))
 
 
+@pytest.mark.soak
 def test_key_whose_column_was_renamed_goes_on_under_its_old_name(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -198,7 +202,7 @@ def test_key_whose_column_was_renamed_goes_on_under_its_old_name(tries: StageTri
     assert tries.rows() == running(parts)
 
 
-@pytest.mark.parametrize("parallelism", [1, 3, 7])
+@pytest.mark.parametrize("parallelism", rest_in_soak([1, 3, 7], 3))
 def test_state_is_restored_at_another_parallelism(tries: StageTries, parallelism: int) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -249,6 +253,7 @@ def test_stateful_map_function_has_keyed_and_operator_state(tries: StageTries) -
     assert all(subtask.managed_operator and subtask.managed_keyed for subtask in state.subtask_states.values())
 
 
+@pytest.mark.soak
 def test_functions_behind_two_keys_each_have_their_state(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -274,7 +279,7 @@ def test_functions_behind_two_keys_each_have_their_state(tries: StageTries) -> N
 
 
 @pytest.mark.parametrize("combines", [True, False])
-@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_aggregates_are_equal_whether_combined_before_the_shuffle_or_not(
     tries: StageTries, combines: bool, backend: str
 ) -> None:
@@ -323,6 +328,7 @@ def test_all_checkpoints_but_the_retained_ones_are_deleted_with_their_state(trie
     assert len(directories) == len(tries.completed()) == 2
 
 
+@pytest.mark.soak
 def test_end_of_the_input_reaches_every_key_although_the_last_increment_has_no_rows(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts, {name: [] for name in parts[0]})
@@ -336,6 +342,7 @@ def test_end_of_the_input_reaches_every_key_although_the_last_increment_has_no_r
     assert sum(row["total"] for row in tries.rows()) == sum(balances(parts).values())
 
 
+@pytest.mark.soak
 def test_source_that_wants_it_begins_the_stage_again_when_a_file_changed(tries: StageTries) -> None:
     tries.write_input(*payments())
     source = ParquetSource(str(tries.input), files_per_increment=1, on_change="restart")
@@ -361,6 +368,7 @@ def test_function_whose_state_changed_is_refused_before_any_spark_job(tries: Sta
         tries.run(running_stage(tries, BalanceInText()))
 
 
+@pytest.mark.soak
 def test_claimed_savepoint_whose_state_is_refused_is_left_to_its_owner(tries: StageTries) -> None:
     tries.write_input(*payments())
     with pytest.raises(Exception, match="planned"):

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, SourceSummary
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from tests.soak import rest_in_soak
 from tests.spark.stages.functions import FailingOnce, RunningBalance
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import FILES, PAYMENTS, balances, payments, running_stage
@@ -18,7 +19,7 @@ def states(summary: SnapshotSummary | None) -> dict[str, tuple[str, str]]:
     return {state.name: (state.kind, state.type) for state in summary.states}
 
 
-@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_a_checkpoint_shows_its_source_its_states_and_what_it_took(tries: StageTries, backend: str) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -43,6 +44,7 @@ def test_a_checkpoint_shows_its_source_its_states_and_what_it_took(tries: StageT
     assert last.commit_seconds > 0
 
 
+@pytest.mark.soak
 def test_a_retry_shows_what_it_restored_and_the_time_of_the_increments_before(tries: StageTries) -> None:
     tries.write_input(*payments())
     stage = running_stage(tries, FailingOnce(tries.folder / "failed", number=2 * PAYMENTS + 7))

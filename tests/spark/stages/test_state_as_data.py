@@ -18,6 +18,7 @@ from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.storage.pointers import find_source
 from tests.messages import make_owner
+from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
 from tests.spark.stages.test_stage import PAYMENTS, RUNNING, balances, payments, running
@@ -43,7 +44,7 @@ def from_savepoint(tries: StageTries, pointer: str) -> dict[str, Any]:
     return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
 
 
-@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_state_is_read_edited_compared_and_gone_on_from(tries: StageTries, backend: str) -> None:
     parts = payments()
     tries.write_input(*parts[:-1])
@@ -70,7 +71,7 @@ def test_state_is_read_edited_compared_and_gone_on_from(tries: StageTries, backe
     assert [row for row in tries.rows() if row["number"] >= seen] == expected
 
 
-@pytest.mark.parametrize("backend", ["arrow", "hashmap"])
+@pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_stage_begins_from_balances_that_were_computed_elsewhere(tries: StageTries, backend: str) -> None:
     old, *new = payments()
     known = tries.spark.createDataFrame(list(balances([old]).items()), "account string, value bigint")
@@ -89,6 +90,7 @@ def test_stage_begins_from_balances_that_were_computed_elsewhere(tries: StageTri
     assert tries.rows() == [row for row in running([old, *new]) if row["number"] >= PAYMENTS]
 
 
+@pytest.mark.soak
 def test_declared_aggregates_are_state_named_aggregates(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)

@@ -13,6 +13,8 @@ from tests.shared_spark import CONF
 from tests.spark.conftest import PACKAGE_ROOT, child_environment
 from tests.spark.stages.repeated_tasks import committed_of
 
+pytestmark = pytest.mark.soak
+
 ONE_VERTEX, TWO_VERTICES = "nothing", "nothing in two vertices"
 SHORT = (ONE_VERTEX, "raise in function", "exit in sink")
 LONG = (ONE_VERTEX, "exit in function", "raise in sink")
@@ -22,7 +24,7 @@ Results = dict[str, dict[str, Any]]
 
 @pytest.fixture(
     scope="module",
-    params=[SHORT, *(pytest.param(each, marks=pytest.mark.soak) for each in (LONG, IN_TWO_VERTICES))],
+    params=[SHORT, LONG, IN_TWO_VERTICES],
     ids=["a few ways", "more ways", "two vertices"],
 )
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:

@@ -153,6 +153,12 @@ class TestCheckpoints:
         assert shown("s3://key:se/cret@bucket/chk-1") == "s3://***@bucket/chk-1"
         assert shown("abfs://lake@account/chk-1") == "abfs://lake@account/chk-1"
 
+    @pytest.mark.parametrize("command", [("state", "show"), ("dispose",), ("restore", JOB, "--yes", "--from")])
+    def test_ends_with_2_for_a_text_that_is_no_pointer(self, stage, run, command):
+        stage.run()
+        outcome = run(*command, "savepoint-1")
+        assert (outcome.status, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
+
     @pytest.mark.parametrize("arguments", [("nothing",), (JOB, "--uid", "nobody")], ids=["job", "operator"])
     def test_ends_with_2_where_there_is_no_such_thing(self, stage, run, arguments):
         stage.run()

@@ -279,6 +279,17 @@ def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
     assert [c.status.value for c in savepoints(finished)] == ["completed"]
 
 
+@pytest.mark.parametrize("options", [(), ("--uid", "aggregate")], ids=["job", "operator"])
+def test_a_target_on_an_unknown_filesystem_is_refused_before_the_request(
+    finished: WrittenStage, run: Run, options: tuple[str, ...]
+) -> None:
+    outcome = run("savepoint", JOB, *options, "--target", "s4://lake/savepoints")
+    assert (outcome.status, outcome.out, "found 's4'" in outcome.err) == (2, "", True)
+    assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
+    assert run("gc", JOB).status == 0
+    assert run("prune", JOB, "--yes").status == 0
+
+
 def test_a_disposed_savepoint_is_gone_with_its_row_confirmed(finished: WrittenStage, run: Run) -> None:
     pointer = taken(finished, run)
     outcome = run("dispose", pointer)
@@ -307,6 +318,15 @@ def test_a_savepoint_is_disposed_when_its_state_is_gone_already(finished: Writte
     finished.storage.delete_directory(f"{pointer}/shared")
     assert run("dispose", pointer).status == 0
     assert not local_path(pointer).exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"statecheck-metadata 1 0000\n{}", b"statecheck-metadata 99 0000\n{}"])
+def test_a_savepoint_whose_metadata_is_damaged_is_disposed(finished: WrittenStage, run: Run, content: bytes) -> None:
+    pointer = taken(finished, run)
+    (local_path(pointer) / "_metadata").write_bytes(content)
+    assert run("dispose", pointer).status == 0
+    assert not local_path(pointer).exists()
+    assert [(c.status.value, c.awaits_discard) for c in savepoints(finished)] == [("disposed", False)]
 
 
 def test_a_dispose_that_was_cut_short_goes_on(

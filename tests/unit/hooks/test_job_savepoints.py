@@ -53,6 +53,13 @@ def actions(stage: WrittenStage) -> Any:
     return stage.coordinator.describe(job_id_of(JOB)).actions
 
 
+def test_a_target_on_an_unknown_filesystem_is_refused_before_the_request(stage: WrittenStage) -> None:
+    work(stage, 1)
+    with pytest.raises(InvalidConfigurationError, match="found 's4'"):
+        StatecheckHook().savepoint(JOB, target="s4://lake/savepoints", timeout=0)
+    assert stage.coordinator.describe(job_id_of(JOB)).requests == ()
+
+
 def test_a_restore_says_what_changes_and_which_tasks_run_again(stage: WrittenStage, pointer: str) -> None:
     dry = StatecheckHook().restore(JOB, pointer, dry_run=True)
     assert actions(stage) == ()

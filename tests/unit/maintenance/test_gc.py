@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, fau
 from tests.contracts.maintenance_contract import AIRFLOW
 from tests.contracts.runs_of_a_job import AGAIN, day
 from tests.messages import make_owner
+from tests.unit.storage.keyed_files import state_file
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}
@@ -189,6 +191,39 @@ def test_a_claimed_savepoint_goes_when_nothing_in_it_is_used_any_more(stage):
     report = collect(stage)
     assert (report.problems, report.kept, left()) == ([], [], set())
     assert set(stage.statuses().values()) == {"subsumed", "completed"}
+
+
+class _KilledError(BaseException):
+    """Stands for the end of a process."""
+
+
+def test_what_a_killed_writer_left_of_a_file_of_state_goes_with_its_attempt(stage, monkeypatch):
+    def die(*_: Any) -> None:
+        raise _KilledError
+
+    attempt = stage.attempt()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", die)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a process that is killed removes nothing
+        with pytest.raises(_KilledError):
+            state_file(stage.storage, attempt.grant.attempt)
+    (left,) = stage.files()
+    assert collect(stage).deleted == {}
+    attempt.finish(AttemptStatus.FAILED)
+    assert sum(collect(stage).deleted.values()) == len(b"state")
+    assert (left.endswith(".tmp"), stage.files()) == (True, {})
+
+
+def test_orphans_go_although_the_savepoint_that_was_restored_without_a_claim_is_deleted(stage):
+    source, _ = written_savepoint(stage)
+    attempt = stage.attempt(restore_from=replace(source, mode=RestoreMode.NO_CLAIM), num_retained=2)
+    assert attempt.restore() is not None
+    stage.take(attempt)
+    orphan = stage.snapshot(attempt, "orphan")
+    attempt.finish(AttemptStatus.FAILED)
+    stage.storage.delete_directory(source.pointer)
+    report = collect(stage)
+    assert (list(report.deleted), report.kept) == ([orphan.uri], [])
 
 
 def test_orphans_of_ended_attempts_go(stage):

@@ -28,17 +28,15 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_rows,
     faulty_storage,
 )
+from tests.soak import rest_in_soak
 from tests.unit.maintenance.test_job_savepoints import SavedJob
 
 _MOST_STEPS = 120
 """More than a savepoint takes; the test fails if it takes as many."""
 
 
-# What happens after a step is the harder half; what happens before it is left to the long tests.
-FAULTS = [
-    f if f in (FaultMode.KILL_AFTER, FaultMode.REPLY_LOST) else pytest.param(f, marks=pytest.mark.soak)
-    for f in FaultMode
-]
+# What happens after a step is the harder half.
+FAULTS = rest_in_soak(FaultMode, FaultMode.KILL_AFTER)
 
 
 # The steps are those of any savepoint of a job; in between, its stages wait.

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
     StateCheckError,
+    StorageError,
 )
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     ALL_CHECKPOINTS,
@@ -263,7 +264,11 @@ class CommitFiles:
         self._delete(self._attempt_uri(epoch, file.number - 1))
 
     def write_publication(self, publication: Publication) -> str:
-        """Record the output of a checkpoint and return the name of the record."""
+        """
+        Record the output of a checkpoint and return the name of the record.
+
+        :raises CorruptStateError: if another checkpoint with this id has a record.
+        """
         name = _record_name(publication.generation, publication.checkpoint_id)
         document = {
             "generation": publication.generation,
@@ -273,8 +278,20 @@ class CommitFiles:
             "committables": [each.to_json() for each in _sorted(publication).committables],
         }
         data = json.dumps(document, sort_keys=True, indent=1).encode()
-        self.storage.write_bytes(f"{self._root}/commits/{name}", data)
+        try:
+            self.storage.write_bytes(f"{self._root}/commits/{name}", data)
+        except StorageError:
+            self._require_no_other(publication)
+            raise
         return name
+
+    def _require_no_other(self, publication: Publication) -> None:
+        if self.publication(publication.generation, publication.checkpoint_id) not in (None, _sorted(publication)):
+            raise CorruptStateError(
+                f"Expected no output of checkpoint {publication.checkpoint_id} in {redact(self._root)}, found that of another "
+                "checkpoint with this id, which the database has lost. Clear the task with on_clear='restart' to replace it.",
+                checkpoint_id=publication.checkpoint_id,
+            )
 
     def publication(self, generation: int, checkpoint_id: int) -> Publication | None:
         """Return the recorded output of a checkpoint, ``None`` if there is none."""

@@ -207,7 +207,7 @@ class TwoPhaseCommitter:
         :raises EnvironmentNotReadyError: if the destination has output to replace that is not retractable, or that the
             sink refuses.
         :raises CorruptStateError: if output of the restored checkpoint was replaced.
-        :raises CoordinatorError: if the attempt has committed after restoring another checkpoint.
+        :raises CoordinatorError: if the attempt, or a lost one with its epoch, has committed.
         """
         context = self.context
         start = Start(context.generation, context.restored_checkpoint_id, context.restored_epoch)
@@ -245,7 +245,7 @@ class TwoPhaseCommitter:
         self._sweep(self.context.epoch)
 
     def _begin(self, current: CommitLog, start: Start) -> LogChange | None:
-        self._require_first_opening(current, start)
+        self._require_first_opening(current)
         if not current.starts:
             self._refuse_output_of_removed_stages()
         self._warn_if_unknown(current, start)
@@ -366,12 +366,15 @@ class TwoPhaseCommitter:
                 start.restored,
             )
 
-    def _require_first_opening(self, current: CommitLog, start: Start) -> None:
+    def _require_first_opening(self, current: CommitLog) -> None:
+        # A database that was restored from a backup gives epochs again. The output of the lost attempt with this epoch would
+        # look like output of this one, and stay beside the rows that this attempt writes again.
         epoch = self.context.epoch
-        if current.starts.get(epoch, start) != start and any(each.epoch == epoch for each in current.committed):
+        if any(each.epoch == epoch for each in current.committed):
             raise CoordinatorError(
-                f"Expected attempt {epoch} to keep its restored checkpoint after its first commit to "
-                f"{self.destination.name}, found checkpoint {start.restored} restored; register a new attempt."
+                f"Expected attempt {epoch} to be opened before its first commit to {self.destination.name}, found output of an "
+                f"attempt {epoch} there; it restores another checkpoint, or the database was restored from a backup. Retry the "
+                "task, which registers a new attempt."
             )
 
     def _require_not_replaced(self, current: CommitLog, ancestry: Ancestry) -> None:

@@ -52,6 +52,14 @@ def test_records_without_a_log_are_refused_because_their_output_would_look_like_
     assert keys_in(tmp_path) == [1]
 
 
+def test_output_of_a_lost_checkpoint_with_the_same_id_is_named_and_a_restart_replaces_it(tmp_path):
+    opened(tmp_path, 1).add(1, 1)
+    with pytest.raises(CorruptStateError, match="Clear the task with on_clear='restart' to replace it"):
+        opened(tmp_path, 2).add(1, 5)
+    opened(tmp_path, 3, generation=2).add(2, 5)
+    assert keys_in(tmp_path) == [5]
+
+
 def test_deleted_records_are_noticed_before_the_output_must_be_replaced(tmp_path):
     opened(tmp_path, 1).add(1, 1)
     (record,) = (tmp_path / "log").rglob("commits/1-1.json")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pytest
 from typing_extensions import override
 
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
@@ -45,6 +46,7 @@ class TestDeltaSink(SinkContract):
         return orphans_in(target)
 
 
+@pytest.mark.soak
 class TestUpsertingDeltaSink(UpsertContract, TestDeltaSink):
     steps: ClassVar[Sequence[Step]] = ((LogFiles, "write"), (DeltaTableAccess, "commit_with"))
 

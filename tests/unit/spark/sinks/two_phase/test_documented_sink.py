@@ -8,6 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.soak
+
 PAGE = Path(__file__).parents[5] / "docs" / "sink-two-phase.md"
 
 # A module, so that the sink can be pickled for tasks.
