@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
+from airflow_provider_statecheck.exceptions import CoordinatorUnavailableError, StoppedWithSavepointError
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,17 @@ class JobStop:
             if self._released.is_set():
                 return row
             self._pause(_PAUSE_SECONDS)
-            row = self._gateway.checkpoint(savepoint.job_id, savepoint.checkpoint_id)
+            row = self._read(row)
         return row
+
+    def _read(self, known: CheckpointRecord) -> CheckpointRecord | None:
+        """Return the row as it is now, or as it was known if the coordinator is unavailable."""
+        try:
+            return self._gateway.checkpoint(known.job_id, known.checkpoint_id)
+        except CoordinatorUnavailableError as error:
+            # The wait may last for hours, and an outage in them must not cost the stage its attempt.
+            log.warning("Could not read whether savepoint %s is complete: %s", known.checkpoint_id, error)
+            return known
 
 
 def _stopped(savepoint: CheckpointRecord) -> StoppedWithSavepointError:

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.exceptions import (
     CheckpointError,
     CheckpointExpiredError,
+    CoordinatorUnavailableError,
     InvalidConfigurationError,
     StoppedWithSavepointError,
 )
@@ -145,6 +146,25 @@ def test_stages_go_on_if_the_savepoint_fails(job: StoppedJob) -> None:
     job.take_after(running)
     assert len(job.waits) == 1
     running.finish(AttemptStatus.FINISHED)
+
+
+def test_a_stage_goes_on_waiting_while_the_coordinator_is_unavailable(
+    job: StoppedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = job.driven("load")
+    key = job.request(kind=SUSPEND)
+
+    def unavailable(*_: object) -> None:
+        raise CoordinatorUnavailableError("Expected an answer, found none.")
+
+    job.while_waiting = [
+        lambda: monkeypatch.setattr(job.stage.coordinator, "checkpoint", unavailable),
+        lambda: None,
+        monkeypatch.undo,
+        job.serve,
+    ]
+    assert job.stopped(running).pointer == job.savepoint(key).location
+    assert len(job.waits) == 4
 
 
 def test_stages_go_on_when_the_savepoint_expires(job: StoppedJob) -> None:

@@ -368,7 +368,7 @@ class TwoPhaseCommitter:
 
     def _require_first_opening(self, current: CommitLog) -> None:
         # A database that was restored from a backup gives epochs again. The output of the lost attempt with this epoch would
-        # look like output of this one, and stay beside the rows that this attempt writes again.
+        # look like output of this one, and readers would see its rows twice after this attempt has written them again.
         epoch = self.context.epoch
         if any(each.epoch == epoch for each in current.committed):
             raise CoordinatorError(
