@@ -199,6 +199,18 @@ class TestPostgresqlTables(SqlContract):
         return self.table_at(url.render_as_string(hide_password=False))
 
 
+class Upstream:
+    """A stage with output, whose attempts open their sink once."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.begin(1)
+
+    def begin(self, epoch: int) -> None:
+        """Begin a fresh start, whose first commit replaces all output."""
+        self.attempt = Attempt(self.path, epoch, generation=epoch).open()
+
+
 class TestStageOutput(SourceContract):
     key = "key"
     policies = POLICIES
@@ -207,20 +219,19 @@ class TestStageOutput(SourceContract):
     secrets = (SECRET,)
 
     @pytest.fixture
-    def target(self, tmp_path: Path) -> Any:
-        return Attempt(f"file://{tmp_path}/output", 1).open()
+    def target(self, tmp_path: Path) -> Upstream:
+        return Upstream(f"file://{tmp_path}/output")
 
-    def source(self, target: Any, **settings: Any) -> StageOutputSource:
+    def source(self, target: Upstream, **settings: Any) -> StageOutputSource:
         given = {"checkpoints_per_increment": 1, "storage_options": {"secret": SECRET}, **settings}
         return StageOutputSource(target.path, **given)
 
-    def append(self, target: Any, keys: Sequence[int]) -> None:
-        Attempt(target.path, target.epoch, generation=target.epoch).open().add(keys[0] + 1, *keys)
+    def append(self, target: Upstream, keys: Sequence[int]) -> None:
+        target.attempt.add(keys[0] + 1, *keys)
 
-    def change(self, target: Any) -> None:
-        # The upstream stage starts over: its first commit replaces all output.
-        target.epoch = 2
-        Attempt(target.path, 2, generation=2).open().add(1, 50)
+    def change(self, target: Upstream) -> None:
+        target.begin(2)
+        target.attempt.add(1, 50)
 
     def lose(self, target: Any) -> None:
         last, *_ = Path(target.path.removeprefix("file://")).rglob("part-*-c5-*.parquet")

@@ -94,7 +94,7 @@ def test_an_attempt_may_settle_for_an_older_checkpoint_before_it_begins(place):
     third.open()
     third.add(3, 20)
     assert place.seen == [1, 20]
-    with pytest.raises(CoordinatorError, match="keep its restored checkpoint after its first commit"):
+    with pytest.raises(CoordinatorError, match="opened before its first commit"):
         second.open(place.attempt(2, restored=2, restored_epoch=1).context)
 
 
