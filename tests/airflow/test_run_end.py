@@ -13,7 +13,7 @@ pytestmark = pytest.mark.airflow
     ("day", "end", "expected"),
     [
         ("2026-02-01", "success", "RUN success CHECKPOINT subsumed"),
-        ("2026-02-02", "failed", "RUN failed CHECKPOINT completed"),
+        pytest.param("2026-02-02", "failed", "RUN failed CHECKPOINT completed", marks=pytest.mark.soak),
         pytest.param("2026-02-03", "rolled back", "RUN None CHECKPOINT completed", marks=pytest.mark.soak),
         pytest.param("2026-02-04", "test", "RUN success CHECKPOINT completed", marks=pytest.mark.soak),
     ],

@@ -49,17 +49,17 @@ def _without_cached_frames(session):
     session.catalog.clearCache()
 
 
-@pytest.mark.parametrize("case", cases_of("connect", REFUSED, every=8))
+@pytest.mark.parametrize("case", cases_of("connect", REFUSED, every=16))
 def test_step_that_needs_more_than_one_row_is_refused_by_the_name_of_the_operation(session, case: Refused):
     check_refused(session, case)
 
 
-@pytest.mark.parametrize("case", cases_of("connect", ACCEPTED, every=8))
+@pytest.mark.parametrize("case", cases_of("connect", ACCEPTED, every=16))
 def test_row_wise_step_is_accepted(session, case: Accepted):
     accept(session, case.build)
 
 
-@pytest.mark.parametrize("seed", every_nth(range(15), 5))
+@pytest.mark.parametrize("seed", every_nth(range(15), 15))
 def test_random_row_wise_step_is_accepted(session, seed: int):
     accept(session, random_step(seed))
 

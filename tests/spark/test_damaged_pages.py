@@ -209,6 +209,7 @@ def test_the_retry_computes_the_damaged_step_and_what_stands_on_it(stage, caplog
     assert stage.tries.take_computed() == []
 
 
+@pytest.mark.soak
 def test_damage_that_only_the_checksums_of_hadoop_find_counts(stage):
     """On local disks and HDFS Hadoop has some of its own, also of the indexes that nothing reads here."""
     (path,) = (stage.folder / "checkpoints").rglob("other-*/**/*.parquet")

@@ -57,7 +57,7 @@ def round_trip(spark, frames, df, uri):
     return frames.read(spark, uri, frames.write(df, uri))
 
 
-@pytest.mark.parametrize("query", every_nth(CROSSING.values(), 6), ids=CROSSING.keys())
+@pytest.mark.parametrize("query", every_nth(CROSSING.values(), 10), ids=CROSSING.keys())
 def test_types_and_names_survive(spark, storage, frames, query):
     df = spark.sql(query)
     restored = round_trip(spark, frames, df, uri_of(storage))
@@ -66,7 +66,7 @@ def test_types_and_names_survive(spark, storage, frames, query):
     assert as_text(restored) == as_text(df)
 
 
-@pytest.mark.parametrize("query", every_nth(CROSSING.values(), 6), ids=CROSSING.keys())
+@pytest.mark.parametrize("query", every_nth(CROSSING.values(), 10), ids=CROSSING.keys())
 def test_files_are_ordinary_parquet_to_spark_and_pyarrow(spark, storage, frames, tmp_path, query):
     df = spark.sql(query)
     manifest = frames.write(df, uri_of(storage))

@@ -338,6 +338,7 @@ def test_plans_grow_for_so_many_steps_only(tries):
     assert depths[3] < depths[4] < depths[5]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("retained", rest_in_soak([1, 2], 2))
 def test_storage_holds_as_many_snapshots_as_checkpoints_are_retained(tries, retained):
     seen = []

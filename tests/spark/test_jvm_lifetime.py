@@ -129,6 +129,7 @@ def test_new_session_starts_in_the_same_process_after_the_jvm_was_killed(run_chi
     assert found == {"seen": [True, True, True], "count": 5, "is_new": True}
 
 
+@pytest.mark.soak
 def test_a_jvm_that_dies_while_a_job_runs_is_recognised(run_child):
     assert run_child(KILLED_WHILE_WORKING)
 

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.spark.key_groups import (
     with_key_groups,
 )
 from tests.key_values import EDGES, STRATEGIES, TYPES, encode
-from tests.soak import rest_in_soak
+from tests.soak import every_nth, rest_in_soak
 
 VECTORS = Path(__file__).parents[1] / "unit" / "state" / "keys" / "key_groups.json"
 GROUPS = (128, 1000, 32768)
@@ -60,7 +60,7 @@ def python_key_groups(spark: Any, table: pa.Table, max_parallelism: int) -> list
     return [serializer.key_group_of(key, max_parallelism) for key in keys]
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", every_nth(TYPES, 4))
 def test_the_test_vectors_are_what_spark_computes(spark: Any, kind: str) -> None:
     table = table_of(k=(kind, EDGES[kind]))
     vectors = json.loads(VECTORS.read_text())[kind]
@@ -69,7 +69,7 @@ def test_the_test_vectors_are_what_spark_computes(spark: Any, kind: str) -> None
         assert vectors["key_groups"][str(groups)] == spark_key_groups(spark, table, groups)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", every_nth(TYPES, 4))
 def test_the_key_group_of_every_type_is_equal_in_spark_and_python(spark: Any, kind: str) -> None:
     @few_jobs
     @given(values=st.lists(STRATEGIES[kind], min_size=1, max_size=_BATCH), groups=st.sampled_from(GROUPS))

@@ -133,6 +133,7 @@ def test_retry_computes_only_the_parts_that_are_not_saved(tries, folder, scoring
     assert set(scoring.counts()) == set(range(ROWS))
 
 
+@pytest.mark.soak
 def test_finished_step_is_restored_without_its_input(tries, folder, scoring):
     with tries.failing() as checkpoint:
         scored(checkpoint, ParquetSource(str(folder)), scoring)
@@ -144,6 +145,7 @@ def test_finished_step_is_restored_without_its_input(tries, folder, scoring):
     assert scoring.counts() == Counter(range(ROWS))
 
 
+@pytest.mark.soak
 def test_changed_function_recomputes_the_whole_step(tries, folder, scoring):
     over = tries.spark.read.parquet(str(folder))
     failed_try(tries, over, scoring)
@@ -217,6 +219,7 @@ def test_input_without_rows_gives_a_step_without_rows(tries, folder):
 # Inputs
 
 
+@pytest.mark.soak
 def test_over_a_snapshot_reads_each_of_its_files_once(tries, scoring):
     with tries.open() as checkpoint:
         numbers = checkpoint.snapshot("numbers", lambda: tries.spark.range(0, ROWS, 1, 6).toDF("number"))
@@ -627,6 +630,7 @@ def _latest_pointer(tries: Tries) -> str:
     return _latest(tries).location
 
 
+@pytest.mark.soak
 def test_used_up_budget_postpones_the_checkpoints_of_parts(tries, folder, scoring):
     tries.seconds_per_file = 1.0
     with tries.open(overhead_budget=0.01) as checkpoint:
@@ -636,6 +640,7 @@ def test_used_up_budget_postpones_the_checkpoints_of_parts(tries, folder, scorin
     assert tries.completed() == 2
 
 
+@pytest.mark.soak
 def test_savepoint_of_an_unfinished_step_is_continued_by_another_job(tries, folder, scoring, spark, tmp_path):
     over = tries.spark.read.parquet(str(folder))
     failed_try(tries, over, scoring)

@@ -29,17 +29,17 @@ def _without_cached_frames(spark):
     spark.catalog.clearCache()
 
 
-@pytest.mark.parametrize("case", cases_of("classic", REFUSED, every=4))
+@pytest.mark.parametrize("case", cases_of("classic", REFUSED, every=8))
 def test_step_that_needs_more_than_one_row_is_refused_by_the_name_of_the_operation(spark, case: Refused):
     check_refused(spark, case)
 
 
-@pytest.mark.parametrize("case", cases_of("classic", ACCEPTED, every=6))
+@pytest.mark.parametrize("case", cases_of("classic", ACCEPTED, every=12))
 def test_accepted_step_gives_the_same_rows_in_parts(spark, case: Accepted):
     check_accepted(spark, case.build)
 
 
-@pytest.mark.parametrize("seed", every_nth(range(15), 5))
+@pytest.mark.parametrize("seed", every_nth(range(15), 15))
 def test_random_row_wise_step_is_accepted_and_gives_the_same_rows_in_parts(spark, seed: int):
     check_accepted(spark, random_step(seed))
 

@@ -170,6 +170,7 @@ def begun_again(tries):
     again.commit(99, writer.prepare_commit())
 
 
+@pytest.mark.soak
 def test_an_upstream_that_begins_again_is_noticed(tries):
     tries.write_input(part(0), part(1))
     run_upstream(tries, never(tries))

@@ -42,6 +42,7 @@ def in_order(rows):
     return sorted(rows, key=lambda row: row["id"])
 
 
+SHORT = [{"files_per_increment": 1}, {"row_groups_per_increment": 1}]
 LIMITS = [{"files_per_increment": 2}, {"bytes_per_increment": 15_000}, {"row_groups_per_increment": 1}, {}]
 
 
@@ -66,7 +67,7 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
     assert enumerator.finished_bytes == enumerator.total_bytes
 
 
-@pytest.mark.parametrize("limit", [{"files_per_increment": 1}, {"row_groups_per_increment": 1}], ids=["file", "parts"])
+@pytest.mark.parametrize("limit", rest_in_soak(SHORT, SHORT[1]), ids=["file", "parts"])
 def test_chosen_columns_come_in_their_order(spark, orders, limit):
     enumerator = ParquetSource(orders, columns=["part", "money"], **limit).open(spark)
 
@@ -76,7 +77,7 @@ def test_chosen_columns_come_in_their_order(spark, orders, limit):
     assert "text" not in frame._jdf.queryExecution().executedPlan().toString()
 
 
-@pytest.mark.parametrize("limit", [{"files_per_increment": 1}, {"row_groups_per_increment": 1}], ids=["file", "parts"])
+@pytest.mark.parametrize("limit", rest_in_soak(SHORT, SHORT[1]), ids=["file", "parts"])
 def test_a_given_schema_decides_columns_and_types(spark, orders, limit):
     source = ParquetSource(orders, schema="part string, id bigint, missing double", **limit)
     enumerator = source.open(spark)

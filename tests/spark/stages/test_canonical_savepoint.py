@@ -85,6 +85,7 @@ def test_another_backend_goes_on_from_the_savepoint_of_a_stage(
     assert last_balances(tries) == balances(parts)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("backends", [("hashmap", "arrow"), pytest.param(("arrow", "hashmap"), marks=pytest.mark.soak)])
 def test_another_backend_goes_on_in_the_next_run(tries: StageTries, backends: tuple[str, ...]) -> None:
     parts = payments()

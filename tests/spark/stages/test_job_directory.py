@@ -131,6 +131,7 @@ def test_incremental_checkpoint_has_its_own_files_and_shares_state(tries: StageT
     require_nothing_to_collect(tries)
 
 
+@pytest.mark.soak
 def test_next_run_leaves_nothing_of_the_one_before_but_what_it_shares(tries: StageTries) -> None:
     run(tries)
     before = {file for file in files(tries) if file.startswith("chk-")}

@@ -214,6 +214,7 @@ def test_state_is_restored_at_another_parallelism(tries: StageTries, parallelism
     assert {s.parallelism for s in tries.document().operator_states if s.uid == "stage/balance"} == {parallelism}
 
 
+@pytest.mark.soak
 def test_function_is_asked_for_each_key_with_state_at_the_end_of_the_input(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -225,6 +226,7 @@ def test_function_is_asked_for_each_key_with_state_at_the_end_of_the_input(tries
     }
 
 
+@pytest.mark.soak
 def test_function_of_tables_reads_and_writes_state_of_many_keys(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -278,7 +280,7 @@ def test_functions_behind_two_keys_each_have_their_state(tries: StageTries) -> N
     }
 
 
-@pytest.mark.parametrize("combines", [True, False])
+@pytest.mark.parametrize("combines", rest_in_soak([True, False], True))
 @pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_aggregates_are_equal_whether_combined_before_the_shuffle_or_not(
     tries: StageTries, combines: bool, backend: str
@@ -297,6 +299,7 @@ def test_aggregates_are_equal_whether_combined_before_the_shuffle_or_not(
     }
 
 
+@pytest.mark.soak
 def test_changed_keys_are_given_after_each_increment_if_asked_for(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -321,6 +324,7 @@ def test_stage_of_functions_without_state_only_passes_rows_on(tries: StageTries)
     assert Counter(row["amount"] for row in tries.rows()) == Counter(row["amount"] + 1 for row in by_row(parts))
 
 
+@pytest.mark.soak
 def test_all_checkpoints_but_the_retained_ones_are_deleted_with_their_state(tries: StageTries) -> None:
     tries.write_input(*payments())
     tries.run(running_stage(tries, RunningBalance(), state_backend="filesystem"))

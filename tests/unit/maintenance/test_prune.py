@@ -16,6 +16,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.contracts.maintenance_contract import AIRFLOW
 from tests.messages import make_owner
+from tests.soak import rest_in_soak
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 TEST = "test/sales"
@@ -329,7 +330,7 @@ def whole_run(stage: WrittenStage, job: str, counting: Counting, request: PruneR
     return prune(stage, job, request, gateway=counting.around(stage.maintenance), opener=opener)
 
 
-@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
 def test_a_requested_removal_that_is_killed_at_any_call_is_ended_by_the_next(stage, is_after):
     stage.run("counted", checkpoints=2)
     ask(stage, "counted")
@@ -353,7 +354,7 @@ def test_a_requested_removal_that_is_killed_at_any_call_is_ended_by_the_next(sta
         prune(stage, job, named(job))
 
 
-@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
 def test_an_attempt_between_two_calls_of_a_requested_removal_keeps_what_it_writes(stage, is_after):
     stage.run("counted", checkpoints=2)
     ask(stage, "counted")
@@ -377,7 +378,7 @@ def test_an_attempt_between_two_calls_of_a_requested_removal_keeps_what_it_write
         assert stage.attempt(job).restore() is not None, point
 
 
-@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
 def test_a_prune_that_is_killed_at_any_call_is_ended_by_the_next(stage, is_after):
     stage.run("test/counted", checkpoints=2)
     counted = Counting(None, is_after)
@@ -393,7 +394,7 @@ def test_a_prune_that_is_killed_at_any_call_is_ended_by_the_next(stage, is_after
         assert (jobs(stage), stage.files()) == (set(), {}), point
 
 
-@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
 def test_a_killed_prune_leaves_a_job_that_an_attempt_can_begin_anew_with(stage, is_after):
     stage.run("test/counted", checkpoints=2)
     counted = Counting(None, is_after)
