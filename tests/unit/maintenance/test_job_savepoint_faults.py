@@ -39,16 +39,12 @@ _MOST_STEPS = 120
 FAULTS = rest_in_soak(FaultMode, FaultMode.KILL_AFTER)
 
 
-# The steps are those of any savepoint of a job; in between, its stages wait.
-STOP_FAULTS = [f if f is FaultMode.KILL_AFTER else pytest.param(f, marks=pytest.mark.soak) for f in FaultMode]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_savepoint_is_taken_once_wherever_its_process_fails(tmp_path: Path, fault: FaultMode) -> None:
     at_each_step(tmp_path, fault, take_savepoint)
 
 
-@pytest.mark.parametrize("fault", STOP_FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_job_stops_once_wherever_the_process_of_its_savepoint_fails(tmp_path: Path, fault: FaultMode) -> None:
     at_each_step(tmp_path, fault, stop_with_savepoint)
 
