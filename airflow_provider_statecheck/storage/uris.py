@@ -336,17 +336,35 @@ def _options_in(kind: Any, uri: str) -> dict[str, Any]:
     return dict(kind._get_kwargs_from_urls(uri))
 
 
+def require_known_filesystem(uri: str) -> None:
+    """
+    Require that there is a filesystem for a URI, without importing its package.
+
+    :raises InvalidConfigurationError: if the scheme is unknown.
+    """
+    if not is_filesystem_known(uri):
+        raise InvalidConfigurationError(
+            f"Expected a scheme of an fsspec filesystem, found {scheme_of(uri)!r} in {redact(uri)!r}; correct the URI."
+        )
+
+
+def is_filesystem_known(uri: str) -> bool:
+    """Return whether there is a filesystem for a URI, installed or not."""
+    import fsspec
+
+    # A package may declare some of its schemes only when it is installed.
+    scheme = scheme_of(uri)
+    return scheme in EXTRAS or scheme in fsspec.registry or scheme in fsspec.available_protocols()
+
+
 def _filesystem_class(scheme: str, uri: str) -> Any:
     import fsspec
 
+    require_known_filesystem(uri)
     try:
         return fsspec.get_filesystem_class(scheme)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise _not_installed(uri, error) from error
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected a scheme of an fsspec filesystem, found {scheme!r} in {redact(uri)!r}; correct the URI."
-        ) from error
 
 
 def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
