@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
     JobId,
     OperatorId,
+    canonical_uri,
     is_savepoint_directory,
     is_savepoint_of,
     new_key,
@@ -53,7 +54,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.storage.pointers import pointer_uri
-from airflow_provider_statecheck.storage.uris import canonical_uri, redact
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
