@@ -340,6 +340,21 @@ def test_a_dispose_that_was_cut_short_goes_on(
     assert not local_path(pointer).exists()
 
 
+@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+def test_a_savepoint_that_was_deleted_by_hand_is_disposed_and_verified_no_more(
+    finished: WrittenStage, run: Run, uid: tuple[str, ...]
+) -> None:
+    pointer = taken(finished, run, *uid)
+    finished.storage.delete_directory(pointer)
+    assert run("verify", JOB).status == 1
+    dry = run("dispose", pointer, "--dry-run")
+    assert (dry.status, "with no files would be deleted" in dry.err, run("verify", JOB).status) == (0, True, 1)
+    assert run("dispose", pointer).status == 0
+    assert [(c.status.value, c.awaits_discard) for c in savepoints(finished)] == [("disposed", False)]
+    assert run("verify", JOB).status == 0
+    assert run("dispose", pointer).status == 2
+
+
 def test_an_unknown_savepoint_is_not_found(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
     outcome = run("dispose", f"file://{tmp_path}/savepoint-000000-000000000000")
     assert (outcome.status, "found no files" in outcome.err) == (2, True)
