@@ -277,8 +277,14 @@ def test_a_savepoint_that_was_written_on_a_filesystem_unknown_here_keeps_its_job
 def failed_on_unknown_filesystem(stage: WrittenStage) -> CheckpointRecord:
     """Return the row of a savepoint that failed, as it was possible before such a directory was refused."""
     [operator] = stage.coordinator.describe(job_id_of(JOB)).operators
-    ids = {"job_id": job_id_of(JOB), "operator_id": operator.operator_id}
-    stage.savepoints.request(RequestSavepoint(**ids, request_key=new_key(), target="s4://lake/savepoints"))
+    stage.savepoints.request(
+        RequestSavepoint(
+            job_id=operator.job_id,
+            operator_id=operator.operator_id,
+            request_key=new_key(),
+            target="s4://lake/savepoints",
+        )
+    )
     view = stage.coordinator.describe(job_id_of(JOB))
     serve_idle(stage.savepoints, view, CheckpointStorage.open, None)
     [failed] = savepoints(stage)
