@@ -35,6 +35,7 @@ from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
+    is_filesystem_known,
     normalise_base,
     normalise_pointer,
     parse_locations,
@@ -202,7 +203,12 @@ FLINK_COUNTERPARTS = {
 
 
 def _parse_savepoint_dir(key: str, value: Any) -> str:
-    return normalise_pointer(parse_directory(key, value))
+    directory = normalise_pointer(parse_directory(key, value))
+    if not is_filesystem_known(directory):
+        raise InvalidConfigurationError(
+            f"Expected {key} with a scheme of an fsspec filesystem, found {value!r}; correct it.", key=key, value=value
+        )
+    return directory
 
 
 _OWN_OPTIONS: tuple[ConfigOption[Any], ...] = (

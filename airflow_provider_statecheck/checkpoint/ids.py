@@ -30,6 +30,8 @@ OperatorId = NewType("OperatorId", str)
 
 TEST_NAMESPACE = "test/"
 _MAX_NAME = 500
+_CANONICAL_SCHEMES = {"local": "file", "s3a": "s3", "gcs": "gs", "abfss": "abfs"}
+"""Canonical names of scheme aliases."""
 
 
 def job_id_of(name: str) -> JobId:
@@ -153,6 +155,17 @@ def checkpoint_uri(base_uri: str, job_id: JobId, checkpoint_id: int) -> str:
 def new_savepoint_uri(base_uri: str, job_id: JobId) -> str:
     """Return a new unique directory for a savepoint of a job."""
     return f"{base_uri.rstrip('/')}/savepoint-{job_id[:6]}-{uuid.uuid4().hex[:12]}"
+
+
+def canonical_uri(uri: str) -> str:
+    """Return a URI with the canonical name of its scheme, because ``s3://`` and ``s3a://`` refer to the same files."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{canonical_scheme(scheme)}{separator}{rest}"
+
+
+def canonical_scheme(scheme: str) -> str:
+    """Return the canonical name of a scheme."""
+    return _CANONICAL_SCHEMES.get(scheme.lower(), scheme.lower())
 
 
 def is_savepoint_directory(uri: str) -> bool:

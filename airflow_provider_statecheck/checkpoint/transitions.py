@@ -10,7 +10,12 @@ from datetime import datetime, timedelta
 from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import subsumed_by_retention
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_savepoint_directory
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
+    OperatorId,
+    canonical_uri,
+    is_savepoint_directory,
+)
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
@@ -493,8 +498,9 @@ def _mark_subsumed(tx: JobTransaction, checkpoint: CheckpointRecord) -> Checkpoi
 
 def _dispose_of_claimed(tx: JobTransaction, claiming: CheckpointRecord) -> None:
     # The operator has claimed its own savepoint, whose files go with the checkpoint that it has become.
+    claimed = canonical_uri(claiming.location)
     for other in tx.open_checkpoints(claiming.operator_id):
-        is_claimed = other.location == claiming.location and other.status is CheckpointStatus.COMPLETED
+        is_claimed = canonical_uri(other.location) == claimed and other.status is CheckpointStatus.COMPLETED
         if is_claimed and other.properties.is_savepoint:
             tx.update_checkpoint(
                 replace(other, status=CheckpointStatus.DISPOSED, ended_at=tx.now), expected=CheckpointStatus.COMPLETED

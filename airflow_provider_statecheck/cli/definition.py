@@ -18,7 +18,6 @@ from airflow.cli.cli_config import (
     CLICommand,
     GroupCommand,
     lazy_load_command,
-    positive_int,
 )
 
 _CLI = "airflow_provider_statecheck.cli"
@@ -37,9 +36,12 @@ _MODULES = {
 }
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(r"(\d{1,5})([hdw])")
+_NUMBER = re.compile(r"\d{1,19}", re.ASCII)
 _SECONDS = re.compile(r"\d{1,4}(\.\d{1,6})?")
 _MAX_STALENESS_SECONDS = 3600
 _MAX_PORT = 65_535
+_MAX_NUMBER = 10**18
+"""A database and Arrow can hold it and add to it."""
 _EPILOG = """
 Exit status: 0 success; 1 a finding, such as a checkpoint that cannot be restored, files that could not be deleted, or a
 difference; 2 wrong usage, or an unknown job, checkpoint or state; 3 storage or database unavailable, or tables missing.
@@ -63,6 +65,14 @@ def moment(text: str) -> datetime:
         found = datetime.min  # noqa: DTZ901 - has no time zone, which the next line refuses
     if found.tzinfo is None:
         raise argparse.ArgumentTypeError(f"expected a time such as 2026-01-31T12:00:00+00:00, found {text!r}")
+    return found
+
+
+def number(text: str) -> int:
+    """Parse a whole number from 1 to 10^18."""
+    found = int(text) if _NUMBER.fullmatch(text) else 0
+    if not 1 <= found <= _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to {_MAX_NUMBER}, found {text!r}")
     return found
 
 
@@ -102,7 +112,7 @@ ARG_SORT = Arg(
 ARG_REVERSE = Arg(("--reverse",), action="store_true", help="Reverse the order")
 ARG_LIMIT = Arg(
     ("--limit",),
-    type=positive_int(allow_zero=False),
+    type=number,
     default=100,
     metavar="N",
     help="Maximum number of rows (default: 100)",
@@ -113,13 +123,11 @@ ARG_STATUS = Arg(
     choices=("pending", "completed", "subsumed", "aborted", "disposed"),
     help="Only checkpoints with this status",
 )
-ARG_BEFORE_ID = Arg(
-    ("--before",), type=positive_int(allow_zero=False), metavar="ID", help="Only checkpoints with a lower id"
-)
+ARG_BEFORE_ID = Arg(("--before",), type=number, metavar="ID", help="Only checkpoints with a lower id")
 ARG_HISTORY = Arg(("--history",), action="store_true", help="Show the last ten checkpoints, newest first")
 ARG_FIGURES = Arg(
     ("--checkpoint",),
-    type=positive_int(allow_zero=False),
+    type=number,
     metavar="ID",
     help="Show the steps, loops, sources and states of this checkpoint",
 )
@@ -128,7 +136,7 @@ ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Show the changes wi
 ARG_STORAGE = Arg(
     ("--storage-conn-id",), metavar="CONN_ID", help="Airflow connection with the credentials of the checkpoint storage"
 )
-ARG_CHECKPOINT = Arg(("--checkpoint",), type=positive_int(allow_zero=False), metavar="ID", help="Only this checkpoint")
+ARG_CHECKPOINT = Arg(("--checkpoint",), type=number, metavar="ID", help="Only this checkpoint")
 ARG_DEEP = Arg(("--deep",), action="store_true", help="Also read and verify every page of every file")
 ARG_QUARANTINE = Arg(
     ("--quarantine",),
@@ -180,7 +188,7 @@ ARG_NO_WAIT = Arg(
 )
 ARG_TIMEOUT = Arg(
     ("--timeout",),
-    type=positive_int(allow_zero=False),
+    type=number,
     default=600,
     metavar="SECONDS",
     help="Maximum time to wait for running stages (default: 600)",
@@ -218,7 +226,7 @@ ARG_USER_KEY = Arg(
 )
 ARG_AS_OF_CHECKPOINT = Arg(
     ("--checkpoint",),
-    type=positive_int(allow_zero=False),
+    type=number,
     metavar="ID",
     help="Read this checkpoint instead of the latest one",
 )
@@ -238,14 +246,14 @@ ARG_NAMESPACES = Arg(
 )
 ARG_ROWS = Arg(
     ("--limit",),
-    type=positive_int(allow_zero=False),
+    type=number,
     default=20,
     metavar="N",
     help="Maximum number of rows (default: 20)",
 )
 ARG_MAX_PARALLELISM = Arg(
     ("--max-parallelism",),
-    type=positive_int(allow_zero=False),
+    type=number,
     required=True,
     metavar="N",
     help="New number of key groups, from the parallelism that wrote the state up to 32768",

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.storage.uris import redact
 
 Row = dict[str, Any]
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PASSWORD = re.compile(r"://[^/\s@]*:[^\s@]*@")
 
 
@@ -73,6 +74,7 @@ def command(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], None]:
     @functools.wraps(run)
     def wrapped(args: Namespace) -> None:
         try:
+            _require_text(args)
             status = run(args)
         except StateCheckError as error:
             print_message(f"error: {error}")
@@ -81,6 +83,14 @@ def command(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], None]:
             raise SystemExit(int(status))
 
     return wrapped
+
+
+def _require_text(args: Namespace) -> None:
+    # Python reads other bytes as surrogates, which neither a database nor a storage accepts.
+    values = (each for value in vars(args).values() for each in (value if isinstance(value, list) else [value]))
+    for text in values:
+        if isinstance(text, str) and not text.isascii() and _SURROGATE.search(text):
+            raise InvalidConfigurationError(f"Expected arguments in UTF-8, found {text!r}; correct it.")
 
 
 def audited(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], Exit]:

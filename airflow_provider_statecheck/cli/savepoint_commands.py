@@ -77,8 +77,9 @@ def dispose(args: Namespace) -> Exit:
     """Delete a savepoint, also if its job has no rows any more."""
     opener = storage_opener(args.storage_conn_id)
     disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
+    size = readable_size(disposed.size_bytes) if disposed.size_bytes else "no files"
     verb = "would be deleted" if args.dry_run else "deleted"
-    print_message(f"{shown(disposed.pointer)} with {readable_size(disposed.size_bytes)} {verb}.")
+    print_message(f"{shown(disposed.pointer)} with {size} {verb}.")
     return Exit.DONE
 
 

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     JobId,
     OperatorId,
+    canonical_uri,
     job_id_of,
     restorable_uids,
 )
@@ -136,7 +137,7 @@ class _Wanted:
             attempt = _attempt(view, checkpoint)
             return self.run == checkpoint.run_key or (attempt is not None and self.run == attempt.owner.run_id)
         if self.pointer is not None:
-            return checkpoint.location == self.pointer
+            return canonical_uri(checkpoint.location) == canonical_uri(self.pointer)
         return self.at is None or (checkpoint.completed_at is not None and checkpoint.completed_at <= self.at)
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ call is completed by the next one.
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, owners_of_run
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import open_effects
@@ -29,13 +30,15 @@ from airflow_provider_statecheck.maintenance.job_maintenance import SHORTEST_AGE
 from airflow_provider_statecheck.maintenance.removal_requests import open_removal
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.orphans import aligned_in_progress, retained_aligned
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import is_filesystem_known, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 
+
+log = logging.getLogger(__name__)
 
 _IDS_PER_MESSAGE = 10_000
 """Number of checkpoint ids in a message; the API limits the size of messages."""
@@ -104,6 +107,7 @@ def collect_job(
     view = gateway.describe(job_id)
     report = CollectedJob(job=view.job.name)
     closed = _without_open_attempts(view, report)
+    _end_unwritable(gateway, closed, dry_run=dry_run)
     storage_of = functools.cache(open_storage)
     # A retained checkpoint may reference files in other checkpoint directories.
     documents = DocumentCache(lambda checkpoint: storage_of(base_of(checkpoint)))
@@ -139,7 +143,23 @@ def base_of(checkpoint: CheckpointRecord) -> str:
 def _may_have_garbage(checkpoint: CheckpointRecord) -> bool:
     # The directory of a retained savepoint contains no other files of the job, and its storage may be unavailable.
     is_in_job_directory = _JOB_CHECKPOINT.search(checkpoint.location) is not None
-    return checkpoint.discarded_at is None and (is_in_job_directory or checkpoint.awaits_discard)
+    may_have_files = is_in_job_directory or (checkpoint.awaits_discard and not _was_unwritable(checkpoint))
+    return checkpoint.discarded_at is None and may_have_files
+
+
+def _was_unwritable(checkpoint: CheckpointRecord) -> bool:
+    is_failed_savepoint = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.ABORTED
+    return is_failed_savepoint and checkpoint.metadata_uri is None and not is_filesystem_known(checkpoint.location)
+
+
+def _end_unwritable(gateway: MaintenanceGateway, closed: JobView, *, dry_run: bool) -> None:
+    unwritable = [c for c in closed.checkpoints if c.awaits_discard and _was_unwritable(c)]
+    for checkpoint in unwritable:
+        where = redact(checkpoint.location)
+        log.warning("Savepoint %s has no files: there is no filesystem for %s", checkpoint.checkpoint_id, where)
+    if unwritable and not dry_run:
+        ids = tuple(checkpoint.checkpoint_id for checkpoint in unwritable)
+        gateway.confirm_discards(ConfirmDiscards(job_id=closed.job.job_id, checkpoint_ids=ids))
 
 
 def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
     METADATA_FILE,
@@ -169,6 +168,7 @@ class Recoveries:
 
     def _save(self, request: RecoverJob) -> tuple[bool, tuple[str, ...]]:
         try:
+            self._rows.require_recoverable(request)
             if not self._dry_run:
                 self._rows.recover(request)
         except InvalidConfigurationError as error:
@@ -428,13 +428,26 @@ class JobRecovery:
             return False
         return True
 
+    @staticmethod
+    def require_recoverable(request: RecoverJob) -> None:
+        """
+        Check a request without writing rows.
+
+        :raises InvalidConfigurationError: An id is out of range.
+        """
+        if not 0 <= request.highest_checkpoint_id <= HIGHEST_ID:
+            raise InvalidConfigurationError(
+                f"Expected checkpoint ids up to {HIGHEST_ID}, found {request.highest_checkpoint_id}; move the directory or "
+                f"savepoint with this id away."
+            )
+
     def recover(self, request: RecoverJob) -> None:
         """
         Write the rows of a job in one transaction.
 
         :raises InvalidConfigurationError: The job has rows, or an id is out of range.
         """
-        require("checkpoint id", request.highest_checkpoint_id, lambda i: 0 <= i <= HIGHEST_ID, f"up to {HIGHEST_ID}")
+        self.require_recoverable(request)
         with self._store.transaction(request.job_id, create_as=request.name) as tx:
             if tx.view().attempts:
                 raise InvalidConfigurationError(

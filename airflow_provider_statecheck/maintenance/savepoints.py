@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
     JobId,
     OperatorId,
+    canonical_uri,
     is_savepoint_directory,
     is_savepoint_of,
     new_key,
@@ -53,7 +54,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.storage.pointers import pointer_uri
-from airflow_provider_statecheck.storage.uris import canonical_uri, redact
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
@@ -498,14 +499,15 @@ def dispose(
     """
     Delete a savepoint, its metadata first to prevent a restore from incomplete files.
 
-    The call may be repeated after a failure, also if the metadata was deleted or is damaged.
+    If only its row is left, the savepoint was deleted by hand, and the row is disposed of. The call may be repeated after a
+    failure, also if the metadata was deleted or is damaged.
 
     :param savepoints: Gateway for savepoints.
     :param maintenance: Gateway for maintenance.
     :param open_storage: Function that opens the storage of a directory.
     :param pointer: URI of the savepoint's directory or of its metadata file.
     :param dry_run: Whether to only return the result.
-    :raises CheckpointNotFoundError: There are no files, or they belong to a job.
+    :raises CheckpointNotFoundError: There are neither files nor a row, or the files belong to a job.
     :raises InvalidConfigurationError: The name of the directory is not that of a savepoint.
     :raises SnapshotClaimedError: An operator claimed the savepoint.
     """
@@ -514,7 +516,7 @@ def dispose(
     directory = _directory(pointer)
     storage = open_storage(directory.rpartition("/")[0])
     size = sum(storage.list_files(directory).values())
-    if size == 0 and not storage.exists(directory):
+    if size == 0 and not storage.exists(directory) and not _has_row(maintenance, directory):
         raise CheckpointNotFoundError(f"Expected a savepoint at {redact(directory)}, found no files.")
     document = _document(storage, directory)
     if not dry_run:
@@ -535,6 +537,12 @@ def _directory(pointer: str) -> str:
             f"yourself, and the files of a job with 'airflow statecheck gc' or 'prune'."
         )
     return directory
+
+
+def _has_row(maintenance: MaintenanceGateway, directory: str) -> bool:
+    jobs = (job.job_id for job in maintenance.jobs() if is_savepoint_of(directory, job.job_id))
+    rows = (row for job_id in jobs for row in maintenance.describe(job_id).checkpoints if row.discarded_at is None)
+    return any(canonical_uri(row.location) == canonical_uri(directory) for row in rows)
 
 
 def _document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:

@@ -19,7 +19,13 @@ from sqlalchemy import ColumnElement, Select, Table, insert
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, task_uids_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
+    JobId,
+    OperatorId,
+    canonical_uri,
+    task_uids_of,
+)
 from airflow_provider_statecheck.checkpoint.job_list import JobFigures, JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
@@ -78,7 +84,6 @@ from airflow_provider_statecheck.metadata.tables import (
     split,
 )
 from airflow_provider_statecheck.metadata.unit_of_work import UnitOfWork, Write, commit, committing, executing
-from airflow_provider_statecheck.storage.uris import canonical_uri
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.storage.uris import parse_locations
+from airflow_provider_statecheck.storage.uris import parse_locations, require_known_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +58,8 @@ def open_attempt(
         )
     _require_one_source(from_savepoint, from_checkpoint, fork)
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
+    if savepoint_dir is not None:
+        require_known_filesystem(savepoint_dir)
     storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
     give_workers_this_python(spark)
     make_ready(spark, storage)

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
     METADATA_FILE,
     JobId,
+    canonical_uri,
     checkpoint_id_of,
     epoch_of,
     is_in_job,
@@ -147,7 +148,7 @@ class EffectDiscards:
         retained = _without_claimed(effects)
         naming = tuple(c for c in retained if not _is_owned_savepoint(c) and not is_of_another_owner(c))
         referenced = self._documents.named_uris(naming)
-        keep = None if referenced is None else referenced | pinned
+        keep = None if referenced is None else frozenset(map(canonical_uri, referenced | pinned))
         return tuple(c.checkpoint_id for c in effects.discards if self._discard(c, retained, keep))
 
     def _discard(
@@ -192,7 +193,7 @@ class EffectDiscards:
             redact(checkpoint.location),
         )
         own = self._unreferenced_files(checkpoint, document)
-        unneeded = [] if keep is None else [uri for uri in own if uri not in keep]
+        unneeded = [] if keep is None else [uri for uri in own if canonical_uri(uri) not in keep]
         for uri in unneeded:
             discarder.discard_file(uri)
         return len(unneeded) == len(own) or self._wait(checkpoint)
@@ -254,18 +255,20 @@ def _delete_referenced(
 ) -> None:
     for handle in document.snapshots:
         # Snapshots of a claimed savepoint are deleted with the savepoint; those of other jobs are retained.
-        if handle.uri not in keep and discarder.owns(handle.uri):
+        if canonical_uri(handle.uri) not in keep and discarder.owns(handle.uri):
             discarder.discard_location(handle.uri)
     for uri in _own_files(checkpoint, document, keep):
-        if uri not in keep and discarder.owns(uri):
+        if canonical_uri(uri) not in keep and discarder.owns(uri):
             discarder.discard_file(uri)
 
 
 def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:
     # The row of a claimed savepoint remains, but the checkpoint that claimed it owns the files. An aborted checkpoint
     # has claimed nothing.
-    discarded = {c.location for c in effects.discards if c.status is not CheckpointStatus.ABORTED}
-    return tuple(c for c in effects.retained if c.location not in discarded or not _is_owned_savepoint(c))
+    discarded = {canonical_uri(c.location) for c in effects.discards if c.status is not CheckpointStatus.ABORTED}
+    return tuple(
+        c for c in effects.retained if canonical_uri(c.location) not in discarded or not _is_owned_savepoint(c)
+    )
 
 
 def _is_owned_savepoint(checkpoint: CheckpointRecord) -> bool:
@@ -307,11 +310,12 @@ def _contains_state(checkpoint: CheckpointRecord, document: CheckpointDocument) 
 
 def _contains_any(checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
     if keep is not None:
-        return any(_is_below(uri, checkpoint.location) for uri in keep)
+        directory = f"{canonical_uri(checkpoint.location)}/"
+        return any(uri.startswith(directory) for uri in keep)
     # The references are unknown. Other checkpoints reference files of a claimed savepoint, but none in the directory of a
     # checkpoint without operator state.
     return checkpoint_id_of(checkpoint.location.rpartition("/")[2]) is None
 
 
 def _is_below(uri: str, directory: str) -> bool:
-    return uri.startswith(f"{directory}/")
+    return canonical_uri(uri).startswith(f"{canonical_uri(directory)}/")

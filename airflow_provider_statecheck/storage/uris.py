@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, canonical_scheme, checkpoint_id_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.storage.failures import advice
 
@@ -336,17 +336,35 @@ def _options_in(kind: Any, uri: str) -> dict[str, Any]:
     return dict(kind._get_kwargs_from_urls(uri))
 
 
+def require_known_filesystem(uri: str) -> None:
+    """
+    Require that there is a filesystem for a URI, without importing its package.
+
+    :raises InvalidConfigurationError: if the scheme is unknown.
+    """
+    if not is_filesystem_known(uri):
+        raise InvalidConfigurationError(
+            f"Expected a scheme of an fsspec filesystem, found {scheme_of(uri)!r} in {redact(uri)!r}; correct the URI."
+        )
+
+
+def is_filesystem_known(uri: str) -> bool:
+    """Return whether there is a filesystem for a URI, installed or not."""
+    import fsspec
+
+    # A package may declare some of its schemes only when it is installed.
+    scheme = scheme_of(uri)
+    return scheme in EXTRAS or scheme in fsspec.registry or scheme in fsspec.available_protocols()
+
+
 def _filesystem_class(scheme: str, uri: str) -> Any:
     import fsspec
 
+    require_known_filesystem(uri)
     try:
         return fsspec.get_filesystem_class(scheme)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise _not_installed(uri, error) from error
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected a scheme of an fsspec filesystem, found {scheme!r} in {redact(uri)!r}; correct the URI."
-        ) from error
 
 
 def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
@@ -359,19 +377,6 @@ def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
 
 SETTING = "allowed_locations"
 _URI_PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
-
-_CANONICAL_SCHEMES = {"local": "file", "s3a": "s3", "gcs": "gs", "abfss": "abfs"}
-"""Canonical names of scheme aliases."""
-
-
-def canonical_uri(uri: str) -> str:
-    """Return a URI with the canonical name of its scheme, because ``s3://`` and ``s3a://`` refer to the same files."""
-    scheme, separator, rest = uri.partition("://")
-    return f"{_canonical_scheme(scheme)}{separator}{rest}"
-
-
-def _canonical_scheme(scheme: str) -> str:
-    return _CANONICAL_SCHEMES.get(scheme.lower(), scheme.lower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +443,7 @@ class AllowedLocation:
                 f"Expected {SETTING} to be URIs such as s3://bucket or file:///mnt/archive, found {redact(uri)!r}.",
                 key=SETTING,
             )
-        return cls(_canonical_scheme(found[1]), found[2], f"{found[3].rstrip('/')}/")
+        return cls(canonical_scheme(found[1]), found[2], f"{found[3].rstrip('/')}/")
 
     @classmethod
     def around(cls, uri: str) -> AllowedLocation:

@@ -700,6 +700,19 @@ class SavepointContract:
         assert disposed.checkpoint is not None
         assert disposed.checkpoint.location == begun.location
 
+    def test_a_savepoint_that_its_own_operator_claimed_under_another_scheme_ends_with_its_checkpoint(
+        self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
+    ) -> None:
+        begun = savepoints.begin(self.beginning(self.ask(savepoints, ended, target="s3a://lake/savepoints")))
+        own = savepoints.end(self.ending(begun))
+        pointer = own.location.replace("s3a://", "s3://")
+        claim = self.source(mode=RestoreMode.CLAIM, pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        cleared = make_owner(clear_marker="2")
+        complete_checkpoint(
+            coordinator, self.restore(coordinator, "sales", source=claim, num_retained=1, owner=cleared)
+        )
+        assert self.row(coordinator, own.checkpoint_id).status is CheckpointStatus.DISPOSED
+
     def test_the_one_who_claimed_may_claim_again(self, coordinator: AttemptCoordinator) -> None:
         claim = self.source(mode=RestoreMode.CLAIM)
         self.restore(coordinator, source=claim)

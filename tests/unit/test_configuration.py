@@ -148,6 +148,7 @@ def test_a_missing_checkpoint_dir_is_refused_with_the_way_to_set_it(given):
         ("min_pause", -1, "0 or more"),
         ("externalized_checkpoint_retention", "ALWAYS", "one of DELETE_ON_CANCELLATION"),
         ("savepoint_dir", "/data", "URI of a directory"),
+        ("savepoint_dir", "s4://lake/savepoints", "scheme of an fsspec filesystem"),
         ("data_inline_threshold", "2 MB", "from 0 to 1 MiB"),
         ("on_clear", "maybe", "resume_unchanged, resume, restart"),
     ],

@@ -321,8 +321,7 @@ def rescale_max_parallelism(
     :raises StorageError: if the storage fails.
     """
     _require_one_stage(source)
-    for state in source.operator_states:
-        require_parallelism(state.parallelism, max_parallelism)
+    require_parallelism(max((state.parallelism for state in source.operator_states), default=1), max_parallelism)
     copies = CanonicalCopies(storage, directory, source, max_parallelism=max_parallelism)
     try:
         return write_copies(

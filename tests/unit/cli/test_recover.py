@@ -35,6 +35,16 @@ def test_a_dry_run_makes_nothing(stage, run):
     assert "1 of 1 jobs would be recovered" in outcome.err
 
 
+def test_a_dry_run_refuses_the_directory_of_another_program_as_the_run_does(stage, run):
+    lost(stage)
+    foreign = f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-20260801/notes"
+    stage.storage.write_bytes(foreign, b"not a checkpoint")
+    dry, real = (run("recover", stage.storage.base_uri, *options, "-o", "json") for options in (("--dry-run",), ()))
+    assert (dry.status, dry.out) == (real.status, real.out)
+    assert (dry.status, "0 of 1 jobs would be recovered" in dry.err, stage.maintenance.jobs()) == (1, True, ())
+    assert "found 20260801" in dry.out
+
+
 def test_a_job_with_rows_is_told_with_status_1(stage, run):
     stage.run()
     before = stage.maintenance.describe(job_id_of(JOB))

@@ -53,6 +53,15 @@ def test_it_takes_a_number_of_key_groups(run: Run, given: tuple[str, ...]) -> No
     assert "--max-parallelism" in outcome.err
 
 
+def test_more_key_groups_than_the_limit_are_refused_for_a_checkpoint_without_operator_state(
+    taken: CheckpointRecord, run: Run, tmp_path: Path
+) -> None:
+    target = tmp_path / "rescaled"
+    outcome = run("rescale", taken.location, "--max-parallelism", "32769", "--target", f"file://{target}")
+    assert (outcome.status, "max_parallelism <= 32768" in outcome.err, target.exists()) == (2, True, False)
+    assert run("rescale", taken.location, "--max-parallelism", "32768", "--target", f"file://{target}").status == 0
+
+
 def test_without_a_target_it_goes_where_savepoints_go_or_nowhere(
     taken: CheckpointRecord, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,10 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     RequestStatus,
 )
+from airflow_provider_statecheck.checkpoint.transitions import SAVEPOINT_TIMEOUT
 from airflow_provider_statecheck.cli import savepoint_commands
 from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, StorageError
+from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 from tests.messages import make_owner, make_registration
@@ -290,6 +292,50 @@ def test_a_target_on_an_unknown_filesystem_is_refused_before_the_request(
     assert run("prune", JOB, "--yes").status == 0
 
 
+def test_a_failed_savepoint_on_an_unknown_filesystem_keeps_no_job_from_its_removal(
+    finished: WrittenStage, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = failed_on_unknown_filesystem(finished)
+    outcome = run("gc", JOB)
+    assert (outcome.status, caplog.text.count("there is no filesystem for s4://lake/savepoints/")) == (0, 1)
+    assert finished.statuses()[failed.checkpoint_id] == "ABORTED"  # its writer may not have ended
+    finished.clock.advance(SAVEPOINT_TIMEOUT.total_seconds())
+    assert run("gc", JOB, "--dry-run").status == run("gc", JOB).status == 0
+    assert finished.statuses()[failed.checkpoint_id] == "aborted"
+    assert run("prune", JOB, "--yes").status == 0
+
+
+def test_a_savepoint_that_was_written_on_a_filesystem_unknown_here_keeps_its_job(
+    finished: WrittenStage, run: Run
+) -> None:
+    failed = failed_on_unknown_filesystem(finished)
+    assert finished.store is not None
+    with finished.store.transaction(failed.job_id) as tx:
+        written = replace(failed, status=CheckpointStatus.DISPOSED, metadata_uri=f"{failed.location}/_metadata")
+        tx.update_checkpoint(written, expected=CheckpointStatus.ABORTED)
+    outcome = run("gc", JOB)
+    assert (outcome.status, "found 's4'" in outcome.err + outcome.out) == (1, True)
+    assert run("prune", JOB, "--yes").status == 1
+
+
+def failed_on_unknown_filesystem(stage: WrittenStage) -> CheckpointRecord:
+    """Return the row of a savepoint that failed, as it was possible before such a directory was refused."""
+    [operator] = stage.coordinator.describe(job_id_of(JOB)).operators
+    stage.savepoints.request(
+        RequestSavepoint(
+            job_id=operator.job_id,
+            operator_id=operator.operator_id,
+            request_key=new_key(),
+            target="s4://lake/savepoints",
+        )
+    )
+    view = stage.coordinator.describe(job_id_of(JOB))
+    serve_idle(stage.savepoints, view, CheckpointStorage.open, None)
+    [failed] = savepoints(stage)
+    assert failed.status is CheckpointStatus.ABORTED
+    return failed
+
+
 def test_a_disposed_savepoint_is_gone_with_its_row_confirmed(finished: WrittenStage, run: Run) -> None:
     pointer = taken(finished, run)
     outcome = run("dispose", pointer)
@@ -342,6 +388,21 @@ def test_a_dispose_that_was_cut_short_goes_on(
     assert not (local_path(pointer) / "_metadata").exists()
     assert run("dispose", pointer).status == 0
     assert not local_path(pointer).exists()
+
+
+@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+def test_a_savepoint_that_was_deleted_by_hand_is_disposed_and_verified_no_more(
+    finished: WrittenStage, run: Run, uid: tuple[str, ...]
+) -> None:
+    pointer = taken(finished, run, *uid)
+    finished.storage.delete_directory(pointer)
+    assert run("verify", JOB).status == 1
+    dry = run("dispose", pointer, "--dry-run")
+    assert (dry.status, "with no files would be deleted" in dry.err, run("verify", JOB).status) == (0, True, 1)
+    assert run("dispose", pointer).status == 0
+    assert [(c.status.value, c.awaits_discard) for c in savepoints(finished)] == [("disposed", False)]
+    assert run("verify", JOB).status == 0
+    assert run("dispose", pointer).status == 2
 
 
 def test_an_unknown_savepoint_is_not_found(finished: WrittenStage, run: Run, tmp_path: Path) -> None:

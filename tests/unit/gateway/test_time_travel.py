@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of, find_checkpoint
@@ -21,7 +22,8 @@ class Job:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.coordinator = AttemptCoordinator(new_store(self.clock))
+        self.store = new_store(self.clock)
+        self.coordinator = AttemptCoordinator(self.store)
         self.taken = [record for number in (1, 2) for record in self._run(number)]
 
     def _run(self, number: int) -> list[CheckpointRecord]:
@@ -115,6 +117,12 @@ def test_checkpoint_of_any_operator_is_found_by_its_id_or_its_pointer(job: Job) 
     for each in (job.taken[1], other):
         assert job.as_of(checkpoint_id=each.checkpoint_id) == [each.checkpoint_id]
         assert job.as_of(pointer=each.location + "/") == [each.checkpoint_id]
+
+
+def test_savepoint_is_found_under_every_name_of_its_scheme(job: Job) -> None:
+    with job.store.transaction(JobId(job.taken[1].job_id)) as tx:
+        tx.update_checkpoint(replace(job.taken[1], location="s3a://lake/x"), expected=job.taken[1].status)
+    assert job.as_of(pointer="s3://lake/x") == [job.taken[1].checkpoint_id]
 
 
 def test_pointer_that_is_none_of_the_jobs_is_not_found(job: Job) -> None:

@@ -196,6 +196,15 @@ class TestClaimedSavepoint:
         assert written.discard([claimed], []) == ((1,), frozenset())
         assert written.files() == {"chk-2/_metadata"}
 
+    def test_it_stays_while_a_retained_checkpoint_names_it_with_another_name_of_the_scheme(self, written, claimed):
+        second = written.checkpoint(2, self.used.replace("file://", "local://"))
+        assert written.discard([claimed], [second]) == ((), {1})
+        assert written.files() == {"used", "chk-2/_metadata"}
+        restored = replace(
+            claimed, properties=UNCLAIMED, metadata_uri=f"{claimed.location}/_metadata".replace("file", "local")
+        )
+        assert written.discard([claimed], [restored]) == ((), {1})
+
     def test_the_directory_stays_while_something_in_it_is_pinned(self, written, claimed):
         assert written.discard([claimed], [], frozenset({self.used})) == ((), {1})
         assert written.files() == {"used"}

@@ -36,7 +36,8 @@ def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "module"), [("s3", "s3fs"), ("s3a", "s3fs"), ("gs", "gcsfs"), ("gcs", "gcsfs"), ("abfs", "adlfs")]
+    ("scheme", "module"),
+    [("s3", "s3fs"), ("s3a", "s3fs"), ("gs", "gcsfs"), ("gcs", "gcsfs"), ("abfs", "adlfs"), ("abfss", "adlfs")],
 )
 def test_missing_package_is_answered_with_the_extra_that_brings_it(
     scheme: str, module: str, monkeypatch: pytest.MonkeyPatch
