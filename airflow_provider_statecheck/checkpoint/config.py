@@ -256,10 +256,6 @@ class CheckpointConfig:
         copied.__dict__.update({name: value for name, value in self.__dict__.items() if name in wanted})
         return copied
 
-    def enable_externalized_checkpoints(self, cleanup: ExternalizedCheckpointCleanup) -> None:
-        """Set the deletion of checkpoints after the end of the job."""
-        self.externalized_checkpoint_retention = cleanup
-
     @property
     def retention_policy(self) -> CheckpointRetentionPolicy:
         """Return the retention of checkpoints after the end of the job."""

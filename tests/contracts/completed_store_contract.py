@@ -195,9 +195,6 @@ class CompletedCheckpointStoreContract:
         assert "at least 1" in caplog.text
         assert Store(self.handles()).get_max_number_of_retained() == 2
 
-    def test_checkpoints_need_metadata_on_storage(self) -> None:
-        assert self.opened().requires_externalized_checkpoints()
-
     # --- add
 
     def test_names_are_in_the_order_of_ids(self) -> None:

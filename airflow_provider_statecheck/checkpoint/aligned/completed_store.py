@@ -339,10 +339,6 @@ class CompletedCheckpointStore:
             self._retained = {}
             self._is_recovered = self._is_over = True
 
-    def requires_externalized_checkpoints(self) -> bool:
-        """Return whether a checkpoint must have metadata on storage before it is added."""
-        return True
-
     def _read(self, handle: RetrievableStateHandle) -> CompletedCheckpoint | None:
         known = self._retained.get(handle.record.checkpoint_id)
         if known is not None and known.properties == handle.record.properties:

@@ -215,7 +215,7 @@ def test_credentials_of_a_wrong_directory_are_not_shown() -> None:
 )
 def test_each_cleanup_means_a_retention_policy(cleanup: str, policy: CheckpointRetentionPolicy) -> None:
     config = CheckpointConfig()
-    config.enable_externalized_checkpoints(ExternalizedCheckpointCleanup[cleanup])
+    config.externalized_checkpoint_retention = ExternalizedCheckpointCleanup[cleanup]
     assert config.retention_policy is policy
     assert config == CheckpointConfig.from_mapping({f"{C}.externalized-checkpoint-retention": cleanup})
 
