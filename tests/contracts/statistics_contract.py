@@ -556,7 +556,9 @@ class StatisticsContract:
             pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
             clock.advance(86_000 / 220)
             size = {"state_size_bytes": 2**62, "full_size_bytes": 2**62, "counts": counts}
-            coordinator.acknowledge(make_acknowledgement(attempt, pending, **size))
+            effects = coordinator.acknowledge(make_acknowledgement(attempt, pending, **size)).effects
+            deleted = tuple(c.checkpoint_id for c in effects.discards)
+            coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=deleted, attempt=attempt))
         for _ in range(12):
             self.fail(coordinator, attempt, "😀" * 5000)
         assert 30_000 < len(json.dumps(self.row_of(store).content)) < LARGEST_ROW
