@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from airflow_provider_statecheck.checkpoint import statistics, transitions
+from airflow_provider_statecheck.checkpoint import in_place_restore, statistics, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -196,6 +196,7 @@ class JobSavepoints:
 
         :raises CheckpointNotFoundError: The pointer refers to a checkpoint of a job.
         :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
+        :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
         """
         if self._store.claim(request.pointer) is not None:
             raise already_claimed(request.pointer)
@@ -241,10 +242,13 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     :return: The row of the savepoint, or ``None`` if the job has none.
     :raises CheckpointNotFoundError: The pointer refers to a checkpoint of the job.
     :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
+    :raises ConcurrentAttemptError: An operator of the job restores the savepoint, or will restore it in place.
     """
     if tx.claim(pointer) is not None:
         raise already_claimed(pointer)
-    own = (c for c in tx.view().checkpoints if not c.properties.unclaimed)
+    view = tx.view()
+    _require_unneeded(view, pointer)
+    own = (c for c in view.checkpoints if not c.properties.unclaimed)
     row = next((c for c in own if canonical_uri(c.location) == canonical_uri(pointer)), None)
     if row is None:
         return None
@@ -258,6 +262,39 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
         savepoint = replace(savepoint, status=CheckpointStatus.DISPOSED, ended_at=tx.now)
         tx.update_checkpoint(savepoint, expected=CheckpointStatus.COMPLETED)
     return savepoint
+
+
+def _require_unneeded(view: JobView, pointer: str) -> None:
+    for operator in view.operators:
+        need = _running_need(view, operator, pointer) or _waiting_need(view, operator, pointer)
+        if need is not None:
+            raise ConcurrentAttemptError(
+                f"Expected no operator of job {view.job.name!r} to need the savepoint {redact(pointer)}, found {need}; then "
+                "dispose of the savepoint again.",
+                uid=operator.uid,
+            )
+
+
+def _running_need(view: JobView, operator: OperatorRecord, pointer: str) -> str | None:
+    # The attempt may read files of the savepoint until it ends.
+    attempt = view.current_attempt(operator)
+    if attempt is None or attempt.status is not AttemptStatus.RUNNING:
+        return None
+    restored = (c for c in view.checkpoints if c.checkpoint_id == attempt.restored_from and c.properties.unclaimed)
+    if all(canonical_uri(c.location) != canonical_uri(pointer) for c in restored):
+        return None
+    return f"that {attempt.owner.label} runs operator {operator.uid!r} with it; wait until it has ended, or stop it"
+
+
+def _waiting_need(view: JobView, operator: OperatorRecord, pointer: str) -> str | None:
+    restore = in_place_restore.waiting_in(view, operator)
+    # A restore without a source starts an operator that has no part in the savepoint, and reads no file of it.
+    if restore is None or restore.source is None or canonical_uri(restore.pointer) != canonical_uri(pointer):
+        return None
+    return (
+        f"that the restore in place of operator {operator.uid!r} waits for an attempt that completes a checkpoint; let a run "
+        "complete one, or withdraw the restore"
+    )
 
 
 def _require_none_of_job(tx: JobTransaction) -> None:
@@ -510,6 +547,7 @@ def dispose(
     :raises CheckpointNotFoundError: There are neither files nor a row, or the files belong to a job.
     :raises InvalidConfigurationError: The name of the directory is not that of a savepoint.
     :raises SnapshotClaimedError: An operator claimed the savepoint.
+    :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
     """
     from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     ConfirmRestore,
+    DisposeSavepoint,
     FinishAttempt,
     TriggerCheckpoint,
 )
@@ -151,6 +152,36 @@ class InPlaceRestoreContract(RunsWithTasks):
     def is_part(grant: AttemptGrant) -> bool:
         """Return whether an attempt may restore the part, and nothing else."""
         return [c.location for c in grant.candidates] == [POINTER]
+
+    # The savepoint of a restore that waits
+
+    @pytest.mark.usefixtures("three_days")
+    @pytest.mark.parametrize("scheme", ["s3", "s3a"])
+    def test_the_savepoint_of_a_restore_that_waits_is_not_disposed(
+        self, gateway: AttemptCoordinator, store: JobStore, restoring: JobRestoring, scheme: str
+    ) -> None:
+        pointer = f"s3a://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
+        dispose = DisposeSavepoint(job_id=JOB, pointer=pointer.replace("s3a", scheme))
+        self.restore(restoring, pointer=pointer)
+        with pytest.raises(
+            ConcurrentAttemptError, match="found that the restore in place of operator 'aggregate' waits"
+        ):
+            JobSavepoints(store).dispose(dispose)
+        grant = self.begin(gateway, day(2, clear_marker=AGAIN))
+        with pytest.raises(ConcurrentAttemptError, match="wait until it has ended"):
+            JobSavepoints(store).dispose(dispose)
+        self.fail(gateway, grant)
+        with pytest.raises(ConcurrentAttemptError, match="withdraw the restore; then dispose of the savepoint again"):
+            JobSavepoints(store).dispose(dispose)
+        self.restored_run(gateway, 2)
+        assert JobSavepoints(store).dispose(dispose).checkpoint is None
+
+    @pytest.mark.usefixtures("three_days")
+    def test_a_savepoint_that_no_restore_waits_for_is_disposed(self, store: JobStore, restoring: JobRestoring) -> None:
+        self.restore(restoring)
+        assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=OTHER)).checkpoint is None
+        self.restore(restoring, pointer=OTHER)
+        assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=POINTER)).checkpoint is None
 
     # What the next attempt restores
 

@@ -700,6 +700,23 @@ class SavepointContract:
         assert disposed.checkpoint is not None
         assert disposed.checkpoint.location == begun.location
 
+    def test_a_savepoint_that_a_running_attempt_restored_without_a_claim_is_not_disposed(
+        self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
+    ) -> None:
+        begun = savepoints.begin(self.beginning(self.ask(savepoints, ended, target="s3a://lake/savepoints")))
+        pointer = savepoints.end(self.ending(begun)).location.replace("s3a://", "s3://")
+        source = self.source(pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        cleared = make_owner(clear_marker="2")
+        attempt = self.begin_from(coordinator, "sales", source=source, owner=cleared).attempt
+        for place in (begun.location, pointer):
+            with pytest.raises(ConcurrentAttemptError, match=r"found that .* runs operator .* wait until it has ended"):
+                savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
+        assert self.row(coordinator, begun.checkpoint_id).status is CheckpointStatus.COMPLETED
+        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
+        disposed = savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointer)).checkpoint
+        assert disposed is not None
+        assert disposed.status is CheckpointStatus.DISPOSED
+
     def test_a_savepoint_that_its_own_operator_claimed_under_another_scheme_ends_with_its_checkpoint(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:

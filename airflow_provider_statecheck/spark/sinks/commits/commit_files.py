@@ -10,6 +10,8 @@ An attempt claims the log by writing its first file, and then reads the files of
 the effects that it is about to carry out, each time under the next number: no file is ever overwritten, because several
 filesystems would miss it for a moment. Before it carries them out, it checks for newer claims. Therefore either the newer
 attempt reads the effects and completes them, or the older attempt sees the claim and stops.
+
+Both kinds of files contain a digest of their fields, which each read verifies.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     Publication,
 )
 from airflow_provider_statecheck.spark.sinks.commits.committer import require_newest
+from airflow_provider_statecheck.spark.sinks.commits.sealed_json import damaged, seal, unseal
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -45,6 +48,8 @@ from airflow_provider_statecheck.storage.uris import redact
 _TRIES = 5
 _ATTEMPT = re.compile(r"(\d+)-(\d+)\.json")
 _COMMIT = re.compile(r"(\d+)-(\d+)\.json")
+_LOG = "the log of a sink"
+_RECORD = "the output of a checkpoint"
 
 
 class Output(ABC):
@@ -260,7 +265,7 @@ class CommitFiles:
             "published": file.effects.published,
             "retracted": [each.to_json() for each in file.effects.retracted],
         }
-        self.storage.write_bytes(self._attempt_uri(epoch, file.number), json.dumps(document).encode())
+        self.storage.write_bytes(self._attempt_uri(epoch, file.number), seal(document))
         self._delete(self._attempt_uri(epoch, file.number - 1))
 
     def write_publication(self, publication: Publication) -> str:
@@ -277,9 +282,8 @@ class CommitFiles:
             "owner": publication.owner,
             "committables": [each.to_json() for each in _sorted(publication).committables],
         }
-        data = json.dumps(document, sort_keys=True, indent=1).encode()
         try:
-            self.storage.write_bytes(f"{self._root}/commits/{name}", data)
+            self.storage.write_bytes(f"{self._root}/commits/{name}", seal(document))
         except StorageError:
             self._require_no_other(publication)
             raise
@@ -344,8 +348,8 @@ class CommitFiles:
         :raises CorruptStateError: if it is damaged.
         """
         uri = f"{self._root}/commits/{name}"
+        document = unseal(self.storage.read_bytes(uri), _RECORD, redact(uri))
         try:
-            document = json.loads(self.storage.read_bytes(uri))
             return Publication(
                 generation=int(document["generation"]),
                 epoch=int(document["epoch"]),
@@ -354,9 +358,7 @@ class CommitFiles:
                 owner=str(document["owner"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptStateError(
-                f"Expected the output of a checkpoint in {redact(uri)}, found other content; restore the file from a backup."
-            ) from error
+            raise damaged(_RECORD, redact(uri), f"the fields {', '.join(document)}") from error
 
     def publications(self, ranges: Iterable[CommitRange]) -> list[Publication]:
         """Return the recorded output of ranges, in the order of the checkpoints."""
@@ -409,9 +411,9 @@ class CommitFiles:
 
     def _read(self) -> tuple[CommitLog, Effects]:
         for epoch, number in sorted(self._attempts(), reverse=True):
-            text = self.storage.read_bytes(self._attempt_uri(epoch, number)).decode(errors="replace")
-            if text:  # an empty file is the claim of an attempt that ended before it read the log
-                return self._decode(text, redact(self._attempt_uri(epoch, number)))
+            data = self.storage.read_bytes(self._attempt_uri(epoch, number))
+            if data:  # an empty file is the claim of an attempt that ended before it read the log
+                return self._decode(data, redact(self._attempt_uri(epoch, number)))
         self._require_no_records()
         return CommitLog(), Effects()
 
@@ -432,18 +434,16 @@ class CommitFiles:
                 "directory away together with the output, and start over."
             )
 
-    def _decode(self, text: str, shown: str) -> tuple[CommitLog, Effects]:
+    def _decode(self, data: bytes, shown: str) -> tuple[CommitLog, Effects]:
+        document = unseal(data, _LOG, shown)
         try:
-            document = json.loads(text)
             effects = Effects(
                 published=str(document["published"]),
                 retracted=tuple(CommitRange.from_json(each) for each in document["retracted"]),
             )
             return CommitLog.decode(document["log"], shown), effects
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptStateError(
-                f"Expected the log of a sink in {shown}, found {text[:100]!r}; restore the file from a backup."
-            ) from error
+            raise damaged(_LOG, shown, f"the fields {', '.join(document)}") from error
 
     @property
     def _root(self) -> str:

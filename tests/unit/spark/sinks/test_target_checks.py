@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 
 import fsspec
 import pyarrow as pa
@@ -17,6 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.spark.sinks.commits.sealed_json import seal, unseal
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
@@ -215,7 +217,9 @@ def test_a_damaged_ledger_is_told(path):
     filesystem.pipe_file(record, b"{}")
     with pytest.raises(CorruptStateError, match=r"Expected the output of a checkpoint in .*commits/1-1.json"):
         Attempt(path, 2, restored=1).open()
-    filesystem.pipe_file(record, kept.replace(b'"format_version": 1', b'"format_version": 9'))
+    document = unseal(kept, "", "")
+    document["committables"][0]["format_version"] = 9
+    filesystem.pipe_file(record, seal(document))
     with pytest.raises(CorruptStateError, match="restore with the version"):
         committed_files(path)
     filesystem.pipe_file(record, kept)
@@ -223,6 +227,23 @@ def test_a_damaged_ledger_is_told(path):
     filesystem.pipe_file(log, b"x")
     with pytest.raises(CorruptStateError, match="Expected the log of a sink"):
         Attempt(path, 2, restored=1).open()
+
+
+def test_a_changed_byte_of_the_ledger_changes_no_committed_file(path):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.add(2, 2)
+    filesystem, root = fsspec.url_to_fs(path)
+    expected = committed_files(path)
+    for kind in ("/commits/", "/attempts/"):
+        name = next(n for n in filesystem.find(root) if kind in n)
+        kept = filesystem.cat_file(name)
+        for position in range(0, len(kept), 3):
+            filesystem.pipe_file(name, kept[:position] + bytes([kept[position] ^ 1]) + kept[position + 1 :])
+            with suppress(CorruptStateError):
+                assert committed_files(path) == expected
+        filesystem.pipe_file(name, kept)
+    assert committed_files(path) == expected
 
 
 @pytest.mark.parametrize("name", ["other.parquet", "_statecheck/other/x", "_statecheck/mine/../x", "a/../part"])

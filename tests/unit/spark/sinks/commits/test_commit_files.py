@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.commits.sealed_json import seal, unseal
+from airflow_provider_statecheck.spark.sinks.target_files import open_target
+from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink, keys_in
 
@@ -18,6 +24,20 @@ def opened(folder: Path, epoch: int, restored: int | None = None, **more: Any) -
 
 def files_in(folder: Path, kind: str) -> list[str]:
     return sorted(path.name for path in (folder / "log").rglob(f"{kind}/*.json"))
+
+
+def log_in(folder: Path) -> CommitFiles:
+    (lineage,) = (folder / "log").iterdir()
+    return CommitFiles(open_target(str(folder / "log"), {}), lineage.name, TransactionCommittable)
+
+
+def planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a log with output to publish and output to retract."""
+    opened(folder, 1).add(1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderSink, "commit_transaction", _die)
+        with pytest.raises(_Dies):
+            opened(folder, 2, generation=2).add(2, 5)
 
 
 class _Dies(Exception):
@@ -31,7 +51,7 @@ def _die(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("attempts/1-*.json", "restore the file from a backup"),
+        ("attempts/1-*.json", "Expected the log of a sink .* Restore the file from a backup"),
         ("commits/1-1.json", "Expected the output of a checkpoint"),
     ],
 )
@@ -41,6 +61,62 @@ def test_a_damaged_file_is_refused(tmp_path, name, message):
         file.write_text("{}")
     with pytest.raises(CorruptStateError, match=message):
         opened(tmp_path, 2, generation=2).finish()
+
+
+def test_a_sealed_file_without_a_field_is_refused(tmp_path):
+    opened(tmp_path, 1).add(1, 1)
+    for kind, message in (("attempts", "the log of a sink"), ("commits", "the output of a checkpoint")):
+        (file,) = (tmp_path / "log").rglob(f"{kind}/*.json")
+        kept = file.read_bytes()
+        file.write_bytes(seal({"epoch": 1}))
+        with pytest.raises(CorruptStateError, match=f"Expected {message} in .*, found the fields epoch; .*start over"):
+            opened(tmp_path, 2, generation=2).finish()
+        file.write_bytes(kept)
+
+
+def test_a_file_without_a_digest_is_refused(tmp_path):
+    opened(tmp_path, 1).add(1, 1)
+    (record,) = (tmp_path / "log").rglob("commits/1-1.json")
+    document = unseal(record.read_bytes(), "", "")
+    record.write_text(json.dumps(document))
+    with pytest.raises(CorruptStateError, match="Restore the file from a backup"):
+        log_in(tmp_path).named_publication("1-1.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("attempts/2-*.json", lambda log: log.read()),
+        ("attempts/2-*.json", lambda log: log.visible(*log.read())),
+        ("commits/1-1.json", lambda log: log.publications(log.read()[1].retracted)),
+        ("commits/2-2.json", lambda log: log.named_publication(log.read()[1].published)),
+    ],
+    ids=["log", "visible", "retracted", "published"],
+)
+def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path, monkeypatch, name, read):
+    planned(tmp_path, monkeypatch)
+    log = log_in(tmp_path)
+    (file,) = (tmp_path / "log").rglob(name)
+    written, expected = file.read_bytes(), read(log)
+    assert expected
+    refused = 0
+    for position in range(len(written)):
+        file.write_bytes(_flipped(written, position, 0x20 if position % 2 else 0x01))
+        refused += _is_refused(lambda: read(log), expected)
+    assert refused > len(written) / 2
+
+
+def _flipped(data: bytes, position: int, bit: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ bit]) + data[position + 1 :]
+
+
+def _is_refused(read: Callable[[], Any], expected: Any) -> bool:
+    try:
+        found = read()
+    except CorruptStateError:
+        return True
+    assert found == expected
+    return False
 
 
 def test_records_without_a_log_are_refused_because_their_output_would_look_like_orphans(tmp_path):
@@ -127,8 +203,6 @@ def test_superseded_attempt_whose_file_was_deleted_cannot_return(tmp_path):
 
 
 def test_an_attempt_that_died_after_its_claim_leaves_the_log_to_the_next_one(tmp_path, monkeypatch):
-    from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-
     opened(tmp_path, 1).add(1, 1)
     with monkeypatch.context() as patch:
         patch.setattr(CommitFiles, "write", _die)
