@@ -13,12 +13,11 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from tests.airflow.conftest import Airflow
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
 RESUMED = ["numbers", "item a", "item b", "item b", "item c"]
 
 
-@pytest.mark.soak
 def test_dag_test_replaces_a_killed_jvm_and_its_retry_resumes(airflow: Airflow) -> None:
     assert airflow.test_dag("decorated", "2026-01-01T00:00:00+00:00", trouble="kill the JVM") == 0, airflow.output
     assert airflow.computed() == RESUMED
@@ -42,13 +41,11 @@ def test_second_tasks_test_of_one_date_resumes_in_the_test_namespace(airflow: Ai
     assert view.attempts[1].restored_from is not None
 
 
-@pytest.mark.soak
 def test_dags_test_retries_and_resumes(airflow: Airflow) -> None:
     assert airflow.run("dags", "test", "decorated", "2026-01-03", trouble="raise") == 0, airflow.output
     assert airflow.computed() == RESUMED
 
 
-@pytest.mark.soak
 def test_execution_timeout_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow: Airflow) -> None:
     status = airflow.test_dag("decorated", "2026-01-04T00:00:00+00:00", trouble="run into the timeout")
     assert status == 0, airflow.output
@@ -60,7 +57,6 @@ def test_execution_timeout_closes_the_attempt_within_seconds_and_the_retry_resum
     assert (first.ended_at - first.registered_at).total_seconds() < 30 + 5
 
 
-@pytest.mark.soak
 def test_sigterm_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow: Airflow) -> None:
     process = airflow.start_dag_test("decorated", "2026-01-05T00:00:00+00:00", trouble="wait for a signal")
     _wait_until_computing(airflow, process.stdout)
@@ -74,14 +70,12 @@ def test_sigterm_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow
     assert first.ended_at.timestamp() - sent < 5
 
 
-@pytest.mark.soak
 def test_two_tasks_of_one_job_with_one_uid_are_refused_before_they_start(airflow: Airflow) -> None:
     assert airflow.test_dag("shared_uid", "2026-01-06T00:00:00+00:00") == 1
     assert "give one of them another uid" in airflow.output
     assert airflow.computed() == []
 
 
-@pytest.mark.soak
 def test_mapped_task_without_a_map_key_is_refused(airflow: Airflow) -> None:
     assert airflow.test_dag("mapped", "2026-01-07T00:00:00+00:00") == 1
     assert "Expected map_key" in airflow.output
@@ -99,7 +93,6 @@ print("POINTER", latest.location)
 """
 
 
-@pytest.mark.soak
 def test_hook_shows_jobs_checkpoints_and_the_restore_pointer(airflow: Airflow) -> None:
     assert airflow.test_dag("classic", "2026-01-08T00:00:00+00:00") == 0, airflow.output
     assert airflow.finish(airflow.start("-c", HOOK)) == 0, airflow.output

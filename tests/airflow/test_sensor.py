@@ -20,7 +20,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.airflow.conftest import LIMIT_SECONDS, Airflow
 from tests.messages import complete_checkpoint, make_registration
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.soak]
 
 UID = "part[north]"
 LOOKING, WAITING = "Checking for", "Waiting for"
@@ -69,10 +69,10 @@ def running(airflow: Airflow, dag_id: str, date: str) -> Iterator[Popen[str]]:
 @pytest.mark.parametrize(
     ("day", "dag_id", "by_default", "sign"),
     [
-        pytest.param("01", "poking", "True", LOOKING, marks=pytest.mark.soak),
+        ("01", "poking", "True", LOOKING),
         ("02", "deferred", "False", WAITING),
-        pytest.param("03", "default", "False", LOOKING, marks=pytest.mark.soak),
-        pytest.param("04", "default", "True", WAITING, marks=pytest.mark.soak),
+        ("03", "default", "False", LOOKING),
+        ("04", "default", "True", WAITING),
     ],
     ids=["poking", "deferred", "poking by default", "deferred by default"],
 )
@@ -100,7 +100,6 @@ def test_sensor_waits_in_dag_test_and_returns_what_it_found(
     }
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("deferrable", ["False", "True"], ids=["poking", "deferrable"])
 def test_a_checkpoint_that_is_there_is_returned_by_tasks_test(airflow: Airflow, deferrable: str) -> None:
     job = "test/default/2026-02-05T00:00:00+00:00"

@@ -22,6 +22,7 @@ class TestMemory(StateBackendContract):
         return MemoryStateBackend()
 
 
+@pytest.mark.soak
 class TestFilesystem(StateBackendContract):
     @pytest.fixture
     def state_backend(self) -> StateBackend:
@@ -32,6 +33,7 @@ class TestFilesystem(StateBackendContract):
         return CheckpointStorage.open(tmp_path.as_uri())
 
 
+@pytest.mark.soak
 class TestArrow(StateBackendContract):
     @pytest.fixture
     def state_backend(self) -> StateBackend:

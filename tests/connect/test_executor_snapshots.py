@@ -58,6 +58,7 @@ def test_a_snapshot_counts_by_its_fingerprint_and_not_by_its_files(spark, storag
     assert fingerprint(one, one="f", two="e") != fingerprint(two, one="f", two="e")
 
 
+@pytest.mark.soak
 def test_a_second_try_restores_and_shows_no_secret(spark, storage, store, server, tmp_path, capsys):
     computed = []
 

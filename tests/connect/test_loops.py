@@ -19,6 +19,7 @@ def open_stage(spark: Any, work: Path, **settings: Any) -> StageContext:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("budget", rest_in_soak([None, 1e-9], None), ids=["saved", "put off"])
 def test_a_loop_goes_on_after_its_last_snapshot(spark, tmp_path: Path, budget) -> None:
     steps: list[int] = []

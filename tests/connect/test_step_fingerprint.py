@@ -83,6 +83,7 @@ def test_code_that_only_moved_gives_equal_fingerprints_in_another_process(finger
     assert fingerprints(lead="# a comment\n\n\nUNUSED = 1\n") == original
 
 
+@pytest.mark.soak
 def test_changed_code_of_a_udf_or_a_lambda_counts_and_nothing_else(fingerprints, original) -> None:
     changed = fingerprints(shift=2)
     assert {name for name in original if changed[name] != original[name]} == {"udf", "lambda"}

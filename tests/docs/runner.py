@@ -1,7 +1,7 @@
 """
-Runs the Python blocks of pages, with one Spark, and writes down what became of each.
+Runs the Python blocks of all pages, with one Spark, and writes down what became of each.
 
-``python -m tests.docs.runner <folder> <page>...``; the blocks of a page run in their order in one namespace, which has what every
+``python -m tests.docs.runner <folder>``; the blocks of a page run in their order in one namespace, which has what every
 page takes for granted: ``spark``, a new ``checkpoint`` for each block, and a folder ``/data`` with some events in it. A
 block that makes a Dag is loaded by Airflow and run, if a local Spark is all that it needs; a block that asks for
 ``StageContext.current`` is an application, which is submitted.
@@ -15,7 +15,6 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -179,16 +178,14 @@ def write_events(work: Path) -> None:
     pq.write_table(pa.table({"user_id": list(range(9)), "day": days * 3}), folder / "part-0.parquet")
 
 
-def main(work: Path, pages: Iterable[str]) -> None:
+def main(work: Path) -> None:
     for folder in ("tmp", "opt", "dags"):
         (work / folder).mkdir()
     write_events(work)
     os.chdir(work)
     runner = Runner(work)
-    (work / RESULTS).write_text(
-        json.dumps({name_of(page): runner.run(page) for page in PAGES if name_of(page) in pages})
-    )
+    (work / RESULTS).write_text(json.dumps({name_of(page): runner.run(page) for page in PAGES}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Every Python block of every page runs; those of the first pages also outside of the long tests."""
+"""Every Python block of every page runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, blocks_of, name_of
 from tests.docs.runner import MARK, RESULTS
-from tests.soak import rest_in_soak
 from tests.standalone_cluster import SPARK_HOME
 
 LIMIT_SECONDS = 900
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 
 def python_blocks(page: Path) -> list[str]:
@@ -25,20 +24,15 @@ def python_blocks(page: Path) -> list[str]:
 
 
 WITH_PYTHON = [page for page in PAGES if python_blocks(page)]
-FIRST = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
-"""What a newcomer tries first; with the other pages this takes a minute."""
 
 
 @pytest.fixture(scope="module")
-def results(
-    request: pytest.FixtureRequest, airflow_db: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """What became of each block of the selected pages; one process runs them, for each Spark takes long to start."""
-    pages = [name_of(item.callspec.params["page"]) for item in request.session.items if item.module is request.module]  # type: ignore[attr-defined]
+def results(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of each block; one process runs them all, for each Spark takes long to start."""
     work = tmp_path_factory.mktemp("pages")
     with (work / "output.txt").open("w") as output:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.docs.runner", str(work), *pages],
+            [sys.executable, "-m", "tests.docs.runner", str(work)],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(work),
@@ -66,7 +60,7 @@ def _environment(work: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("page", rest_in_soak(WITH_PYTHON, *FIRST), ids=name_of)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
 def test_every_block_of_a_page_runs(page: Path, results: dict[str, Any]) -> None:
     for result in results[name_of(page)]:
         said = results["printed"][result["block"]][-3000:]

@@ -12,7 +12,7 @@ from tests.conformance.databases import own_schema
 from tests.conformance.test_aligned_checkpoints import CHECKPOINT, is_loadable, on_database
 from tests.integration.acknowledging import acknowledge
 
-pytestmark = pytest.mark.db
+pytestmark = [pytest.mark.db, pytest.mark.soak]
 
 CHECKPOINTS = 12
 

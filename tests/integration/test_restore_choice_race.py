@@ -24,7 +24,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.conformance.databases import own_schema
 from tests.messages import complete_checkpoint, make_registration
 
-pytestmark = pytest.mark.db
+pytestmark = [pytest.mark.db, pytest.mark.soak]
 
 ROUNDS, WRITERS = 60, 3
 WAIT_SECONDS = 60.0

@@ -44,6 +44,7 @@ def failed(tries: Tries) -> JobContents:
     return JobContents(open_gateway(tries.metadata), CheckpointStorage.open)
 
 
+@pytest.mark.soak
 def test_steps_items_and_iterations_of_each_operator_are_listed_and_read(tries, spark):
     jobs = failed(tries)
     mapped, stage = jobs.read(job_id_of(JOB), lambda stages: stages)

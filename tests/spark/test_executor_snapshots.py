@@ -66,6 +66,7 @@ def test_types_and_names_survive(spark, storage, frames, query):
     assert as_text(restored) == as_text(df)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("query", every_nth(CROSSING.values(), 10), ids=CROSSING.keys())
 def test_files_are_ordinary_parquet_to_spark_and_pyarrow(spark, storage, frames, tmp_path, query):
     df = spark.sql(query)
@@ -164,6 +165,7 @@ class TestDamage:
         manifest = frames.write(spark.range(0, 100, 1, 2), uri_of(storage))
         return manifest, f"{uri_of(storage)}/{manifest.files[0].name}"
 
+    @pytest.mark.soak
     def test_files_of_repeated_tasks_are_neither_damage_nor_read(self, spark, storage, frames, written):
         manifest, _ = written
         storage.write_bytes(f"{uri_of(storage)}/part-00000-99-0-loser.parquet", b"half a file")
@@ -197,6 +199,7 @@ class TestFingerprints:
 
         return of
 
+    @pytest.mark.soak
     def test_a_snapshot_counts_by_its_fingerprint_and_not_by_its_files(self, spark, frames, storage, fingerprint):
         """Another try writes other files, in another number of tasks, at another place."""
         one = round_trip(spark, frames, spark.range(100).repartition(2), uri_of(storage, "one"))

@@ -79,6 +79,7 @@ def rows_read(spark, source):
     return sorted(rows, key=lambda row: row["id"])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("limit", [{}, {"files_per_increment": 2}])
 def test_rows_of_every_type_are_read_as_pyiceberg_reads_them(spark, every_type, limit):
     with table_in(every_type) as table:

@@ -104,6 +104,7 @@ def test_label_propagation_ends_where_nothing_changes_any_more(tries, spark):
     assert tries.take_computed() == numbers(1, 2, 3, 4)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("steps", "every", "snapshots"), [(7, 3, 3), (6, 3, 2), (2, 5, 1), (3, 1, 3), (1, 1, 1)])
 def test_the_result_does_not_depend_on_the_rhythm(tries, steps, every, snapshots):
     with tries.failing() as checkpoint:

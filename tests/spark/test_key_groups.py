@@ -118,6 +118,7 @@ def test_partition_i_has_exactly_the_key_groups_of_subtask_i(spark: Any, groups:
     assert found == {index: list(owned) for index, owned in enumerate(ranges)}
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("ansi")
 def test_adaptive_execution_leaves_empty_and_tiny_partitions_alone(spark: Any) -> None:
     assert spark.conf.get("spark.sql.adaptive.enabled") == "true"

@@ -384,6 +384,7 @@ def test_over_a_frame_of_an_earlier_iteration_reads_that_iteration(tries):
 # Input that changes under the step
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("change", rest_in_soak(["appeared", "vanished", "changed"], "changed"))
 def test_input_that_changed_between_tries_is_named_and_refused(tries, folder, scoring, change):
     over = tries.spark.read.parquet(str(folder))
@@ -595,6 +596,7 @@ def test_plan_that_does_not_work_row_by_row_is_refused_before_any_work(tries, fo
 # What is seen
 
 
+@pytest.mark.soak
 def test_progress_names_parts_and_what_is_kept(tries, folder, scoring, caplog):
     caplog.set_level(logging.INFO)
     with tries.open() as checkpoint:

@@ -39,6 +39,7 @@ def test_accepted_step_gives_the_same_rows_in_parts(spark, case: Accepted):
     check_accepted(spark, case.build)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", every_nth(range(15), 15))
 def test_random_row_wise_step_is_accepted_and_gives_the_same_rows_in_parts(spark, seed: int):
     check_accepted(spark, random_step(seed))

@@ -152,6 +152,7 @@ def test_neither_stage_loses_a_checkpoint_and_only_retained_bytes_stay(job):
     assert job.files() == job.named_files()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("order", [("often", "seldom"), pytest.param(("seldom", "often"), marks=pytest.mark.soak)])
 def test_the_order_in_which_they_end_does_not_matter(job, order):
     contexts = {uid: job.open(uid) for uid in order}

@@ -46,6 +46,7 @@ SHORT = [{"files_per_increment": 1}, {"row_groups_per_increment": 1}]
 LIMITS = [{"files_per_increment": 2}, {"bytes_per_increment": 15_000}, {"row_groups_per_increment": 1}, {}]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "limit",
     rest_in_soak(LIMITS, LIMITS[2]),
@@ -77,6 +78,7 @@ def test_chosen_columns_come_in_their_order(spark, orders, limit):
     assert "text" not in frame._jdf.queryExecution().executedPlan().toString()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("limit", rest_in_soak(SHORT, SHORT[1]), ids=["file", "parts"])
 def test_a_given_schema_decides_columns_and_types(spark, orders, limit):
     source = ParquetSource(orders, schema="part string, id bigint, missing double", **limit)

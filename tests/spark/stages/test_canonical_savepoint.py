@@ -68,6 +68,7 @@ def test_tools_read_the_savepoint_of_a_stage(tries: StageTries, backend: str) ->
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("backend", "other", "mode"),
     [("arrow", "hashmap", RestoreMode.NO_CLAIM), ("hashmap", "arrow", RestoreMode.CLAIM)],

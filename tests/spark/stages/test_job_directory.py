@@ -160,6 +160,7 @@ def test_inline_state_is_in_the_metadata(tries: StageTries, config: dict[str, st
     assert {file.rpartition("/")[2] for file in require_owned(tries)} == {"_metadata"}
 
 
+@pytest.mark.soak
 def test_spilled_state_lies_with_its_checkpoint(tries: StageTries, monkeypatch: pytest.MonkeyPatch) -> None:
     spill = "airflow_provider_statecheck.storage.views.state_streams.spill_above_budget.__kwdefaults__"
     monkeypatch.setattr(spill, {"budget": 100})

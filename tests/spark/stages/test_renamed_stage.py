@@ -39,6 +39,7 @@ def test_renamed_stage_is_refused_and_goes_on_once_its_former_uid_is_told(tries:
     assert tries.rows() == running(parts)
 
 
+@pytest.mark.soak
 def test_stage_that_may_begin_with_nothing_does_not_write_beside_its_old_output(tries: StageTries) -> None:
     parts = payments()
     stage = running_stage(tries, RunningBalance())

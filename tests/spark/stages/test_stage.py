@@ -240,6 +240,7 @@ def test_function_of_tables_reads_and_writes_state_of_many_keys(tries: StageTrie
     assert len(tries.rows()) == sum(len(set(part["account"])) for part in parts)
 
 
+@pytest.mark.soak
 def test_stateful_map_function_has_keyed_and_operator_state(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
@@ -280,6 +281,7 @@ def test_functions_behind_two_keys_each_have_their_state(tries: StageTries) -> N
     }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("combines", rest_in_soak([True, False], True))
 @pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_aggregates_are_equal_whether_combined_before_the_shuffle_or_not(

@@ -71,6 +71,7 @@ def test_state_is_read_edited_compared_and_gone_on_from(tries: StageTries, backe
     assert [row for row in tries.rows() if row["number"] >= seen] == expected
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_stage_begins_from_balances_that_were_computed_elsewhere(tries: StageTries, backend: str) -> None:
     old, *new = payments()

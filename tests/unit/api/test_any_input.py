@@ -23,7 +23,6 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.metadata.tables import METADATA
 from airflow_provider_statecheck.metadata.unit_of_work import open_engine
-from tests.soak import every_nth
 from tests.unit.api.server import ROOT, ApiServer, accepted, acknowledgement, registration
 from tests.unit.api.stage import Stage
 from tests.unit.api.test_access import RENEWS, RULES, Route, _name, _request
@@ -162,7 +161,8 @@ def _fresh(stage: Stage) -> Stage:
     return Stage(stage.api, attempt, stage.api.trigger(attempt))
 
 
-@pytest.mark.parametrize("route", every_nth([(route,) for route in MESSAGES], 3), ids=_name)
+@pytest.mark.soak
+@pytest.mark.parametrize("route", MESSAGES, ids=_name)
 def test_no_value_in_a_field_makes_the_server_fail(lasting: Stage, route: Route) -> None:
     @given(st.data())
     @TRIES
@@ -189,6 +189,7 @@ def test_no_body_and_no_header_makes_the_server_fail(stage: Stage, route: Route)
     is_answered()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route[1]], ids=_name)
 def test_no_place_in_a_path_makes_the_server_fail(lasting: Stage, route: Route) -> None:
     @given(PLACES, PLACES)

@@ -42,6 +42,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+from tests.soak import rest_in_soak
 
 UID = "balances/balance"
 KEYS = KeySerializer((KeyField("customer", pa.int64()), KeyField("country", pa.string())))
@@ -202,7 +203,7 @@ def rescaled(operator: Operator, source: CheckpointDocument, groups: int) -> Che
     return decode_metadata(operator.storage.read_bytes(written.metadata_uri), uri=written.metadata_uri)
 
 
-@pytest.mark.parametrize("groups", [3, 16, 40])
+@pytest.mark.parametrize("groups", rest_in_soak([3, 16, 40], 40))
 def test_each_key_has_the_same_state_as_before_under_its_new_key_group(operator: Operator, groups: int) -> None:
     source = document_of(operator.filled(3))
     before = operator.restored(source, 3)

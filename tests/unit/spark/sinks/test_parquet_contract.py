@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pytest
 from typing_extensions import override
 
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, PublishedFiles
@@ -41,6 +42,7 @@ class TestParquetSinkWithRenames(SinkContract):
         return hidden_in(target, "staging")
 
 
+@pytest.mark.soak
 class TestParquetSinkWithCopies(TestParquetSinkWithRenames):
     steps: ClassVar[Sequence[Step]] = (
         *LOG_STEPS,

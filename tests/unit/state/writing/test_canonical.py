@@ -63,6 +63,7 @@ from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 from airflow_provider_statecheck.storage.views.state_files import read_state as read_file
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from tests.soak import rest_in_soak
 from tests.written_state import EACH_BACKEND, GROUPS, SMALL, StatefulJob
 
 BACKENDS: dict[str, Callable[[], Any]] = {"arrow": ArrowStateBackend, "fs": FsStateBackend}
@@ -304,7 +305,7 @@ def test_file_is_found_by_the_uid_and_the_name_of_the_state(job: StatefulJob) ->
 
 
 @pytest.mark.parametrize("target", sorted(BACKENDS))
-@pytest.mark.parametrize("parallelism", [1, 4])
+@pytest.mark.parametrize("parallelism", rest_in_soak([1, 4], 4))
 def test_any_backend_restores_it_at_any_parallelism(
     job: StatefulJob, storage: CheckpointStorage, target: str, parallelism: int
 ) -> None:

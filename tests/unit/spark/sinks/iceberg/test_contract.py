@@ -19,6 +19,7 @@ from tests.unit.spark.sinks.attempts import schema_with
 from tests.unit.spark.sinks.iceberg.tables import MARKED, TABLE, create_table, properties_in, rows_in, seen_in
 
 
+@pytest.mark.soak
 class TestIcebergSink(SinkContract):
     steps: ClassVar[Sequence[Step]] = ((OpenTable, "load"), (iceberg_destination, "commit_edit"))
     other_schema = schema_with(key=pa.string())
