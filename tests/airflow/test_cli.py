@@ -19,7 +19,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage, local_path
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.soak]
 
 ROOT = Path(__file__).parents[2]
 JOB = "test/of the commands"
@@ -86,7 +86,6 @@ def test_a_job_is_listed_collected_verified_and_removed(stage: WrittenStage, air
     assert audited(airflow_db) == ["cli_gc", "cli_prune"]
 
 
-@pytest.mark.soak
 def test_missing_tables_are_told_in_one_line_with_what_to_do(airflow_db: Path, tmp_path: Path) -> None:
     done = statecheck("jobs", AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{tmp_path}/empty.db")
     assert (done.returncode, done.stdout) == (3, "")

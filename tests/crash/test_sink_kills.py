@@ -16,7 +16,7 @@ from typing_extensions import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS
 from tests.crash.sink_factories import ICEBERG_TABLE, SQL_TABLE, URL_FILE
-from tests.crash.sink_suite import SinkJob, SinkKills
+from tests.crash.sink_suite import SinkKills
 from tests.unit.spark.sinks.iceberg.tables import properties_in
 from tests.unit.spark.sinks.two_phase.folder_sink import shown_in
 
@@ -36,16 +36,6 @@ class TestParquetSinkKills(SinkKills):
         committed = [file.uri.removeprefix("file://") for file in committed_files(str(work / "table"))]
         assert sorted(committed) == sorted(str(file) for file in (work / "table").glob("*.parquet"))
         return pa.concat_tables([pq.read_table(file) for file in committed])
-
-    # Of the other sinks, make test has these cases in their contracts, without a driver.
-    @pytest.mark.parametrize("occurrence", [2, pytest.param(1, marks=pytest.mark.soak)])
-    @override
-    def test_zombie_that_commits_late_changes_nothing(self, job: SinkJob, occurrence: int) -> None:
-        super().test_zombie_that_commits_late_changes_nothing(job, occurrence)
-
-    @override
-    def test_fall_back_to_an_older_checkpoint_replaces_output_of_newer_ones(self, job: SinkJob) -> None:
-        super().test_fall_back_to_an_older_checkpoint_replaces_output_of_newer_ones(job)
 
 
 class TestDeltaSinkKills(SinkKills):

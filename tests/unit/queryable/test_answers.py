@@ -23,6 +23,7 @@ from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.serializers.resolve import restored_user_keys, serializer_of
 from tests import key_values
+from tests.soak import every_nth
 from tests.unit.queryable.replies import as_served, encoded, reply_of, sent, served_user_keys
 from tests.unit.state.serializers.record_types import Frozen, Point
 from tests.unit.state.serializers.test_round_trips import DATETIMES, EVERY_TYPE, INT64, TEXT, TYPES as STORED_TYPES
@@ -71,7 +72,7 @@ HASHABLE = {
 }
 
 
-@pytest.mark.parametrize("name", HASHABLE)
+@pytest.mark.parametrize("name", every_nth(HASHABLE, 2))
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_a_map_with_user_keys_of_every_hashable_type_arrives_equal(name: str, data: st.DataObject) -> None:
@@ -223,7 +224,7 @@ def test_a_type_of_a_newer_release_is_refused_by_name() -> None:
         encoded(replace(reply, schema=unknown))
 
 
-@pytest.mark.parametrize("name", HASHABLE)
+@pytest.mark.parametrize("name", every_nth(HASHABLE, 2))
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_a_user_key_whose_type_the_client_does_not_know_arrives_as_the_stored_one(
