@@ -87,6 +87,7 @@ def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
 
 def map_index_of(owner: AttemptOwner) -> str:
     """Return the index of the owner among the instances of its task; empty if the task is not mapped."""
+    # Airflow gives the index -1 to a task that is not mapped.
     index = dict(owner.airflow).get("map_index", "")
     return "" if index == "-1" else index
 

@@ -31,9 +31,9 @@ from airflow_provider_statecheck.hooks.maintenance import (
     restore_gateway,
     savepoint_gateway,
 )
+from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
-from airflow_provider_statecheck.maintenance.savepoints import dispose as dispose_savepoint
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def savepoint(args: Namespace) -> Exit:
     if args.uid is None:
         key = new_key()
         kind = savepoint_kind(args.stop)
-        service.request(view, _target(args, service), SavepointFormat(args.format), kind=kind, request_key=key)
+        service.request(view, args.target, SavepointFormat(args.format), kind=kind, request_key=key)
     else:
         (operator,) = operators_of(view, args.uid)
         key = _request(view, operator, args, service)
@@ -112,17 +112,12 @@ def _request(view: JobView, operator: OperatorRecord, args: Namespace, service: 
         job_id=view.job.job_id,
         operator_id=operator.operator_id,
         request_key=new_key(),
-        target=_target(args, service),
+        target=service.directory_of(args.target),
         savepoint_format=SavepointFormat(args.format),
         kind=savepoint_kind(args.stop),
         requested_by="airflow statecheck savepoint",
     )
     return savepoint_gateway().request(request).request_key
-
-
-def _target(args: Namespace, service: WholeJobSavepoints) -> str | None:
-    # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
-    return None if args.target is None else service.open_storage(normalise_pointer(args.target)).base_uri
 
 
 def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:

@@ -200,13 +200,10 @@ class StatecheckHook(BaseHook):
         from airflow_provider_statecheck.checkpoint.ids import new_key
         from airflow_provider_statecheck.hooks.maintenance import job_savepoints
         from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
-        from airflow_provider_statecheck.storage.uris import normalise_pointer
 
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
         view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
-        # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
-        base = None if target is None else service.open_storage(normalise_pointer(target)).base_uri
-        service.request(view, base, kind=savepoint_kind(stop), request_key=key)
+        service.request(view, target, kind=savepoint_kind(stop), request_key=key)
         return service.pointer_of(view.job.job_id, key, timeout)
 
     def restore(

@@ -54,7 +54,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
 from airflow_provider_statecheck.maintenance.savepoints import delete_files, serve_idle
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.gc import OpenStorage
@@ -122,8 +122,9 @@ class WholeJobSavepoints:
         :raises CheckpointNotFoundError: The job has no stage with state, or retention has released the state of one.
         :raises CheckpointDeclinedError: A stage has not yet restored what a restore in place has requested.
         :raises ConcurrentAttemptError: Another savepoint of the job is in progress, or a program takes its own.
-        :raises InvalidConfigurationError: There is neither a target nor a configured directory.
+        :raises InvalidConfigurationError: There is neither a target nor a configured directory, or the target is invalid.
         """
+        target = self.directory_of(target)
         if target is None and self.directory is None:
             raise InvalidConfigurationError(
                 "Expected a directory for savepoints, found none; use --target, or set [statecheck] savepoint_dir."
@@ -142,6 +143,16 @@ class WholeJobSavepoints:
             )
         )
         self._take_of_job(self.maintenance.describe(view.job.job_id))
+
+    def directory_of(self, target: str | None) -> str | None:
+        """
+        Return the parent directory of a requested savepoint in its usual form.
+
+        :param target: Directory that the user gave, ``None`` for the configured one.
+        :raises InvalidConfigurationError: It is invalid, or its filesystem is not installed.
+        """
+        # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
+        return None if target is None else self.open_storage(normalise_pointer(target)).base_uri
 
     def pointer_of(self, job_id: JobId, request_key: str, timeout: float) -> str:
         """

@@ -2,9 +2,9 @@
 Choice of the parts of a savepoint of a whole job.
 
 A part is a completed checkpoint of one stage whose sink commits are confirmed: of a stage that runs when the savepoint is
-triggered its first one afterwards, of any other stage its last one. A savepoint with which the job terminates takes the last one
-of each stage, after the stage has ended. The parts are consistent if no stage has listed output of
-another one that the other's part does not contain. A stage whose part is behind its readers gives a later one.
+triggered its first one afterwards, of any other stage its last one. A savepoint with which the job terminates takes the last
+one of each stage, after the stage has ended. The parts are consistent if no stage has listed output of another one that the
+other's part does not contain. A stage whose part is behind its readers gives a later one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Savepoints requested by users: triggering, savepoints of idle jobs, and disposal.
+Savepoints requested by users: triggering, and savepoints of idle jobs.
 
 A request is a row. A running stage takes the savepoint at its next checkpoint boundary. For an idle operator, the command
 or the maintenance Dag copies the newest checkpoint to a savepoint.
@@ -20,14 +20,12 @@ from airflow_provider_statecheck.checkpoint.ids import (
     JobId,
     OperatorId,
     canonical_uri,
-    is_savepoint_directory,
     is_savepoint_of,
     new_key,
     new_savepoint_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
-    ConfirmDiscards,
     DisposedSavepoint,
     DisposeSavepoint,
     EndSavepoint,
@@ -53,21 +51,16 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
-from airflow_provider_statecheck.storage.pointers import pointer_uri
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.gc import OpenStorage
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-    from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
     from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 
 
 log = logging.getLogger(__name__)
-
-_UNKNOWN_JOB = JobId("0" * 32)
 
 
 class SavepointGateway(Protocol):
@@ -515,91 +508,3 @@ def _missing_directory() -> InvalidConfigurationError:
     return InvalidConfigurationError(
         "Expected a directory for savepoints, found none; use --target, or set [statecheck] savepoint_dir."
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disposed:
-    """Result of disposing of a savepoint."""
-
-    pointer: str
-    size_bytes: int
-
-
-def dispose(
-    savepoints: SavepointGateway,
-    maintenance: MaintenanceGateway,
-    open_storage: OpenStorage,
-    pointer: str,
-    *,
-    dry_run: bool = False,
-) -> Disposed:
-    """
-    Delete a savepoint, its metadata first to prevent a restore from incomplete files.
-
-    If only its row is left, the savepoint was deleted by hand, and the row is disposed of. The call may be repeated after a
-    failure, also if the metadata was deleted or is damaged.
-
-    :param savepoints: Gateway for savepoints.
-    :param maintenance: Gateway for maintenance.
-    :param open_storage: Function that opens the storage of a directory.
-    :param pointer: URI of the savepoint's directory or of its metadata file.
-    :param dry_run: Whether to only return the result.
-    :raises CheckpointNotFoundError: There are neither files nor a row, or the files belong to a job.
-    :raises InvalidConfigurationError: The name of the directory is not that of a savepoint.
-    :raises SnapshotClaimedError: An operator claimed the savepoint.
-    :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
-    """
-    from airflow_provider_statecheck.storage.discarding import StorageDiscarder
-
-    directory = _directory(pointer)
-    storage = open_storage(directory.rpartition("/")[0])
-    size = sum(storage.list_files(directory).values())
-    if size == 0 and not storage.exists(directory) and not _has_row(maintenance, directory):
-        raise CheckpointNotFoundError(f"Expected a savepoint at {redact(directory)}, found no files.")
-    document = _document(storage, directory)
-    if not dry_run:
-        row = _give_up(savepoints, document, directory)
-        discarder = StorageDiscarder(storage, _job_of(document), lambda savepoint: savepoint == directory)
-        discarder.discard_metadata(f"{directory}/{METADATA_FILE}")
-        discarder.discard_location(directory)
-        if row is not None:
-            maintenance.confirm_discards(row)
-    return Disposed(pointer=directory, size_bytes=size)
-
-
-def _directory(pointer: str) -> str:
-    directory = pointer_uri(pointer).removesuffix(f"/{METADATA_FILE}")
-    if not is_savepoint_directory(directory):
-        raise InvalidConfigurationError(
-            f"Expected the directory of a savepoint (savepoint-…), found {redact(directory)}; delete a renamed savepoint "
-            f"yourself, and the files of a job with 'airflow statecheck gc' or 'prune'."
-        )
-    return directory
-
-
-def _has_row(maintenance: MaintenanceGateway, directory: str) -> bool:
-    jobs = (job.job_id for job in maintenance.jobs() if is_savepoint_of(directory, job.job_id))
-    rows = (row for job_id in jobs for row in maintenance.describe(job_id).checkpoints if row.discarded_at is None)
-    return any(canonical_uri(row.location) == canonical_uri(directory) for row in rows)
-
-
-def _document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
-    from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, decode_metadata
-
-    uri = f"{directory}/{METADATA_FILE}"
-    try:
-        return decode_metadata(storage.read_bytes(uri), uri=uri)
-    except UNREADABLE:
-        return None
-
-
-def _job_of(document: CheckpointDocument | None) -> JobId:
-    # A claim of the directory is found even if the metadata and thus the job are missing or damaged.
-    return _UNKNOWN_JOB if document is None else JobId(document.job_id)
-
-
-def _give_up(
-    savepoints: SavepointGateway, document: CheckpointDocument | None, directory: str
-) -> ConfirmDiscards | None:
-    row = savepoints.dispose(DisposeSavepoint(pointer=directory, job_id=_job_of(document))).checkpoint
-    return None if row is None else ConfirmDiscards(job_id=row.job_id, checkpoint_ids=(row.checkpoint_id,))

@@ -35,10 +35,11 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
+from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
-from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt

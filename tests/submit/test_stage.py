@@ -46,10 +46,7 @@ def lines_of_checkpoints(log: str) -> list[Any]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "mode",
-    ["local", "client", "cluster"],
-)
+@pytest.mark.parametrize("mode", ["local", "client", "cluster"])
 def test_failed_stage_is_submitted_again_and_goes_on_with_the_increment_that_failed(pipeline, mode: str) -> None:
     stage: StagePipeline = pipeline(mode, "raise", StagePipeline)
     assert stage.run() != 0

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import (
     content_commands,
     maintenance_commands,
@@ -104,3 +105,12 @@ def parse(*arguments: str) -> Namespace:
     for command in get_statecheck_commands():
         _add_command(subparsers, command)
     return parser.parse_args(["statecheck", *arguments])
+
+
+@pytest.fixture
+def finished(stage: WrittenStage) -> WrittenStage:
+    """Return a job that has a checkpoint with a snapshot and does not run."""
+    attempt = stage.attempt()
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    attempt.finish(AttemptStatus.FINISHED)
+    return stage

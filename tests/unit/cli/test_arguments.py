@@ -6,20 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from tests.unit.cli.conftest import Outcome
-from tests.unit.written_stage import JOB, WrittenStage
+from tests.unit.written_stage import JOB
 
 Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def finished(stage: WrittenStage) -> WrittenStage:
-    """Return a job that has a checkpoint with a snapshot and does not run."""
-    attempt = stage.attempt()
-    stage.take(attempt, stage.snapshot(attempt, "orders"))
-    attempt.finish(AttemptStatus.FINISHED)
-    return stage
 
 
 @pytest.mark.parametrize("number", [str(10**18 + 1), "9" * 400, "-1", "0", "1.5", "many"])

@@ -45,15 +45,6 @@ def changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(savepoint_commands, "job_savepoints", lambda storage_conn_id: service)
 
 
-@pytest.fixture
-def finished(stage: WrittenStage) -> WrittenStage:
-    """Return a job that has a checkpoint with a snapshot and does not run."""
-    attempt = stage.attempt()
-    stage.take(attempt, stage.snapshot(attempt, "orders"))
-    attempt.finish(AttemptStatus.FINISHED)
-    return stage
-
-
 def rows(outcome: Outcome) -> list[dict[str, Any]]:
     return json.loads(outcome.out)  # type: ignore[no-any-return]
 

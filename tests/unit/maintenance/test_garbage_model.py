@@ -15,8 +15,9 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, streams_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CommitStateUnknownError, StateCheckError
+from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.gc import PruneRequest, collect_job, prune_job
-from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent

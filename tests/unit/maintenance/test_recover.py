@@ -19,9 +19,9 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotClaimedError,
     StorageError,
 )
+from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
-from airflow_provider_statecheck.maintenance.savepoints import dispose
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage

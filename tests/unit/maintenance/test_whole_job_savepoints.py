@@ -9,9 +9,9 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
-from airflow_provider_statecheck.maintenance.savepoints import dispose
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.job_savepoints import SAVEPOINT_ID, add_row, save_job
