@@ -69,6 +69,8 @@ def test_a_name_may_have_any_character(served: ServedStage) -> None:
 
 
 NAMES = st.text(st.sampled_from("./ab%\\?#;[]\n\té😀\x7f\u2028\ud800") | st.characters(), max_size=8)
+# Hypothesis also draws strings that the modules contain, and the stage has a state of this name.
+NAMES = NAMES.filter(lambda name: name != "balances")
 
 
 def test_any_name_that_a_state_can_have_reaches_the_server(served: ServedStage) -> None:
