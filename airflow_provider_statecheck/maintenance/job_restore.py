@@ -144,15 +144,15 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
     storage = open_storage(uri)
     found = resolve_checkpoint(storage, uri)
     document, data = found.read()
-    _require_of_job(document, found.directory_uri, job)
+    _require_of_job(document, found.external_pointer, job)
     problems = CheckpointVerifier(storage).verify_pointer(uri).problems
     if problems:
         raise CorruptStateError(
-            f"Expected the savepoint {redact(found.directory_uri)} to be complete, found: {'; '.join(problems)}. Nothing was "
+            f"Expected the savepoint {redact(found.external_pointer)} to be complete, found: {'; '.join(problems)}. Nothing was "
             f"changed; restore its files from a backup, or restore another savepoint."
         )
     parts = tuple(_part(found, data, each, job.job_id) for each in document.parts)
-    return JobSavepoint(pointer=found.directory_uri, parts=parts)
+    return JobSavepoint(pointer=found.external_pointer, parts=parts)
 
 
 def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) -> None:
@@ -173,7 +173,7 @@ def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) 
 
 def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument, job_id: JobId) -> SavepointPart:
     source = RestoreSource(
-        pointer=found.directory_uri,
+        pointer=found.external_pointer,
         metadata_uri=found.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),

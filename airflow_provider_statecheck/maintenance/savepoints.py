@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint import in_place_restore, statistics,
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
-    METADATA_FILE,
     JobId,
     OperatorId,
     canonical_uri,
@@ -473,10 +472,8 @@ def delete_files(storage: CheckpointStorage, savepoint: CheckpointRecord) -> Non
     """Delete the files of a savepoint that has ended before it was complete, and log a failure."""
     from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 
-    discarder = StorageDiscarder.of_checkpoint(storage, savepoint)
     try:
-        discarder.discard_metadata(f"{savepoint.location}/{METADATA_FILE}")
-        discarder.discard_location(savepoint.location)
+        StorageDiscarder.of_checkpoint(storage, savepoint).discard_checkpoint(savepoint.location)
     except StateCheckError as error:
         log.warning("Could not delete the incomplete savepoint %s: %s", redact(savepoint.location), error)
 

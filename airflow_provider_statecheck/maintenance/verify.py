@@ -154,7 +154,7 @@ class CheckpointVerifier:
         :raises StorageError: The storage is unavailable.
         """
         location = resolve_checkpoint(self._storage, pointer)
-        return self._on(location.storage)._verify(location.directory_uri, lambda: location.read()[0])
+        return self._on(location.storage)._verify(location.external_pointer, lambda: location.read()[0])
 
     def _on(self, storage: CheckpointStorage) -> CheckpointVerifier:
         return self if storage is self._storage else CheckpointVerifier(storage, is_deep=self._is_deep)

@@ -20,7 +20,6 @@ from functools import cached_property
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
-    METADATA_FILE,
     STATE_DIRECTORY,
     JobId,
     checkpoint_id_of,
@@ -38,11 +37,10 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_of_another_owner
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
-    UNREADABLE,
     CheckpointDocument,
     DocumentCache,
-    decode_metadata,
     document_uris,
+    find_document,
 )
 
 log = logging.getLogger(__name__)
@@ -220,15 +218,8 @@ class OrphanSearch:
         """Completed checkpoints without a row: of rows that a backup lost, or of another coordinator."""
         known = {c.request_key for c in self._view.checkpoints}
         retained = {c.checkpoint_id for c in self._view.checkpoints if c.is_restorable}
-        read = ((i, self._read(self._uri(i))) for i in self._directory_ids if i not in retained)
+        read = ((i, find_document(self._storage, self._uri(i))) for i in self._directory_ids if i not in retained)
         return {i: document for i, document in read if document is not None and document.request_key not in known}
-
-    def _read(self, directory: str) -> CheckpointDocument | None:
-        uri = f"{directory}/{METADATA_FILE}"
-        try:
-            return decode_metadata(self._storage.read_bytes(uri), uri=uri)
-        except UNREADABLE:
-            return None
 
     def _uri(self, checkpoint_id: int) -> str:
         return checkpoint_uri(self._base, self._job_id, checkpoint_id)

@@ -13,7 +13,6 @@ import base64
 import math
 import reprlib
 from collections.abc import Callable
-from dataclasses import fields
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
@@ -21,7 +20,6 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
@@ -96,17 +94,6 @@ def decode_master_state(values: Json) -> MasterState:
     """Return a master hook's state from its JSON form; raises as :func:`decode_operator_state`."""
     data = decode_bytes(values["data"])
     return MasterState(name=text(values["name"]), version=number(values["version"]), data=data)
-
-
-def encode_properties(properties: CheckpointProperties) -> Json:
-    """Return the JSON form of a snapshot's properties."""
-    return {field.name: getattr(properties, field.name) for field in fields(properties)}
-
-
-def decode_properties(values: Json) -> CheckpointProperties:
-    """Return a snapshot's properties from their JSON form; raises as :func:`decode_operator_state`."""
-    names = {field.name for field in fields(CheckpointProperties)}
-    return CheckpointProperties(**{name: _decode_property(name, values[name]) for name in names & values.keys()})
 
 
 def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
@@ -252,14 +239,6 @@ def _decode_meta(values: Json) -> OperatorStateMeta:
 
 def _unknown_kind(kind: Any) -> ValueError:
     return ValueError(f"it holds a state handle of the unknown kind {kind!r}; a later release may have written it")
-
-
-def _decode_property(name: str, value: Any) -> Any:
-    if name == "snapshot_type":
-        return CheckpointType(value)
-    if name == "savepoint_format":
-        return None if value is None else SavepointFormat(value)
-    return text(value) if name == "part" else boolean(value)
 
 
 def _encode_subtask(state: OperatorSubtaskState, shorten: UriForm) -> Json:

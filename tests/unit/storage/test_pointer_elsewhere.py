@@ -22,7 +22,7 @@ def test_directory_with_and_without_slash_and_its_file_are_one_checkpoint(storag
 def test_file_is_taken_whatever_its_name(storage: CheckpointStorage, job: str) -> None:
     storage.write_bytes(f"{job}/kept/copy of metadata.bin", b"x")
     found = resolve_checkpoint(storage, f"{job}/kept/copy of metadata.bin")
-    assert (found.metadata_uri, found.directory_uri) == (f"{job}/kept/copy of metadata.bin", f"{job}/kept")
+    assert (found.metadata_uri, found.external_pointer) == (f"{job}/kept/copy of metadata.bin", f"{job}/kept")
 
 
 def test_pointer_may_lie_outside_the_base_and_on_another_filesystem(
@@ -30,7 +30,7 @@ def test_pointer_may_lie_outside_the_base_and_on_another_filesystem(
 ) -> None:
     directory = f"{memory.base_uri}/{'b' * 32}/chk-1"
     memory.write_bytes(f"{directory}/_metadata", b"x")
-    assert resolve_checkpoint(local, directory).directory_uri == directory
+    assert resolve_checkpoint(local, directory).external_pointer == directory
 
 
 @pytest.mark.parametrize("pointer", ["chk-3", "/data/chk-3", "<checkpoint-not-externally-addressable>", "file:///"])

@@ -34,7 +34,7 @@ def storage(tmp_path: Path) -> CheckpointStorage:
 @pytest.mark.parametrize("end", ["chk-1", "chk-1/", "chk-1/_metadata"])
 def test_directory_with_or_without_slash_and_file_are_one_pointer(storage: CheckpointStorage, end: str) -> None:
     found = resolve_checkpoint(storage, f"{storage.base_uri}/job/{end}")
-    assert found.directory_uri == f"{storage.base_uri}/job/chk-1"
+    assert found.external_pointer == f"{storage.base_uri}/job/chk-1"
     assert found.metadata_uri == f"{storage.base_uri}/job/chk-1/_metadata"
 
 

@@ -12,7 +12,11 @@ from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStat
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.views.state_streams import (
+    BufferedStateOutputStream,
+    StateWriting,
+    open_state_stream,
+)
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.views.places import files, save
 
@@ -23,15 +27,15 @@ def directory(job: str) -> str:
 
 
 @pytest.fixture
-def new_stream(storage: CheckpointStorage, directory: str) -> Callable[..., FsCheckpointStateOutputStream]:
-    def open_stream(threshold: int = 1000, *, through: Any = None, **settings: Any) -> FsCheckpointStateOutputStream:
+def new_stream(storage: CheckpointStorage, directory: str) -> Callable[..., BufferedStateOutputStream]:
+    def open_stream(threshold: int = 1000, *, through: Any = None, **settings: Any) -> BufferedStateOutputStream:
         writing = StateWriting(epoch=7, inline_threshold=threshold, **settings)
-        return FsCheckpointStateOutputStream.open(through or storage, directory, writing)
+        return open_state_stream(through or storage, directory, writing)
 
     return open_stream
 
 
-New = Callable[..., FsCheckpointStateOutputStream]
+New = Callable[..., BufferedStateOutputStream]
 
 
 @pytest.mark.parametrize("size", [1, 999, 1000])
@@ -162,8 +166,8 @@ def test_a_failed_deletion_does_not_hide_why_publishing_failed(new_stream: New, 
     assert plan.calls == ["write_bytes", "delete_file"]
 
 
-def _named(storage: CheckpointStorage, directory: str, names: Iterator[str]) -> FsCheckpointStateOutputStream:
-    return FsCheckpointStateOutputStream(storage, directory, lambda: next(names), buffer_size=10, inline_threshold=0)
+def _named(storage: CheckpointStorage, directory: str, names: Iterator[str]) -> BufferedStateOutputStream:
+    return open_state_stream(storage, directory, StateWriting(epoch=1, inline_threshold=0), lambda _: next(names))
 
 
 def test_a_taken_name_is_left_alone_and_another_tried(storage: CheckpointStorage, directory: str) -> None:
@@ -185,9 +189,9 @@ def test_ten_taken_names_are_an_error_that_says_the_last_cause(storage: Checkpoi
     assert len(list(names)) == 1
 
 
-def test_a_buffer_smaller_than_the_threshold_is_refused(storage: CheckpointStorage, directory: str) -> None:
+def test_a_buffer_smaller_than_the_threshold_is_refused() -> None:
     with pytest.raises(InvalidConfigurationError, match="at least the inline threshold"):
-        FsCheckpointStateOutputStream(storage, directory, lambda: "x", buffer_size=9, inline_threshold=10)
+        BufferedStateOutputStream(lambda data: ByteStreamStateHandle("x", data), buffer_size=9, inline_threshold=10)
 
 
 def test_the_effective_buffer_holds_what_travels_inline() -> None:

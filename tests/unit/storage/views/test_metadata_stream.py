@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,7 @@ from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageLocation
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointMetadataOutputStream
+from airflow_provider_statecheck.storage.views.state_streams import BufferedMetadataOutputStream, publish_metadata
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.views.places import files, make_access
 
@@ -80,7 +81,7 @@ def test_finalizing_may_be_repeated_after_a_failure(
     storage: CheckpointStorage, location: FsCheckpointStorageLocation, mode: FaultMode
 ) -> None:
     faulty = faulty_storage(storage, FaultPlan(1, mode))
-    stream = FsCheckpointMetadataOutputStream(faulty, location.exclusive)
+    stream = BufferedMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
     stream.write(b"x")
     with pytest.raises(StorageError, match="Injected"):
         stream.close_and_finalize_checkpoint()
