@@ -53,13 +53,6 @@ def test_document_comes_back_equal(document: Any) -> None:
     assert decode_metadata(encode_metadata(document, uri=METADATA_URI), uri=METADATA_URI) == document
 
 
-@given(text=st.text(st.characters(), max_size=20), number=st.integers(0, 10**30), rows=st.none() | st.integers(0))
-def test_any_document_comes_back_equal(text: str, number: int, rows: int | None) -> None:
-    snapshot = make_snapshot(name=text, scope=((text, text),), size_bytes=number, rows=rows)
-    document = make_document(job_name=text, checkpoint_id=number, snapshots=(snapshot,))
-    assert decode_metadata(encode_metadata(document, uri=METADATA_URI), uri=METADATA_URI) == document
-
-
 def test_deepest_state_that_can_be_saved_comes_back() -> None:
     value: Any = 1
     for _ in range(MAX_DEPTH):
@@ -205,12 +198,3 @@ class TestRefusals:
     def test_arbitrary_json_is_refused_and_nothing_else_is_raised(self, values: Any) -> None:
         with pytest.raises(REFUSALS):
             decode_metadata(_with_body(json.dumps(values).encode()), uri=METADATA_URI)
-
-
-def test_unknown_fields_are_skipped_at_every_place() -> None:
-    state = FileStateHandle(uri=f"{JOB_URI}/chk-3/2-ff", size=7, sha256="cd")
-    document = make_document(state=state)
-    values = _body(encode_metadata(document, uri=METADATA_URI))
-    for place in (values, values["snapshots"][0], values["state"]):
-        place["later"] = {"any": ["thing"]}
-    assert decode_metadata(_with_body(json.dumps(values).encode()), uri=METADATA_URI) == document

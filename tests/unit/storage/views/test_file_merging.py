@@ -140,7 +140,9 @@ class TestSegments:
         view = merging(storage)
         assert access.to_file_merging_storage(None, Environment()) is access
         assert type(view.to_file_merging_storage(None, Environment())) is type(access)
-        assert memory.to_file_merging_storage(FileMergingSnapshotManager(1), Environment()) is memory
+        assert (
+            memory.to_file_merging_storage(FileMergingSnapshotManager(1, CheckpointConfig()), Environment()) is memory
+        )
 
     def test_streams_of_several_threads_share_a_file(self, storage: CheckpointStorage) -> None:
         view, pieces = merging(storage), [bytes([i]) * (i + 1) for i in range(64)]

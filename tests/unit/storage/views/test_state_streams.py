@@ -1,24 +1,42 @@
-"""Streams of state: inline or a file, whole or nothing."""
+"""Streams of state and metadata: whole or nothing, inline within a budget, and never over another's."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from airflow_provider_statecheck.checkpoint.ids import epoch_name, epoch_of
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    DistributionMode,
+    FileStateHandle,
+    OperatorState,
+    OperatorStateHandle,
+    OperatorStateMeta,
+    OperatorSubtaskState,
+    StreamStateHandle,
+    streams_of,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageLocation
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import (
+    DEFAULT_INLINE_BUDGET,
+    BufferedMetadataOutputStream,
     BufferedStateOutputStream,
     StateWriting,
     open_state_stream,
+    publish_metadata,
+    spill_above_budget,
 )
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.views.places import files, save
+from tests.unit.storage.views.places import ATTEMPT, files, make_access, save
 
 
 @pytest.fixture
@@ -228,3 +246,179 @@ def test_a_machine_without_space_is_a_storage_error_and_closes_the_stream(
 
 def _full_disk(_: bytes) -> int:
     raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def location(storage: CheckpointStorage) -> FsCheckpointStorageLocation:
+    return make_access(storage).initialize_location_for_checkpoint(4)
+
+
+def test_finalizing_publishes_what_was_written(
+    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+) -> None:
+    stream = location.create_metadata_output_stream()
+    stream.write(b"ab")
+    stream.flush()
+    stream.write(b"c")
+    assert stream.get_pos() == 3
+    assert files(storage) == set()
+    completed = stream.close_and_finalize_checkpoint()
+    assert completed.external_pointer == location.exclusive
+    assert completed.metadata_handle.sha256 == hashlib.sha256(b"abc").hexdigest()
+    assert read_state(storage, completed.metadata_handle) == b"abc"
+    assert files(storage) == {f"{location.exclusive}/_metadata"}
+
+
+def test_metadata_that_is_there_is_an_error_at_opening(
+    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+) -> None:
+    location.create_metadata_output_stream().close_and_finalize_checkpoint()
+    with pytest.raises(StorageError, match="two checkpoints share a directory"):
+        location.create_metadata_output_stream()
+
+
+def test_the_slower_of_two_writers_fails_and_harms_nothing(
+    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+) -> None:
+    fast, slow = location.create_metadata_output_stream(), location.create_metadata_output_stream()
+    fast.write(b"fast")
+    slow.write(b"slow")
+    fast.close_and_finalize_checkpoint()
+    with pytest.raises(StorageError, match="other bytes"):
+        slow.close_and_finalize_checkpoint()
+    slow.close()
+    assert storage.read_bytes(f"{location.exclusive}/_metadata") == b"fast"
+
+
+def test_closing_without_finalizing_leaves_nothing(
+    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+) -> None:
+    stream = location.create_metadata_output_stream()
+    stream.write(b"x")
+    stream.close()
+    stream.close()
+    assert files(storage) == set()
+
+
+def test_a_closed_metadata_stream_takes_nothing(location: FsCheckpointStorageLocation) -> None:
+    stream = location.create_metadata_output_stream()
+    stream.close_and_finalize_checkpoint()
+    for call in (lambda: stream.write(b"x"), stream.flush, stream.get_pos, stream.close_and_finalize_checkpoint):
+        with pytest.raises(StorageError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+def test_finalizing_may_be_repeated_after_a_failure(
+    storage: CheckpointStorage, location: FsCheckpointStorageLocation, mode: FaultMode
+) -> None:
+    faulty = faulty_storage(storage, FaultPlan(1, mode))
+    stream = BufferedMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
+    stream.write(b"x")
+    with pytest.raises(StorageError, match="Injected"):
+        stream.close_and_finalize_checkpoint()
+    assert storage.exists(f"{location.exclusive}/_metadata") is (mode is FaultMode.REPLY_LOST)
+    stream.close_and_finalize_checkpoint()
+    assert storage.read_bytes(f"{location.exclusive}/_metadata") == b"x"
+
+
+def test_a_completed_checkpoint_can_be_disposed_of(
+    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+) -> None:
+    completed = location.create_metadata_output_stream().close_and_finalize_checkpoint()
+    storage.write_bytes(f"{location.shared}/1-{'a' * 32}", b"kept")
+    completed.dispose()
+    completed.dispose()
+    assert files(storage) == {f"{location.shared}/1-{'a' * 32}"}
+
+
+META = (("list", OperatorStateMeta((0,), DistributionMode.SPLIT_DISTRIBUTE)),)
+
+
+def _state(*streams: StreamStateHandle, coordinator: StreamStateHandle | None = None) -> OperatorState:
+    return OperatorState(
+        operator_id=ATTEMPT.operator_id,
+        uid="totals",
+        parallelism=max(1, len(streams)),
+        max_parallelism=128,
+        subtask_states={
+            i: OperatorSubtaskState(managed_operator=(OperatorStateHandle(META, s),)) for i, s in enumerate(streams)
+        },
+        coordinator_state=coordinator,
+    )
+
+
+def _inline(name: str, size: int) -> ByteStreamStateHandle:
+    return ByteStreamStateHandle(name, (name * size).encode()[:size])
+
+
+def _inline_bytes(states: tuple[OperatorState, ...]) -> int:
+    streams = {s for state in states for s in streams_of(state) if isinstance(s, ByteStreamStateHandle)}
+    return sum(s.state_size for s in streams)
+
+
+def test_what_fits_stays_in_its_handles(storage: CheckpointStorage, job: str) -> None:
+    states = (_state(_inline("a", 5), coordinator=_inline("b", 5)),)
+    assert spill_above_budget(states, storage, directory=f"{job}/chk-1", epoch=3, budget=10) == states
+    assert files(storage) == set()
+
+
+def test_the_largest_go_to_files_until_the_rest_fits(storage: CheckpointStorage, job: str) -> None:
+    states = (_state(_inline("a", 4), _inline("b", 9)), _state(_inline("c", 6), coordinator=_inline("d", 2)))
+    spilled = spill_above_budget(states, storage, directory=f"{job}/chk-1", epoch=3, budget=12)
+    streams = [s for state in spilled for s in streams_of(state)]
+    assert [isinstance(s, FileStateHandle) for s in streams] == [False, True, False, False]
+    assert [read_state(storage, s) for s in streams] == [read_state(storage, s) for x in states for s in streams_of(x)]
+    assert _inline_bytes(spilled) == 12
+
+
+def test_files_lie_in_the_checkpoint_and_carry_the_epoch(storage: CheckpointStorage, job: str) -> None:
+    spill_above_budget((_state(_inline("a", 4)),), storage, directory=f"{job}/chk-1", epoch=3, budget=0)
+    (uri,) = files(storage)
+    assert uri.startswith(f"{job}/chk-1/")
+    assert epoch_of(uri.rpartition("/")[2]) == 3
+
+
+def test_state_that_is_named_twice_counts_and_goes_once(storage: CheckpointStorage, job: str) -> None:
+    same = _inline("a", 6)
+    assert spill_above_budget((_state(same, same),), storage, directory=f"{job}/chk-1", epoch=3, budget=6) == (
+        _state(same, same),
+    )
+    spill_above_budget((_state(same, same),), storage, directory=f"{job}/chk-1", epoch=3, budget=5)
+    assert len(files(storage)) == 1
+
+
+@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+@pytest.mark.parametrize("point", [1, 2])
+def test_repeating_after_a_failure_gives_the_same_states_and_files(
+    storage: CheckpointStorage, job: str, mode: FaultMode, point: int
+) -> None:
+    states, directory = (_state(_inline("a", 6), _inline("b", 6)),), f"{job}/chk-1"
+    with pytest.raises(StorageError, match="Injected"):
+        spill_above_budget(
+            states, faulty_storage(storage, FaultPlan(point, mode)), directory=directory, epoch=3, budget=0
+        )
+    first = spill_above_budget(states, storage, directory=directory, epoch=3, budget=0)
+    assert spill_above_budget(states, storage, directory=directory, epoch=3, budget=0) == first
+    assert len(files(storage)) == 2
+
+
+def test_a_budget_below_zero_is_refused(storage: CheckpointStorage, job: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match="inline budget"):
+        spill_above_budget((), storage, directory=f"{job}/chk-1", epoch=3, budget=-1)
+
+
+def test_the_budget_is_16_mib_where_nothing_is_said() -> None:
+    assert DEFAULT_INLINE_BUDGET == 16 * 1024 * 1024
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(sizes=st.lists(st.integers(1, 20), max_size=8), budget=st.integers(0, 60))
+def test_the_rest_fits_and_no_byte_is_lost(memory: CheckpointStorage, sizes: list[int], budget: int) -> None:
+    states = (_state(*(_inline(chr(97 + i), size) for i, size in enumerate(sizes))),)
+    spilled = spill_above_budget(
+        states, memory, directory=f"{memory.base_uri}/{'a' * 32}/chk-1", epoch=3, budget=budget
+    )
+    assert _inline_bytes(spilled) <= budget
+    before, after = ([read_state(memory, s) for s in streams_of(x[0])] for x in (states, spilled))
+    assert before == after
