@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
@@ -14,15 +13,13 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, DisposeSavepoint
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+from airflow_provider_statecheck.maintenance.gc import OpenStorage
+from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, find_document
 from airflow_provider_statecheck.storage.pointers import pointer_uri
 from airflow_provider_statecheck.storage.uris import redact
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.maintenance.gc import OpenStorage
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-    from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
 
 _UNKNOWN_JOB = JobId("0" * 32)
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
@@ -42,6 +41,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.maintenance.gc import OpenStorage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
@@ -51,10 +51,6 @@ from airflow_provider_statecheck.storage.metadata_file import (
     named_snapshots,
 )
 from airflow_provider_statecheck.storage.uris import redact
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.maintenance.gc import OpenStorage
-
 
 log = logging.getLogger(__name__)
 

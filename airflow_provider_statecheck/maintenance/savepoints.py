@@ -42,7 +42,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -50,13 +50,14 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document
+from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.gc import OpenStorage
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-    from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 
 
 log = logging.getLogger(__name__)
@@ -456,7 +457,6 @@ def _newest(view: JobView, operator: OperatorRecord, generation: int) -> Checkpo
 
 def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: CheckpointRecord) -> WrittenSavepoint:
     from airflow_provider_statecheck.state.writing.canonical import write_savepoint
-    from airflow_provider_statecheck.storage.metadata_file import load_document
 
     return write_savepoint(
         storage,
@@ -470,8 +470,6 @@ def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: Checkpoi
 
 def delete_files(storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
     """Delete the files of a savepoint that has ended before it was complete, and log a failure."""
-    from airflow_provider_statecheck.storage.discarding import StorageDiscarder
-
     try:
         StorageDiscarder.of_checkpoint(storage, savepoint).discard_checkpoint(savepoint.location)
     except StateCheckError as error:

@@ -7,15 +7,17 @@ instead, as it is no evidence against a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
+from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
 from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -34,13 +36,6 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
     verify_footers,
 )
 from airflow_provider_statecheck.storage.uris import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from airflow_provider_statecheck.checkpoint.ids import OperatorId
-    from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
 
 Value = TypeVar("Value")
 
