@@ -41,8 +41,9 @@ from airflow_provider_statecheck.maintenance.rewind import changing, dead_attemp
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
-from airflow_provider_statecheck.storage.pointers import ResolvedPointer, pointer_uri, resolve_checkpoint
+from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
 
 log = logging.getLogger(__name__)
 

@@ -232,7 +232,7 @@ def _encode_time(value: datetime | time, path: str) -> list[Any]:
     return [value.replace(tzinfo=None).isoformat(), value.fold, _encode_zone(value.tzinfo, path)]
 
 
-def _decode_time(kind: type[datetime] | type[time], encoded: list[Any]) -> datetime | time:
+def _decode_time(kind: type[datetime | time], encoded: list[Any]) -> datetime | time:
     text, fold, zone = encoded
     return kind.fromisoformat(text).replace(fold=fold, tzinfo=_decode_zone(zone))
 

@@ -264,6 +264,7 @@ def test_finalizing_publishes_what_was_written(
     assert files(storage) == set()
     completed = stream.close_and_finalize_checkpoint()
     assert completed.external_pointer == location.exclusive
+    assert isinstance(completed.metadata_handle, FileStateHandle)
     assert completed.metadata_handle.sha256 == hashlib.sha256(b"abc").hexdigest()
     assert read_state(storage, completed.metadata_handle) == b"abc"
     assert files(storage) == {f"{location.exclusive}/_metadata"}
