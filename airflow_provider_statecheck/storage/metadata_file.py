@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -452,7 +452,7 @@ def _to_json(document: CheckpointDocument, uris: RelativeUris) -> dict[str, Any]
     return _values(document) | {
         "snapshots": [_shortened(handle, uris) for handle in document.snapshots],
         "state": {"kind": kind} | _shortened(document.state, uris),
-        "properties": encode(document.properties),
+        "properties": _values(document.properties),
         "operator_states": [encode_operator_state(state, uris.shorten) for state in document.operator_states],
         "master_states": [encode_master_state(state) for state in document.master_states],
         "parts": [_to_json(part, uris) for part in document.parts],
