@@ -46,8 +46,6 @@ def dispose(
     If only its row is left, the savepoint was deleted by hand, and the row is disposed of. The call may be repeated after a
     failure, also if the metadata was deleted or is damaged.
 
-    :param savepoints: Gateway for savepoints.
-    :param maintenance: Gateway for maintenance.
     :param open_storage: Function that opens the storage of a directory.
     :param pointer: URI of the savepoint's directory or of its metadata file.
     :param dry_run: Whether to only return the result.

@@ -94,8 +94,6 @@ def collect_job(
     The call first closes abandoned attempts and discards checkpoints that are not retained after the end of their run.
     Operators with an open attempt are skipped.
 
-    :param gateway: Gateway to the rows.
-    :param job_id: Job to collect.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by default
         such files are deleted immediately.
@@ -274,7 +272,6 @@ class DeletionLog:
     """
     Storage proxy that records the deleted bytes of each directory. A file that is deleted twice counts once.
 
-    :param storage: Storage to delete from.
     :param dry_run: Whether to record deletions without deleting.
     """
 
@@ -379,9 +376,6 @@ def prune_job(
     """
     Delete the old rows of a job, or the whole job if the request selects it.
 
-    :param gateway: Gateway to the rows.
-    :param job_id: Job to prune.
-    :param request: Selection of jobs and rows.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :raises CheckpointNotFoundError: There is no such job.
     """

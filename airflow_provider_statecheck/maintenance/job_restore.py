@@ -196,7 +196,6 @@ class JobRestoring:
     """
     A ``RestoreGateway`` with direct access to the rows.
 
-    :param store: Store of the rows.
     :param liveness: Source of the state of tasks.
     """
 

@@ -81,7 +81,6 @@ class Recoveries:
     """
     Recovery of the jobs below a checkpoint directory.
 
-    :param rows: Writer of the rows.
     :param open_storage: Function that opens the storage of a directory.
     :param savepoints: Directory with savepoints.
     :param dry_run: Whether to report without writing rows.
@@ -99,7 +98,6 @@ class Recoveries:
         """
         Recover every job without rows, each in a separate transaction. The call may be repeated.
 
-        :param directory: Checkpoint directory.
         :param job: Name or id of a job; by default all jobs.
         :raises CheckpointNotFoundError: The job has no files.
         :raises StorageError: The storage is unavailable.
@@ -344,11 +342,7 @@ class RecoverJob:
 
 
 class JobRecovery:
-    """
-    Writer of the rows of recovered jobs; never changes existing rows.
-
-    :param store: Store of the rows.
-    """
+    """Writer of the rows of recovered jobs; never changes existing rows."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store

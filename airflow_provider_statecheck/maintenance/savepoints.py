@@ -88,11 +88,7 @@ class SavepointGateway(Protocol):
 
 
 class JobSavepoints:
-    """
-    A ``SavepointGateway`` with direct access to the rows.
-
-    :param store: Store of the rows.
-    """
+    """A ``SavepointGateway`` with direct access to the rows."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -370,8 +366,6 @@ def serve_idle(
     """
     Take the requested savepoints of idle operators in a job.
 
-    :param gateway: Gateway to the rows.
-    :param view: View of the job.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :param directory: Savepoint directory for requests without a target.
     """

@@ -52,8 +52,6 @@ def verify_job(
     """
     Verify the retained checkpoints of a job, oldest first.
 
-    :param gateway: Gateway to the rows.
-    :param view: View of the job.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :param checkpoint_id: Id of one checkpoint; by default all checkpoints.
     :param is_deep: Whether to also read every page of every file.
@@ -121,7 +119,6 @@ class CheckpointVerifier:
     """
     Verifier of checkpoints; a snapshot or state file that several checkpoints reference is read once.
 
-    :param storage: Storage of the checkpoints.
     :param is_deep: Whether to also read every page of every file.
     """
 

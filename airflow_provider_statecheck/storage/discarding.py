@@ -46,7 +46,6 @@ class StorageDiscarder:
     """
     Deletes files of one job; implements ``StateDiscarder`` on checkpoint storage.
 
-    :param storage: The checkpoint storage.
     :param job_id: The job that owns the files.
     :param owns_savepoint: Returns whether the job owns the savepoint in a directory; by default it owns none.
     """
@@ -116,12 +115,7 @@ class StorageDiscarder:
 
 
 class EffectDiscards:
-    """
-    Executes the discards among the open effects of an operator.
-
-    :param storage: The checkpoint storage.
-    :param documents: Cache of checkpoint metadata.
-    """
+    """Executes the discards among the open effects of an operator."""
 
     def __init__(self, storage: CheckpointStorage, documents: DocumentCache) -> None:
         self._storage = storage

@@ -50,10 +50,7 @@ class CheckpointStorage:
     All methods raise :class:`StorageError` if the storage fails, and those that read a file raise
     :class:`CheckpointNotFoundError` if it is missing.
 
-    :param filesystem: The fsspec filesystem.
     :param base_uri: Normalised URI of the checkpoint directory.
-    :param options: The options of the filesystem.
-    :param retries: Retry policy for transient failures.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class CheckpointStorage:
         Open the storage of a checkpoint directory without creating anything.
 
         :param base_uri: A path or any fsspec URI.
-        :param storage_options: Options of the filesystem.
         :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
         """
         base = normalise_base(base_uri)
@@ -125,7 +121,6 @@ class CheckpointStorage:
         """
         Publish a file.
 
-        :param overwrite: Whether to replace an existing file.
         :raises StorageError: if the file exists with other bytes, or the storage fails.
         """
         self.call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))

@@ -282,7 +282,6 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     """
     Return the checkpoint that a metadata file describes.
 
-    :param data: Content of the file.
     :param uri: URI of the file; relative URIs are resolved against it.
     :raises IncompatibleCheckpointError: if the file is not a metadata file, or has an unknown version.
     :raises CorruptStateError: if the file was changed after it was written.

@@ -55,8 +55,6 @@ class Quarantine:
     """
     Waiting orphans of a job in a checkpoint directory.
 
-    :param storage: Storage of the checkpoint directory.
-    :param job_id: Id of the job.
     :param stay: Time from the first sight of an orphan to its deletion, at least a day.
     :param dry_run: Do not write the record.
     :raises InvalidConfigurationError: if ``stay`` is less than a day.
@@ -79,7 +77,6 @@ class Quarantine:
         Recorded files that are no longer orphans are removed from the record.
 
         :param orphans: URIs of all current orphans.
-        :param now: Time of the sweep.
 
         :raises StorageError: if the storage fails.
         """
@@ -171,7 +168,6 @@ class OrphanSearch:
     """
     Search for the orphans of a job in a checkpoint directory.
 
-    :param storage: Storage of the checkpoint directory.
     :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
     :param documents: Cache of the metadata of the job's checkpoints, in all locations.
     :param of: Operators whose files are searched; by default all.
@@ -402,7 +398,6 @@ def sweep(
     """
     Delete the orphans of a job in a checkpoint directory.
 
-    :param storage: Storage of the checkpoint directory.
     :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
     :param documents: Cache of the metadata of the job's checkpoints, in all locations.
     :param of: Operators whose files are searched; by default all.

@@ -271,8 +271,6 @@ def write_copies(
 
     :param copies: Copies in the format of the savepoint.
     :param source: Metadata of the checkpoint.
-    :param checkpoint_id: Id of the savepoint.
-    :param properties: Properties of the savepoint.
     :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises StorageError: if the storage fails.
@@ -292,7 +290,6 @@ class StateCopies:
     """
     Copies of the files that a checkpoint names; each file is copied once, to a name that is derived from its own.
 
-    :param storage: Storage of the checkpoint and of the copies.
     :param directory: URI of the directory of the copies.
     :param epoch: Fencing epoch of the attempt that writes them.
     :param is_own: Returns whether a file need not be copied; by default all are copied.

@@ -51,8 +51,6 @@ class SnapshotFiles(SnapshotStorage):
 
     Writes create missing directories.
 
-    :param storage: Storage of the checkpoint directory.
-    :param job_id: Id of the job.
     :param job_name: Display name of the job.
     :param savepoint_dir: URI of the default directory of savepoints; without it, each savepoint needs a target.
     :param inline_budget: Maximum number of bytes of inline state in the metadata of a checkpoint.

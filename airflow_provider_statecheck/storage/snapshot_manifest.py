@@ -124,8 +124,6 @@ def build_manifest(storage: CheckpointStorage, data_uri: str, schema_json: str) 
     """
     Return the manifest of the files that Spark has written to a directory.
 
-    :param storage: Storage of the directory.
-    :param data_uri: URI of the directory.
     :param schema_json: Schema of the written DataFrame.
     :raises CorruptStateError: if a file is not a complete Parquet file.
     :raises EnvironmentNotReadyError: if there are no files, because Spark wrote to another location.
@@ -226,7 +224,6 @@ def footer_digest(read: ReadRange, uri: str, size_bytes: int) -> str:
 
     :param read: Function that returns the bytes of the file from a start to before an end.
     :param uri: URI of the file, for messages.
-    :param size_bytes: Size of the file.
     :raises CorruptStateError: if the file is not a complete Parquet file.
     """
     return hashlib.sha256(_read_footer(read, uri, size_bytes)).hexdigest()

@@ -68,8 +68,6 @@ class DirectoryCheckpointStorageAccess(CheckpointStorageAccess):
     """
     What checkpoint storages have in common whose savepoints are directories.
 
-    :param storage: Storage of the checkpoint directory.
-    :param attempt: The writing attempt.
     :param savepoint_dir: Default parent directory of savepoints.
     :raises InvalidConfigurationError: if the savepoint directory is invalid.
     """
@@ -113,8 +111,6 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
     """
     Checkpoint storage with state and metadata in files.
 
-    :param storage: Storage of the checkpoint directory.
-    :param attempt: The writing attempt.
     :param writing: Settings for writing state, with the epoch of the attempt; by default, default settings.
     :param savepoint_dir: Default parent directory of savepoints.
     :raises InvalidConfigurationError: if the savepoint directory is invalid or the epochs differ.
@@ -170,7 +166,6 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
         """
         Return a new location for the snapshot of a DataFrame, which checkpoints share.
 
-        :param name: Name of the snapshot.
         :param scope: Enclosing loops and their items, outermost first.
         """
         return SnapshotLocation(self._storage, f"{self._shared}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}")
@@ -226,10 +221,8 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
     """
     Opens state streams in the directories of a checkpoint.
 
-    :param storage: Storage of the directories.
     :param exclusive: Directory of state that only this checkpoint references.
     :param shared: Directory of state that several checkpoints may reference.
-    :param writing: Settings for writing state.
     :param manager: Merges state that is not inline into one file per directory; ``None`` for a file for each stream.
     """
 
@@ -277,11 +270,7 @@ class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLo
 
 
 class FsMergingCheckpointStorageAccess(FsCheckpointStorageAccess):
-    """
-    Worker view that merges the files of checkpoints and savepoints; task-owned state is not merged.
-
-    :param manager: The manager of the subtask.
-    """
+    """Worker view that merges the files of checkpoints and savepoints; task-owned state is not merged."""
 
     def __init__(
         self,
@@ -321,7 +310,6 @@ class SnapshotLocation:
     """
     Location of the snapshot of a DataFrame: Parquet files that Spark writes, and a manifest that lists them.
 
-    :param storage: Storage of the directory.
     :param uri: URI of the directory.
     """
 

@@ -45,7 +45,6 @@ class MemoryBackendCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
     """
     Checkpoint storage with inline state; metadata is a file if a checkpoint directory is set, else in memory.
 
-    :param attempt: The writing attempt.
     :param storage: Storage of the checkpoint directory, or ``None`` for checkpoints in the memory of this process.
     :param savepoint_dir: Default parent directory of savepoints.
     :param max_state_size: Maximum size of the state of each stream in bytes, by default 5 MiB.
@@ -161,11 +160,7 @@ class MemoryCheckpointStreamFactory(CheckpointStreamFactory):
 
 @dataclass(frozen=True, slots=True)
 class NonPersistentCompletedCheckpointStorageLocation:
-    """
-    Completed checkpoint with metadata in memory.
-
-    :param metadata_handle: Inline handle of the metadata.
-    """
+    """Completed checkpoint with metadata in memory."""
 
     metadata_handle: ByteStreamStateHandle
     external_pointer: str = NOT_ADDRESSABLE

@@ -84,7 +84,6 @@ class FsCheckpointStateToolset(CheckpointStateToolset):
     """
     Toolset for whole files on the same servers; only some filesystems copy on their servers.
 
-    :param storage: Storage of the copies.
     :param directory: Directory of the copies; ``None`` for a storage without files, which copies nothing.
     :param epoch: Epoch of the writing attempt.
     """
@@ -134,12 +133,7 @@ def _server(uri: str) -> tuple[str, str] | None:
 
 @dataclass(eq=False, slots=True)
 class PhysicalFile:
-    """
-    A file with segments, in memory until it is published.
-
-    :param storage: Storage of the file.
-    :param uri: Unique URI of the file.
-    """
+    """A file with segments, in memory until it is published."""
 
     storage: CheckpointStorage
     uri: str

@@ -121,7 +121,6 @@ class ResolvedPointer:
     Completed checkpoint in a directory, which a pointer names.
 
     :param external_pointer: URI of the directory.
-    :param metadata_handle: Handle of the metadata file.
     :param storage: Storage that may read the checkpoint and the files that its metadata names.
     """
 
