@@ -82,13 +82,7 @@ class RequestedAction:
 
 
 class JobActions:
-    """
-    Previews and requests actions of users.
-
-    :param store: Store of the rows.
-    :param savepoints: Savepoints of jobs.
-    :param rewinding: Rewinding of jobs.
-    """
+    """Previews and requests actions of users."""
 
     def __init__(self, store: JobStore, savepoints: JobSavepoints, rewinding: JobRewinding) -> None:
         self._store = store

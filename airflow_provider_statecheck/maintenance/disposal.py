@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import (
     METADATA_FILE,
@@ -14,15 +13,13 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, DisposeSavepoint
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+from airflow_provider_statecheck.maintenance.gc import OpenStorage
+from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, find_document
 from airflow_provider_statecheck.storage.pointers import pointer_uri
 from airflow_provider_statecheck.storage.uris import redact
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.maintenance.gc import OpenStorage
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-    from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-    from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 
 _UNKNOWN_JOB = JobId("0" * 32)
 
@@ -49,8 +46,6 @@ def dispose(
     If only its row is left, the savepoint was deleted by hand, and the row is disposed of. The call may be repeated after a
     failure, also if the metadata was deleted or is damaged.
 
-    :param savepoints: Gateway for savepoints.
-    :param maintenance: Gateway for maintenance.
     :param open_storage: Function that opens the storage of a directory.
     :param pointer: URI of the savepoint's directory or of its metadata file.
     :param dry_run: Whether to only return the result.
@@ -59,19 +54,17 @@ def dispose(
     :raises SnapshotClaimedError: An operator claimed the savepoint.
     :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
     """
-    from airflow_provider_statecheck.storage.discarding import StorageDiscarder
-
     directory = _directory(pointer)
     storage = open_storage(directory.rpartition("/")[0])
     size = sum(storage.list_files(directory).values())
     if size == 0 and not storage.exists(directory) and not _has_row(maintenance, directory):
         raise CheckpointNotFoundError(f"Expected a savepoint at {redact(directory)}, found no files.")
-    document = _document(storage, directory)
+    document = find_document(storage, directory)
     if not dry_run:
         row = _give_up(savepoints, document, directory)
-        discarder = StorageDiscarder(storage, _job_of(document), lambda savepoint: savepoint == directory)
-        discarder.discard_metadata(f"{directory}/{METADATA_FILE}")
-        discarder.discard_location(directory)
+        StorageDiscarder(storage, _job_of(document), lambda savepoint: savepoint == directory).discard_checkpoint(
+            directory
+        )
         if row is not None:
             maintenance.confirm_discards(row)
     return Disposed(pointer=directory, size_bytes=size)
@@ -91,16 +84,6 @@ def _has_row(maintenance: MaintenanceGateway, directory: str) -> bool:
     jobs = (job.job_id for job in maintenance.jobs() if is_savepoint_of(directory, job.job_id))
     rows = (row for job_id in jobs for row in maintenance.describe(job_id).checkpoints if row.discarded_at is None)
     return any(canonical_uri(row.location) == canonical_uri(directory) for row in rows)
-
-
-def _document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
-    from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, decode_metadata
-
-    uri = f"{directory}/{METADATA_FILE}"
-    try:
-        return decode_metadata(storage.read_bytes(uri), uri=uri)
-    except UNREADABLE:
-        return None
 
 
 def _job_of(document: CheckpointDocument | None) -> JobId:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
@@ -26,17 +26,25 @@ from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_a
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import open_effects
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
-from airflow_provider_statecheck.maintenance.job_maintenance import SHORTEST_AGE, ForgetRows, RetireJob
+from airflow_provider_statecheck.maintenance.job_maintenance import (
+    SHORTEST_AGE,
+    ForgetRows,
+    MaintenanceGateway,
+    RetireJob,
+)
 from airflow_provider_statecheck.maintenance.removal_requests import open_removal
+from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.orphans import aligned_in_progress, retained_aligned
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache
+from airflow_provider_statecheck.storage.orphans import (
+    SHORTEST_STAY,
+    Quarantine,
+    aligned_in_progress,
+    require_stay,
+    retained_aligned,
+    sweep,
+)
 from airflow_provider_statecheck.storage.uris import is_filesystem_known, redact
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-    from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +52,7 @@ _IDS_PER_MESSAGE = 10_000
 """Number of checkpoint ids in a message; the API limits the size of messages."""
 _JOB_CHECKPOINT = re.compile(r"/[0-9a-f]{32}/chk-\d+$")
 
-OpenStorage = Callable[[str], "CheckpointStorage"]
+OpenStorage = Callable[[str], CheckpointStorage]
 """Function that opens the storage of a checkpoint directory."""
 
 
@@ -86,8 +94,6 @@ def collect_job(
     The call first closes abandoned attempts and discards checkpoints that are not retained after the end of their run.
     Operators with an open attempt are skipped.
 
-    :param gateway: Gateway to the rows.
-    :param job_id: Job to collect.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by default
         such files are deleted immediately.
@@ -95,9 +101,6 @@ def collect_job(
     :raises CheckpointNotFoundError: There is no such job.
     :raises InvalidConfigurationError: The quarantine is shorter than a day.
     """
-    from airflow_provider_statecheck.storage.metadata_file import DocumentCache
-    from airflow_provider_statecheck.storage.orphans import require_stay
-
     require_stay(quarantine)
 
     if not dry_run:
@@ -114,7 +117,7 @@ def collect_job(
     for base in storage_bases(view):
         try:
             deletions = DeletionLog(storage_of(base), dry_run=dry_run)
-            logged = cast("CheckpointStorage", deletions)
+            logged = cast(CheckpointStorage, deletions)
             collection = _Collection(gateway, view, closed, storage_of(base), logged, documents, report, dry_run)
             try:
                 collection.collect(quarantine)
@@ -219,8 +222,6 @@ class _Collection:
             storage.remove_empty_directories(job_uri(storage.base_uri, job_id))
 
     def _sweep(self, stay: timedelta | None) -> tuple[str, ...]:
-        from airflow_provider_statecheck.storage.orphans import SHORTEST_STAY, Quarantine, sweep
-
         job_id = self.view.job.job_id
         notes = Quarantine(self.plain_storage, job_id, stay=stay or SHORTEST_STAY, dry_run=self.dry_run)
         swept = sweep(
@@ -237,8 +238,6 @@ class _Collection:
         return swept.skipped
 
     def _discard_ended(self, operator: OperatorRecord) -> None:
-        from airflow_provider_statecheck.storage.discarding import EffectDiscards
-
         effects = _effects_below(self.closed, operator, self.storage.base_uri)
         aligned_uris = self.documents.named_uris(retained_aligned(self.view)) if effects.discards else frozenset()
         if aligned_uris is None:
@@ -273,7 +272,6 @@ class DeletionLog:
     """
     Storage proxy that records the deleted bytes of each directory. A file that is deleted twice counts once.
 
-    :param storage: Storage to delete from.
     :param dry_run: Whether to record deletions without deleting.
     """
 
@@ -378,9 +376,6 @@ def prune_job(
     """
     Delete the old rows of a job, or the whole job if the request selects it.
 
-    :param gateway: Gateway to the rows.
-    :param job_id: Job to prune.
-    :param request: Selection of jobs and rows.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :raises CheckpointNotFoundError: There is no such job.
     """

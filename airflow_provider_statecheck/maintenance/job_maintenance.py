@@ -200,9 +200,7 @@ class JobMaintenance:
     """
     A ``MaintenanceGateway`` with direct access to the rows.
 
-    :param store: Store of the rows.
     :param runs: Source of the state of Dag runs.
-    :param tokens: Tokens of the API.
     :param clock: Clock for the expiry of tokens.
     :param pause: Function that waits the given number of seconds between two batches of rows.
     """
@@ -482,7 +480,6 @@ def discard_ended(tx: JobTransaction, ended: Mapping[OperatorId, JobStatus]) -> 
     """
     Subsume the checkpoints that are not retained after the end of their run; garbage collection deletes their files.
 
-    :param tx: Transaction of the job.
     :param ended: Final status of each operator.
     :return: Ids of the subsumed checkpoints.
     """

@@ -41,8 +41,9 @@ from airflow_provider_statecheck.maintenance.rewind import changing, dead_attemp
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
-from airflow_provider_statecheck.storage.pointers import ResolvedPointer, pointer_uri, resolve_checkpoint
+from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
 
 log = logging.getLogger(__name__)
 
@@ -144,15 +145,15 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
     storage = open_storage(uri)
     found = resolve_checkpoint(storage, uri)
     document, data = found.read()
-    _require_of_job(document, found.directory_uri, job)
+    _require_of_job(document, found.external_pointer, job)
     problems = CheckpointVerifier(storage).verify_pointer(uri).problems
     if problems:
         raise CorruptStateError(
-            f"Expected the savepoint {redact(found.directory_uri)} to be complete, found: {'; '.join(problems)}. Nothing was "
+            f"Expected the savepoint {redact(found.external_pointer)} to be complete, found: {'; '.join(problems)}. Nothing was "
             f"changed; restore its files from a backup, or restore another savepoint."
         )
     parts = tuple(_part(found, data, each, job.job_id) for each in document.parts)
-    return JobSavepoint(pointer=found.directory_uri, parts=parts)
+    return JobSavepoint(pointer=found.external_pointer, parts=parts)
 
 
 def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) -> None:
@@ -173,7 +174,7 @@ def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) 
 
 def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument, job_id: JobId) -> SavepointPart:
     source = RestoreSource(
-        pointer=found.directory_uri,
+        pointer=found.external_pointer,
         metadata_uri=found.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),
@@ -195,7 +196,6 @@ class JobRestoring:
     """
     A ``RestoreGateway`` with direct access to the rows.
 
-    :param store: Store of the rows.
     :param liveness: Source of the state of tasks.
     """
 

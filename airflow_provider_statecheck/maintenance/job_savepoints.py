@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
@@ -52,16 +51,13 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.maintenance.gc import OpenStorage
+from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
-from airflow_provider_statecheck.maintenance.savepoints import delete_files, serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway, delete_files, serve_idle
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, DocumentCache, load_document
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.maintenance.gc import OpenStorage
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-    from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-    from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 
 log = logging.getLogger(__name__)
 
@@ -350,7 +346,6 @@ def _copied(
     storage: CheckpointStorage, member: Member, part: CheckpointRecord, savepoint: CheckpointRecord
 ) -> CheckpointDocument:
     from airflow_provider_statecheck.state.writing.canonical import copies_of
-    from airflow_provider_statecheck.storage.metadata_file import load_document
 
     source = load_document(storage, part)
     _require_own(source, member)
@@ -373,7 +368,6 @@ class _Documents:
     def __init__(self, storage: CheckpointStorage, rows: MaintenanceGateway, view: JobView) -> None:
         from airflow_provider_statecheck.spark.sinks.sink import lineage_of
         from airflow_provider_statecheck.spark.stages.stage_state import SINK
-        from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 
         self._storage = storage
         self._rows = rows

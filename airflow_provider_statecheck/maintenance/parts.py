@@ -159,7 +159,6 @@ class PartChoice:
     """
     Chooses the parts of a savepoint from the rows of a job.
 
-    :param view: Rows of the job.
     :param savepoint: Row of the savepoint, with the time of its trigger.
     :param contents: Reads what checkpoints depend on.
     """

@@ -12,9 +12,8 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
@@ -31,7 +30,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     operator_id_of,
 )
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, ClaimRecord
+from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
@@ -40,21 +39,18 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.maintenance.gc import OpenStorage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
     CheckpointDocument,
     decode_metadata,
+    document_uris,
     named_snapshots,
 )
 from airflow_provider_statecheck.storage.uris import redact
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.maintenance.gc import OpenStorage
-
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +81,6 @@ class Recoveries:
     """
     Recovery of the jobs below a checkpoint directory.
 
-    :param rows: Writer of the rows.
     :param open_storage: Function that opens the storage of a directory.
     :param savepoints: Directory with savepoints.
     :param dry_run: Whether to report without writing rows.
@@ -103,24 +98,20 @@ class Recoveries:
         """
         Recover every job without rows, each in a separate transaction. The call may be repeated.
 
-        :param directory: Checkpoint directory.
         :param job: Name or id of a job; by default all jobs.
         :raises CheckpointNotFoundError: The job has no files.
         :raises StorageError: The storage is unavailable.
         """
         storage = self._open(directory)
-        savepoints, problems = self._find_savepoints()
-        job_ids = {*find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)}
+        savepoints, problems = _find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
+        job_ids = {*_find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)}
         if job:
             job_ids &= _ids(job)
             if not job_ids:
                 raise CheckpointNotFoundError(f"Expected files of job {job!r} below {storage.base_uri}, found none.")
-        recovered = [self._recover(storage, find_job(storage, each), savepoints) for each in sorted(job_ids)]
+        recovered = [self._recover(storage, _find_job(storage, each), savepoints) for each in sorted(job_ids)]
         unreadable = [RecoveredJob(job=None, job_id=JobId(""), problems=tuple(problems))] if problems else []
         return [*recovered, *unreadable]
-
-    def _find_savepoints(self) -> tuple[list[FoundSnapshot], list[str]]:
-        return find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
 
     def _recover(self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot]) -> RecoveredJob:
         own = [s for s in savepoints if s.document.job_id == found.job_id]
@@ -152,7 +143,7 @@ class Recoveries:
             highest_epoch=max((found.highest_epoch, *(d.epoch for s in savepoints for d in _documents(s)))),
             highest_checkpoint_id=max((found.highest_checkpoint_id, *ids)),
             generations=generations,
-            snapshots=tuple(map(_snapshot, (*restorable, *intact))),
+            snapshots=(*restorable, *intact),
             claimed=_claimed(restorable),
         )
         is_recovered, refusal = self._save(request)
@@ -229,33 +220,9 @@ def _has(found: list[FoundSnapshot], uid: str) -> bool:
 
 
 def _claimed(found: list[FoundSnapshot]) -> tuple[tuple[str, str], ...]:
-    from airflow_provider_statecheck.storage.metadata_file import document_uris
-
     # A checkpoint references files of a savepoint only if its operator claimed the savepoint.
     references = ((_SAVEPOINT.match(uri), c.document.uid) for c in found for uri in document_uris(c.document))
     return tuple(dict.fromkeys((match.group(), uid) for match, uid in references if match))
-
-
-def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
-    from airflow_provider_statecheck.state.reading.checkpoint_contents import summary_of
-
-    document = found.document
-    return RecoveredSnapshot(
-        checkpoint_id=document.checkpoint_id,
-        uid=document.uid,
-        epoch=document.epoch,
-        generation=document.generation,
-        properties=document.properties,
-        location=found.location,
-        metadata_uri=found.metadata_uri,
-        metadata_size=found.metadata_size,
-        metadata_sha256=found.metadata_sha256,
-        full_size_bytes=document.named_bytes,
-        counts={"snapshots": len(named_snapshots(document.snapshots)), "operators": len(document.operator_states)},
-        summary=summary_of(document),
-        request_key=document.request_key,
-        has_commit=document.has_commit,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,23 +251,14 @@ class FoundJob:
     """Highest epoch in the file names and the metadata of the job."""
     highest_checkpoint_id: int
     problems: tuple[str, ...]
+    """Reasons why metadata cannot be read, or is not that of a checkpoint of the job."""
 
 
-def find_jobs(storage: CheckpointStorage) -> list[JobId]:
-    """
-    Return the ids of the jobs that have a directory.
-
-    :raises StorageError: The storage failed.
-    """
+def _find_jobs(storage: CheckpointStorage) -> list[JobId]:
     return [JobId(name) for name in storage.list_directories(storage.base_uri) if _JOB_ID.fullmatch(name)]
 
 
-def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
-    """
-    Read the checkpoints of one job; unreadable metadata is reported in ``problems``.
-
-    :raises StorageError: The storage failed.
-    """
+def _find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
     paths = [path.split("/") for path in storage.list_files(job_uri(storage.base_uri, job_id))]
     ids = sorted({i for i in (checkpoint_id_of(p[0]) for p in paths if len(p) > 1) if i is not None})
     with_metadata = [checkpoint_id_of(p[0]) for p in paths if len(p) == 2 and p[1] == METADATA_FILE]
@@ -318,12 +276,7 @@ def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
     )
 
 
-def find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
-    """
-    Return the savepoints in the base directory of the storage, and a problem for each unreadable one.
-
-    :raises StorageError: The storage failed.
-    """
+def _find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
     names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
     found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in names])
     savepoints = [s for s in found if s.document.properties.is_savepoint]
@@ -370,29 +323,6 @@ def _wrong_place(found: FoundSnapshot, job_id: JobId) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveredSnapshot:
-    """Restorable checkpoint or savepoint on storage."""
-
-    checkpoint_id: int
-    uid: str
-    epoch: int
-    generation: int
-    properties: CheckpointProperties
-    location: str
-    metadata_uri: str
-    metadata_size: int
-    metadata_sha256: str
-    full_size_bytes: int
-    counts: dict[str, int] = field(default_factory=dict)
-    summary: SnapshotSummary | None = None
-    """Figures that follow from its metadata."""
-    request_key: str = ""
-    """Key of the message that triggered it; empty if unknown."""
-    has_commit: bool = False
-    """Whether it contains output that a sink commits; as the result is unknown, the next attempt commits it again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverJob:
     """Request to write the rows of a job that was found on storage."""
 
@@ -405,17 +335,14 @@ class RecoverJob:
     """Highest id of a checkpoint or savepoint, including unreadable ones."""
     generations: dict[str, int]
     """Newest generation of each operator by uid, including unreadable checkpoints."""
-    snapshots: tuple[RecoveredSnapshot, ...]
+    snapshots: tuple[FoundSnapshot, ...]
+    """Restorable checkpoints and savepoints."""
     claimed: tuple[tuple[str, str], ...] = ()
     """Claimed savepoints: directory and uid of the operator that uses their files."""
 
 
 class JobRecovery:
-    """
-    Writer of the rows of recovered jobs; never changes existing rows.
-
-    :param store: Store of the rows.
-    """
+    """Writer of the rows of recovered jobs; never changes existing rows."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -481,7 +408,8 @@ def _generation(request: RecoverJob, uid: str) -> int:
     newest = request.generations[uid]
     if uid == ALIGNED_UID:
         return newest
-    restorable = {s.generation for s in request.snapshots if s.uid == uid and not s.properties.is_savepoint}
+    documents = [snapshot.document for snapshot in request.snapshots]
+    restorable = {d.generation for d in documents if d.uid == uid and not d.properties.is_savepoint}
     # Without a restorable checkpoint, the next attempt must start without state; in the old generation it would fail.
     return max(restorable) if restorable else newest + 1
 
@@ -509,27 +437,31 @@ def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: s
     )
 
 
-def _row(tx: JobTransaction, job_id: JobId, found: RecoveredSnapshot) -> CheckpointRecord:
+def _row(tx: JobTransaction, job_id: JobId, found: FoundSnapshot) -> CheckpointRecord:
+    from airflow_provider_statecheck.state.reading.checkpoint_contents import summary_of
+
+    document = found.document
     return CheckpointRecord(
         job_id=job_id,
-        checkpoint_id=found.checkpoint_id,
-        operator_id=operator_id_of(found.uid),
-        epoch=found.epoch,
-        generation=found.generation,
+        checkpoint_id=document.checkpoint_id,
+        operator_id=operator_id_of(document.uid),
+        epoch=document.epoch,
+        generation=document.generation,
         status=CheckpointStatus.COMPLETED,
-        request_key=found.request_key or new_key(),
+        request_key=document.request_key or new_key(),
         location=found.location,
         triggered_at=tx.now,
         expires_at=tx.now,
         completed_at=tx.now,
-        properties=found.properties,
+        properties=document.properties,
         metadata_uri=found.metadata_uri,
         metadata_size=found.metadata_size,
         metadata_sha256=found.metadata_sha256,
-        full_size_bytes=found.full_size_bytes,
-        counts=dict(found.counts),
-        summary=found.summary,
-        has_open_commit=found.has_commit,
+        full_size_bytes=document.named_bytes,
+        counts={"snapshots": len(named_snapshots(document.snapshots)), "operators": len(document.operator_states)},
+        summary=summary_of(document),
+        # The result of the commit is unknown, so the next attempt commits the output again.
+        has_open_commit=document.has_commit,
     )
 
 

@@ -77,7 +77,6 @@ class JobRewinding:
     """
     Rewinds jobs without running tasks.
 
-    :param store: Store of the rows.
     :param liveness: Source of the state of tasks.
     """
 

@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint import in_place_restore, statistics,
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
-    METADATA_FILE,
     JobId,
     OperatorId,
     canonical_uri,
@@ -43,7 +42,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -51,13 +50,14 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document
+from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.gc import OpenStorage
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-    from airflow_provider_statecheck.storage.pointers import WrittenSavepoint
 
 
 log = logging.getLogger(__name__)
@@ -88,11 +88,7 @@ class SavepointGateway(Protocol):
 
 
 class JobSavepoints:
-    """
-    A ``SavepointGateway`` with direct access to the rows.
-
-    :param store: Store of the rows.
-    """
+    """A ``SavepointGateway`` with direct access to the rows."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -370,8 +366,6 @@ def serve_idle(
     """
     Take the requested savepoints of idle operators in a job.
 
-    :param gateway: Gateway to the rows.
-    :param view: View of the job.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :param directory: Savepoint directory for requests without a target.
     """
@@ -457,7 +451,6 @@ def _newest(view: JobView, operator: OperatorRecord, generation: int) -> Checkpo
 
 def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: CheckpointRecord) -> WrittenSavepoint:
     from airflow_provider_statecheck.state.writing.canonical import write_savepoint
-    from airflow_provider_statecheck.storage.metadata_file import load_document
 
     return write_savepoint(
         storage,
@@ -471,12 +464,8 @@ def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: Checkpoi
 
 def delete_files(storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
     """Delete the files of a savepoint that has ended before it was complete, and log a failure."""
-    from airflow_provider_statecheck.storage.discarding import StorageDiscarder
-
-    discarder = StorageDiscarder.of_checkpoint(storage, savepoint)
     try:
-        discarder.discard_metadata(f"{savepoint.location}/{METADATA_FILE}")
-        discarder.discard_location(savepoint.location)
+        StorageDiscarder.of_checkpoint(storage, savepoint).discard_checkpoint(savepoint.location)
     except StateCheckError as error:
         log.warning("Could not delete the incomplete savepoint %s: %s", redact(savepoint.location), error)
 

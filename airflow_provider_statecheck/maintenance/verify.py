@@ -7,15 +7,17 @@ instead, as it is no evidence against a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, OperatorId, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
+from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
 from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -35,13 +37,6 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
 )
 from airflow_provider_statecheck.storage.uris import redact
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from airflow_provider_statecheck.checkpoint.ids import OperatorId
-    from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-
 Value = TypeVar("Value")
 
 
@@ -57,8 +52,6 @@ def verify_job(
     """
     Verify the retained checkpoints of a job, oldest first.
 
-    :param gateway: Gateway to the rows.
-    :param view: View of the job.
     :param open_storage: Function that opens the storage of a checkpoint directory.
     :param checkpoint_id: Id of one checkpoint; by default all checkpoints.
     :param is_deep: Whether to also read every page of every file.
@@ -126,7 +119,6 @@ class CheckpointVerifier:
     """
     Verifier of checkpoints; a snapshot or state file that several checkpoints reference is read once.
 
-    :param storage: Storage of the checkpoints.
     :param is_deep: Whether to also read every page of every file.
     """
 
@@ -154,7 +146,7 @@ class CheckpointVerifier:
         :raises StorageError: The storage is unavailable.
         """
         location = resolve_checkpoint(self._storage, pointer)
-        return self._on(location.storage)._verify(location.directory_uri, lambda: location.read()[0])
+        return self._on(location.storage)._verify(location.external_pointer, lambda: location.read()[0])
 
     def _on(self, storage: CheckpointStorage) -> CheckpointVerifier:
         return self if storage is self._storage else CheckpointVerifier(storage, is_deep=self._is_deep)

@@ -41,11 +41,10 @@ from airflow_provider_statecheck.storage.metadata_file import (
     DocumentCache,
     InlineStateHandle,
     SnapshotHandle,
-    write_metadata,
 )
 from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting, spill_above_budget
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting, spill_above_budget, write_metadata
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from airflow_provider_statecheck.storage.metadata_file import (
     decode_metadata,
     encode_metadata,
 )
-from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
 
 __all__ = [
     "CheckpointDocument",

@@ -33,8 +33,8 @@ from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
     CheckpointDocument,
     DocumentCache,
-    decode_metadata,
     document_uris,
+    find_document,
     state_uris,
 )
 from airflow_provider_statecheck.storage.uris import redact
@@ -46,7 +46,6 @@ class StorageDiscarder:
     """
     Deletes files of one job; implements ``StateDiscarder`` on checkpoint storage.
 
-    :param storage: The checkpoint storage.
     :param job_id: The job that owns the files.
     :param owns_savepoint: Returns whether the job owns the savepoint in a directory; by default it owns none.
     """
@@ -70,24 +69,12 @@ class StorageDiscarder:
         savepoint = savepoint_directory_of(uri)
         return savepoint is not None and self._owns_savepoint(savepoint)
 
-    def discard_metadata(self, uri: str) -> None:
-        """
-        Delete the metadata of a checkpoint.
-
-        :raises InvalidConfigurationError: if the file does not belong to the job.
-        :raises StorageError: if the delete fails.
-        """
-        self.discard_file(uri)
-
     def discard_state(self, handle: StreamStateHandle) -> None:
         """
-        Delete the file of a handle.
+        Delete the file of a handle; raises as :meth:`discard_file`.
 
         Inline state has no file. Other checkpoints may reference other segments of a merged file; ``EffectDiscards`` deletes it
         when none does.
-
-        :raises InvalidConfigurationError: if the file does not belong to the job.
-        :raises StorageError: if the delete fails.
         """
         if isinstance(handle, FileStateHandle):
             self.discard_file(handle.uri)
@@ -110,6 +97,15 @@ class StorageDiscarder:
         """
         self._storage.delete_directory(self._owned(uri))
 
+    def discard_checkpoint(self, directory: str) -> None:
+        """
+        Delete a checkpoint or savepoint; raises as :meth:`discard_location`.
+
+        The metadata is deleted first to prevent a restore from incomplete files.
+        """
+        self.discard_file(f"{directory}/{METADATA_FILE}")
+        self.discard_location(directory)
+
     def _owned(self, uri: str) -> str:
         if not self.owns(uri):
             raise InvalidConfigurationError(
@@ -119,12 +115,7 @@ class StorageDiscarder:
 
 
 class EffectDiscards:
-    """
-    Executes the discards among the open effects of an operator.
-
-    :param storage: The checkpoint storage.
-    :param documents: Cache of checkpoint metadata.
-    """
+    """Executes the discards among the open effects of an operator."""
 
     def __init__(self, storage: CheckpointStorage, documents: DocumentCache) -> None:
         self._storage = storage
@@ -171,7 +162,7 @@ class EffectDiscards:
         if keep is None and self._may_be_referenced(checkpoint, document):
             return self._wait(checkpoint)
         # Deleting the metadata first prevents a restore from a partially deleted checkpoint.
-        discarder.discard_metadata(f"{checkpoint.location}/{METADATA_FILE}")
+        discarder.discard_file(f"{checkpoint.location}/{METADATA_FILE}")
         if document is not None and keep is not None:
             _delete_referenced(checkpoint, document, keep, discarder)
         self._documents.forget(checkpoint.checkpoint_id)
@@ -223,31 +214,19 @@ class EffectDiscards:
         return False
 
     def _read(self, checkpoint: CheckpointRecord) -> CheckpointDocument | None:
+        # Files of a checkpoint without readable metadata become orphans, which the sweep deletes.
+        if checkpoint.metadata_uri is None:
+            return find_document(self._storage.allowing(checkpoint.location), checkpoint.location)
         try:
-            if checkpoint.metadata_uri is not None:
-                return self._documents.load(checkpoint)
-            uri = f"{checkpoint.location}/{METADATA_FILE}"
-            return decode_metadata(self._storage.allowing(checkpoint.location).read_bytes(uri), uri=uri)
+            return self._documents.load(checkpoint)
         except UNREADABLE:
-            # Files of a checkpoint without readable metadata become orphans, which the sweep deletes.
             return None
 
 
-def is_written_by_another(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
-    """
-    Return whether the metadata in a checkpoint's directory belongs to another checkpoint with the same id.
-
-    Two coordinators assign the same id if the database was restored from a backup, or if they share a checkpoint directory.
-
-    :param checkpoint: The row.
-    :param document: The metadata in the directory of the row.
-    """
-    return document.request_key != checkpoint.request_key
-
-
 def _is_written_by_another(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
+    # Two coordinators assign the same id if the database was restored from a backup, or if they share a checkpoint directory.
     # Rows of all other statuses have the checksum of the metadata, which was verified by the read.
-    return checkpoint.status is CheckpointStatus.ABORTED and is_written_by_another(checkpoint, document)
+    return checkpoint.status is CheckpointStatus.ABORTED and document.request_key != checkpoint.request_key
 
 
 def _delete_referenced(

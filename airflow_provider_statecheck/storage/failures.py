@@ -181,7 +181,6 @@ class RetryPolicy:
         """
         Call a function, and retry it after transient errors.
 
-        :param action: Function to call.
         :param name: Redacted URI for the log.
         :return: Result of the function.
         :raises Exception: the last error, if it is not transient or the attempts or the deadline are exhausted.

@@ -47,10 +47,10 @@ class CheckpointStorage:
     URIs may be outside the checkpoint directory, also on another filesystem, because rows survive a change of the setting.
     Reads are limited to the allowed locations, because URIs are also taken from metadata files.
 
-    :param filesystem: The fsspec filesystem.
+    All methods raise :class:`StorageError` if the storage fails, and those that read a file raise
+    :class:`CheckpointNotFoundError` if it is missing.
+
     :param base_uri: Normalised URI of the checkpoint directory.
-    :param options: The options of the filesystem.
-    :param retries: Retry policy for transient failures.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class CheckpointStorage:
         Open the storage of a checkpoint directory without creating anything.
 
         :param base_uri: A path or any fsspec URI.
-        :param storage_options: Options of the filesystem.
         :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
         """
         base = normalise_base(base_uri)
@@ -111,11 +110,7 @@ class CheckpointStorage:
         return other
 
     def free_bytes(self) -> int | None:
-        """
-        Return the free space of the checkpoint directory in bytes; ``None`` if the storage is not local.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Return the free space of the checkpoint directory in bytes; ``None`` if the storage is not local."""
         if not self.is_local:
             return None
         with self._translating_errors(self.base_uri):
@@ -126,7 +121,6 @@ class CheckpointStorage:
         """
         Publish a file.
 
-        :param overwrite: Whether to replace an existing file.
         :raises StorageError: if the file exists with other bytes, or the storage fails.
         """
         self.call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))
@@ -136,7 +130,6 @@ class CheckpointStorage:
         Copy a file, also between filesystems.
 
         :raises CheckpointNotFoundError: if the source is missing.
-        :raises StorageError: if the storage fails.
         """
         self.allowed.require(source_uri)
         source_filesystem, source = self.locate(source_uri)
@@ -162,21 +155,11 @@ class CheckpointStorage:
             self.copy_file(f"{source_uri}/{name}", f"{target_uri}/{name}")
 
     def read_bytes(self, uri: str) -> bytes:
-        """
-        Return the content of a file.
-
-        :raises CheckpointNotFoundError: if the file is missing.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the content of a file."""
         return self._read(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
-        """
-        Return the bytes from ``start`` up to, but not including, ``end``.
-
-        :raises CheckpointNotFoundError: if the file is missing.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the bytes from ``start`` up to, but not including, ``end``."""
         return self._read(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
 
     def read_sized(self, uri: str, size: int) -> bytes:
@@ -184,8 +167,6 @@ class CheckpointStorage:
         Return the content of a file of a known size. A file of another size is not read.
 
         :raises CorruptStateError: if the file has another size.
-        :raises CheckpointNotFoundError: if the file is missing.
-        :raises StorageError: if the storage fails.
         """
         found = self.size(uri)
         if found != size:
@@ -198,31 +179,15 @@ class CheckpointStorage:
         Return the content of a file after verifying its size and checksum. A file of another size is not read.
 
         :raises CorruptStateError: if the size or the checksum differs.
-        :raises CheckpointNotFoundError: if the file is missing.
-        :raises StorageError: if the storage fails.
         """
-        data = self.read_sized(uri, size)
-        found = hashlib.sha256(data).hexdigest()
-        if found != sha256:
-            raise _changed_error(
-                uri, f"{size} bytes with sha256 {sha256[:12]}…", f"{len(data)} bytes with {found[:12]}…"
-            )
-        return data
+        return verified(self.read_sized(uri, size), uri, size=size, sha256=sha256)
 
     def exists(self, uri: str) -> bool:
-        """
-        Return whether a file or directory exists.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Return whether a file or directory exists."""
         return self._info(uri) is not None
 
     def is_directory(self, uri: str) -> bool:
-        """
-        Return whether a directory exists.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Return whether a directory exists."""
         info = self._info(uri)
         return info is not None and info["type"] == "directory"
 
@@ -231,7 +196,6 @@ class CheckpointStorage:
         Return the size of a file in bytes.
 
         :raises CheckpointNotFoundError: if the file is missing or is a directory.
-        :raises StorageError: if the storage fails.
         """
         size = self.size_or_none(uri)
         if size is None:
@@ -239,11 +203,7 @@ class CheckpointStorage:
         return size
 
     def size_or_none(self, uri: str) -> int | None:
-        """
-        Return the size of a file in bytes, or ``None`` if it is missing or is a directory.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Return the size of a file in bytes, or ``None`` if it is missing or is a directory."""
         info = self._info(uri)
         return None if info is None or info["type"] == "directory" else int(info["size"])
 
@@ -258,11 +218,7 @@ class CheckpointStorage:
         return self._read(directory, _list_objects)
 
     def list_directories(self, directory: str) -> list[str]:
-        """
-        Return the names of the direct subdirectories of a directory; empty if it is missing.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Return the names of the direct subdirectories of a directory; empty if it is missing."""
         return self._read(directory, _list_directories)
 
     def delete_file(self, uri: str) -> None:
@@ -270,7 +226,6 @@ class CheckpointStorage:
         Delete a file; a missing file is success.
 
         :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot.
-        :raises StorageError: if the storage fails.
         """
         require_deletable(uri, self.base_uri)
         self.call(uri, _delete_file)
@@ -291,8 +246,6 @@ class CheckpointStorage:
 
         Only local storage is affected: object stores have no directories, and HDFS clients can delete a directory only
         together with its files.
-
-        :raises StorageError: if the storage fails.
         """
         if _is_local(uri):
             self.call(uri, lambda _, path: file_operations.remove_empty_directories(Path(path)))
@@ -310,8 +263,6 @@ class CheckpointStorage:
         Run an idempotent operation on a file, with retries.
 
         :param operation: Takes the fsspec filesystem and the path in it.
-        :raises CheckpointNotFoundError: if the file is missing.
-        :raises StorageError: if the storage fails.
         """
         with self._translating_errors(uri):
             filesystem, path = self.locate(uri)
@@ -336,6 +287,20 @@ class CheckpointStorage:
                 reason = conceal(str(error), self._options) or type(error).__name__
                 message = f"The storage failed at {redact(uri)}: {reason.rstrip('.')}.{advice(error)}"
                 raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
+
+
+def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:
+    """
+    Return the content of a file after verifying its size, and its checksum if it is known.
+
+    :raises CorruptStateError: if the size or the checksum differs.
+    """
+    if len(data) != size:
+        raise _changed_error(uri, f"{size} bytes", f"{len(data)} bytes")
+    found = hashlib.sha256(data).hexdigest()
+    if sha256 is not None and found != sha256:
+        raise _changed_error(uri, f"{size} bytes with sha256 {sha256[:12]}…", f"{size} bytes with {found[:12]}…")
+    return data
 
 
 def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool) -> None:

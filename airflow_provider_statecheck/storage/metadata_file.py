@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -40,10 +41,8 @@ from airflow_provider_statecheck.storage.state_json import (
     boolean,
     decode_master_state,
     decode_operator_state,
-    decode_properties,
     encode_master_state,
     encode_operator_state,
-    encode_properties,
 )
 from airflow_provider_statecheck.storage.uris import (
     OF_DIRECTORY,
@@ -54,7 +53,6 @@ from airflow_provider_statecheck.storage.uris import (
     lengthen,
     redact,
 )
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointMetadataOutputStream
 
 log = logging.getLogger(__name__)
 
@@ -266,12 +264,11 @@ def state_uris(states: Iterable[OperatorState]) -> Iterator[str]:
                 yield stream.uri
 
 
-def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> bytes:
+def encode_metadata(document: CheckpointDocument, *, uri: str) -> bytes:
     """
     Return the content of the metadata file of a checkpoint.
 
-    :param uri: URI of the metadata file. Without it, the job's directory is derived from the files that the same attempt
-        wrote; if there are none, and for a savepoint, all URIs are absolute.
+    :param uri: URI of the metadata file.
     :raises InvalidConfigurationError: if the state contains a URI that is not absolute.
     """
     values = _to_json(document, _relative_uris(document, uri))
@@ -281,23 +278,10 @@ def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> 
     return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
 
 
-def write_metadata(storage: CheckpointStorage, directory: str, document: CheckpointDocument) -> FileStateHandle:
-    """
-    Write the metadata file of a checkpoint, whose other files are on storage: a directory with this file is complete.
-
-    :param directory: URI of the checkpoint's directory.
-    :raises StorageError: if the storage fails, or the file exists with other contents.
-    """
-    stream = FsCheckpointMetadataOutputStream(storage, directory)
-    stream.write(encode_metadata(document, uri=f"{directory}/{METADATA_FILE}"))
-    return stream.close_and_finalize_checkpoint().metadata_handle
-
-
 def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     """
     Return the checkpoint that a metadata file describes.
 
-    :param data: Content of the file.
     :param uri: URI of the file; relative URIs are resolved against it.
     :raises IncompatibleCheckpointError: if the file is not a metadata file, or has an unknown version.
     :raises CorruptStateError: if the file was changed after it was written.
@@ -308,6 +292,19 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
         return _from_json(json.loads(body), partial(lengthen, metadata_uri=uri))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
+
+
+def find_document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
+    """
+    Return the checkpoint in a directory, or ``None`` if its metadata is missing, damaged or incompatible.
+
+    :raises StorageError: if the storage fails.
+    """
+    uri = f"{directory}/{METADATA_FILE}"
+    try:
+        return decode_metadata(storage.read_bytes(uri), uri=uri)
+    except UNREADABLE:
+        return None
 
 
 def is_relocatable(document: CheckpointDocument, *, uri: str) -> bool:
@@ -436,10 +433,7 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         )
 
 
-def _relative_uris(document: CheckpointDocument, uri: str | None) -> RelativeUris:
-    if uri is None:
-        is_savepoint = document.properties.is_savepoint
-        return RelativeUris(OF_JOB, None if is_savepoint else _job_directory_of_attempt(document))
+def _relative_uris(document: CheckpointDocument, uri: str) -> RelativeUris:
     if document.properties.is_savepoint and not is_relocatable(document, uri=uri):
         # Mixed URIs would leave the savepoint half restorable after a move.
         return RelativeUris(OF_DIRECTORY, None)
@@ -452,25 +446,12 @@ def _relative_to(document: CheckpointDocument, uri: str) -> RelativeUris:
     return RelativeUris(OF_JOB, job_directory_of(uri))
 
 
-def _job_directory_of_attempt(document: CheckpointDocument) -> str | None:
-    # An attempt writes to one checkpoint directory, but earlier attempts may have used another one. Their URIs contain the
-    # job's id, too, so only files of this attempt are considered.
-    uris = [handle.uri for handle in document.snapshots if handle.epoch == document.epoch]
-    if isinstance(document.state, FileStateHandle):
-        uris.append(document.state.uri)
-    for uri in uris:
-        base, job, _ = uri.partition(f"/{document.job_id}/")
-        if job:
-            return f"{base}/{document.job_id}"
-    return None
-
-
 def _to_json(document: CheckpointDocument, uris: RelativeUris) -> dict[str, Any]:
     kind = "file" if isinstance(document.state, FileStateHandle) else "inline"
     return _values(document) | {
         "snapshots": [_shortened(handle, uris) for handle in document.snapshots],
         "state": {"kind": kind} | _shortened(document.state, uris),
-        "properties": encode_properties(document.properties),
+        "properties": _values(document.properties),
         "operator_states": [encode_operator_state(state, uris.shorten) for state in document.operator_states],
         "master_states": [encode_master_state(state) for state in document.master_states],
         "parts": [_to_json(part, uris) for part in document.parts],
@@ -494,7 +475,7 @@ def _from_json(values: dict[str, Any], restore: UriForm) -> CheckpointDocument:
         | {
             "snapshots": tuple(_snapshot(item, restore(item["uri"])) for item in values["snapshots"]),
             "state": _state(values["state"], restore),
-            "properties": decode_properties(values.get("properties", {})),
+            "properties": decode(CheckpointProperties, values.get("properties", {})),
             "operator_states": tuple(
                 decode_operator_state(state, restore) for state in values.get("operator_states", ())
             ),

@@ -20,7 +20,6 @@ from functools import cached_property
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
-    METADATA_FILE,
     STATE_DIRECTORY,
     JobId,
     checkpoint_id_of,
@@ -38,11 +37,10 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_of_another_owner
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
-    UNREADABLE,
     CheckpointDocument,
     DocumentCache,
-    decode_metadata,
     document_uris,
+    find_document,
 )
 
 log = logging.getLogger(__name__)
@@ -57,8 +55,6 @@ class Quarantine:
     """
     Waiting orphans of a job in a checkpoint directory.
 
-    :param storage: Storage of the checkpoint directory.
-    :param job_id: Id of the job.
     :param stay: Time from the first sight of an orphan to its deletion, at least a day.
     :param dry_run: Do not write the record.
     :raises InvalidConfigurationError: if ``stay`` is less than a day.
@@ -81,7 +77,6 @@ class Quarantine:
         Recorded files that are no longer orphans are removed from the record.
 
         :param orphans: URIs of all current orphans.
-        :param now: Time of the sweep.
 
         :raises StorageError: if the storage fails.
         """
@@ -173,7 +168,6 @@ class OrphanSearch:
     """
     Search for the orphans of a job in a checkpoint directory.
 
-    :param storage: Storage of the checkpoint directory.
     :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
     :param documents: Cache of the metadata of the job's checkpoints, in all locations.
     :param of: Operators whose files are searched; by default all.
@@ -220,15 +214,8 @@ class OrphanSearch:
         """Completed checkpoints without a row: of rows that a backup lost, or of another coordinator."""
         known = {c.request_key for c in self._view.checkpoints}
         retained = {c.checkpoint_id for c in self._view.checkpoints if c.is_restorable}
-        read = ((i, self._read(self._uri(i))) for i in self._directory_ids if i not in retained)
+        read = ((i, find_document(self._storage, self._uri(i))) for i in self._directory_ids if i not in retained)
         return {i: document for i, document in read if document is not None and document.request_key not in known}
-
-    def _read(self, directory: str) -> CheckpointDocument | None:
-        uri = f"{directory}/{METADATA_FILE}"
-        try:
-            return decode_metadata(self._storage.read_bytes(uri), uri=uri)
-        except UNREADABLE:
-            return None
 
     def _uri(self, checkpoint_id: int) -> str:
         return checkpoint_uri(self._base, self._job_id, checkpoint_id)
@@ -411,7 +398,6 @@ def sweep(
     """
     Delete the orphans of a job in a checkpoint directory.
 
-    :param storage: Storage of the checkpoint directory.
     :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
     :param documents: Cache of the metadata of the job's checkpoints, in all locations.
     :param of: Operators whose files are searched; by default all.

@@ -39,14 +39,9 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import (
-    CheckpointDocument,
-    SnapshotHandle,
-    decode_metadata,
-    write_metadata,
-)
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact, scheme_of
-from airflow_provider_statecheck.storage.views.state_streams import FsCompletedCheckpointStorageLocation
+from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer, write_metadata
 
 log = logging.getLogger(__name__)
 
@@ -55,33 +50,6 @@ NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _MISSING_VALUES = ("none", "null")
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedPointer(FsCompletedCheckpointStorageLocation):
-    """Location of a completed checkpoint that a pointer names."""
-
-    @property
-    def metadata_uri(self) -> str:
-        """Return the URI of the metadata file."""
-        return self.metadata_handle.uri
-
-    @property
-    def directory_uri(self) -> str:
-        """Return the URI of the directory, which is the external pointer."""
-        return self.external_pointer
-
-    def read(self) -> tuple[CheckpointDocument, bytes]:
-        """
-        Return the checkpoint's metadata, decoded and as bytes.
-
-        :raises CheckpointNotFoundError: if the metadata file was deleted in the meantime.
-        :raises CorruptStateError: if the file was changed.
-        :raises IncompatibleCheckpointError: if the file is not metadata of a known version.
-        :raises StorageError: if the storage fails.
-        """
-        data = self.storage.read_bytes(self.metadata_uri)
-        return decode_metadata(data, uri=self.metadata_uri), data
 
 
 def pointer_uri(pointer: Any) -> str:
@@ -200,12 +168,12 @@ def find_source(
     except (CheckpointNotFoundError, IncompatibleCheckpointError, StorageError) as error:
         return _unreadable(pointer, mode, error)
     if mode is RestoreMode.CLAIM:
-        _require_claimable(document, resolved.directory_uri)
+        _require_claimable(document, resolved.external_pointer)
     part = _part_of(document, uid, renamed_uids, allow_non_restored_state=allow_non_restored_state)
     if part is None:
         return None
     return RestoreSource(
-        pointer=resolved.directory_uri,
+        pointer=resolved.external_pointer,
         metadata_uri=resolved.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),
@@ -303,8 +271,6 @@ def write_copies(
 
     :param copies: Copies in the format of the savepoint.
     :param source: Metadata of the checkpoint.
-    :param checkpoint_id: Id of the savepoint.
-    :param properties: Properties of the savepoint.
     :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises StorageError: if the storage fails.
@@ -324,7 +290,6 @@ class StateCopies:
     """
     Copies of the files that a checkpoint names; each file is copied once, to a name that is derived from its own.
 
-    :param storage: Storage of the checkpoint and of the copies.
     :param directory: URI of the directory of the copies.
     :param epoch: Fencing epoch of the attempt that writes them.
     :param is_own: Returns whether a file need not be copied; by default all are copied.

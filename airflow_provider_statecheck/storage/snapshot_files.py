@@ -13,11 +13,16 @@ from dataclasses import replace
 from datetime import datetime
 from typing import cast
 
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, SnapshotContent
+from typing_extensions import override
+
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    CompletedCheckpoint,
+    SnapshotContent,
+    SnapshotStorage,
+)
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE, JobId, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, with_streams
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
@@ -25,25 +30,27 @@ from airflow_provider_statecheck.storage.metadata_file import (
     InlineStateHandle,
     decode_metadata,
     encode_metadata,
-    write_metadata,
 )
-from airflow_provider_statecheck.storage.pointers import ResolvedPointer, StateCopies, resolve_checkpoint
-from airflow_provider_statecheck.storage.uris import normalise_base
-from airflow_provider_statecheck.storage.views.state_streams import DEFAULT_INLINE_BUDGET, spill_above_budget
+from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
+from airflow_provider_statecheck.storage.views.fs_storage import require_savepoint_target
+from airflow_provider_statecheck.storage.views.state_streams import (
+    DEFAULT_INLINE_BUDGET,
+    ResolvedPointer,
+    spill_above_budget,
+    write_metadata,
+    write_named_by_content,
+)
 
-_DIGEST_LENGTH = 32
 _RECENT_BYTES = 32 << 20
 """Total size of the files whose decoded contents are kept. A finalization reads each manifest several times."""
 
 
-class SnapshotFiles:
+class SnapshotFiles(SnapshotStorage):
     """
-    A ``SnapshotStorage`` on any fsspec filesystem.
+    Snapshot storage on any fsspec filesystem.
 
     Writes create missing directories.
 
-    :param storage: Storage of the checkpoint directory.
-    :param job_id: Id of the job.
     :param job_name: Display name of the job.
     :param savepoint_dir: URI of the default directory of savepoints; without it, each savepoint needs a target.
     :param inline_budget: Maximum number of bytes of inline state in the metadata of a checkpoint.
@@ -69,74 +76,41 @@ class SnapshotFiles:
         self._recent = _RecentContents(_RECENT_BYTES)
 
     @property
+    @override
     def has_default_savepoint_location(self) -> bool:
-        """Whether savepoints without a target have a default directory."""
         return self._savepoint_dir is not None
 
+    @override
     def initialize_base_locations_for_checkpoint(self) -> None:
-        """
-        Check that the storage is reachable.
-
-        :raises StorageError: if the storage fails.
-        """
+        # Writes create missing directories, so only the access is checked.
         self._storage.list_directories(self._storage.base_uri)
 
+    @override
     def new_savepoint_location(self, target: str | None) -> str:
-        """
-        Return a new, unique URI for the directory of a savepoint.
+        return new_savepoint_uri(require_savepoint_target(target, self._savepoint_dir), self._job_id)
 
-        :param target: Parent directory; the default directory of savepoints if it is ``None``.
-        :raises InvalidConfigurationError: if there is neither a target nor a default.
-        """
-        base = target or self._savepoint_dir
-        if base is None:
-            raise InvalidConfigurationError(
-                "Expected a target for the savepoint, found none; give one, or set execution.checkpointing.savepoint-dir."
-            )
-        return new_savepoint_uri(normalise_base(base), self._job_id)
-
+    @override
     def initialize_location(self, location: str) -> None:
-        """
-        Check that the storage of a location is reachable.
-
-        :raises StorageError: if the storage fails.
-        """
         self._storage.allowing(location).exists(f"{location}/{METADATA_FILE}")
 
+    @override
     def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
-        """
-        Write the manifest of an operator; its name contains the epoch and a digest.
-
-        :raises StorageError: if the storage fails.
-        """
         # Manifests and metadata are in the same directory, where a relative URI has one meaning.
         data = encode_metadata(self._document(checkpoint, content), uri=f"{checkpoint.location}/{METADATA_FILE}")
-        digest = hashlib.sha256(data).hexdigest()
-        name = f"{checkpoint.epoch}-{digest[:_DIGEST_LENGTH]}"
-        file = FileStateHandle(f"{checkpoint.location}/{name}", len(data), digest)
-        self._storage.write_bytes(file.uri, data)
+        file = write_named_by_content(self._storage, checkpoint.location, checkpoint.epoch, data)
         self._recent.put(file, content)
         return file
 
+    @override
     def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
-        """
-        Write the metadata of a checkpoint, and store state above the inline budget in files next to it.
-
-        :raises StorageError: if the storage fails, or the file exists with other contents.
-        """
         document = self._document(checkpoint, self._spilled(checkpoint, content))
         file = write_metadata(self._storage, checkpoint.location, document)
         if self._documents is not None:
             self._documents.remember(checkpoint.checkpoint_id, document)
         return file
 
+    @override
     def read(self, file: FileStateHandle) -> SnapshotContent:
-        """
-        Return the contents of a manifest or metadata file.
-
-        :raises CorruptStateError: if the file was changed after it was written.
-        :raises CheckpointNotFoundError: if the file is missing.
-        """
         known = self._recent.get(file)
         if known is None:
             # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
@@ -148,40 +122,21 @@ class SnapshotFiles:
             self._recent.put(file, known)
         return known
 
+    @override
     def copy_state(self, checkpoint: CheckpointRecord, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
-        """
-        Copy the files of operator states into a checkpoint's directory.
-
-        :return: The states with handles of the copies.
-        :raises StorageError: if the storage fails.
-        :raises CheckpointNotFoundError: if a file is missing.
-        """
         copies = StateCopies(self._storage, checkpoint.location, checkpoint.epoch)
-        return tuple(with_streams(state, copies.of_stream) for state in states)
+        return tuple(map(copies.of_operator, states))
 
+    @override
     def exists(self, uri: str) -> bool:
-        """
-        Return true if the file of a row exists.
-
-        :raises StorageError: if the storage fails.
-        """
         return self._storage.allowing(uri).exists(uri)
 
+    @override
     def delete_manifest(self, uri: str) -> None:
-        """
-        Delete a manifest that no row names.
-
-        :raises StorageError: if the file may still exist.
-        """
         self._storage.delete_file(uri)
 
+    @override
     def resolve_checkpoint(self, pointer: str) -> CompletedCheckpoint:
-        """
-        Return the completed checkpoint or savepoint of a pointer, of any job.
-
-        :raises InvalidConfigurationError: if the pointer is empty.
-        :raises CheckpointNotFoundError: if the pointer has no checkpoint.
-        """
         resolved = resolve_checkpoint(self._storage, pointer)
         # The restored state is copied later, which needs access to its location.
         self._storage = resolved.storage
@@ -259,7 +214,7 @@ def _completed(document: CheckpointDocument, resolved: ResolvedPointer, data: by
         master_states=document.master_states,
         parts=document.parts,
         properties=document.properties,
-        external_pointer=resolved.directory_uri,
+        external_pointer=resolved.external_pointer,
         metadata_uri=resolved.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),

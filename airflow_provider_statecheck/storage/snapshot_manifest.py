@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
 
@@ -46,18 +46,6 @@ ReadRange = Callable[[int, int], bytes]
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
-
-
-class SnapshotStorage(Protocol):
-    """Part of the checkpoint storage that manifests use."""
-
-    def list_files(self, uri: str) -> Mapping[str, int]:
-        """Return the sizes of all files below a directory, by their relative names."""
-        ...
-
-    def read_range(self, uri: str, start: int, end: int) -> bytes:
-        """Return the bytes of a file from ``start`` to before ``end``."""
-        ...
 
 
 class SnapshotWriter(StrEnum):
@@ -132,12 +120,10 @@ class SnapshotManifest:
         return _from_document(document, content)
 
 
-def build_manifest(storage: SnapshotStorage, data_uri: str, schema_json: str) -> SnapshotManifest:
+def build_manifest(storage: CheckpointStorage, data_uri: str, schema_json: str) -> SnapshotManifest:
     """
     Return the manifest of the files that Spark has written to a directory.
 
-    :param storage: Storage of the directory.
-    :param data_uri: URI of the directory.
     :param schema_json: Schema of the written DataFrame.
     :raises CorruptStateError: if a file is not a complete Parquet file.
     :raises EnvironmentNotReadyError: if there are no files, because Spark wrote to another location.
@@ -182,7 +168,7 @@ def read_verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -
     return manifest
 
 
-def verify_files(storage: SnapshotStorage, data_uri: str, manifest: SnapshotManifest) -> None:
+def verify_files(storage: CheckpointStorage, data_uri: str, manifest: SnapshotManifest) -> None:
     """
     Compare the names and sizes of a snapshot's files with its manifest, by one listing.
 
@@ -208,7 +194,7 @@ def verify_files(storage: SnapshotStorage, data_uri: str, manifest: SnapshotMani
         )
 
 
-def verify_footers(storage: SnapshotStorage, data_uri: str, manifest: SnapshotManifest) -> None:
+def verify_footers(storage: CheckpointStorage, data_uri: str, manifest: SnapshotManifest) -> None:
     """
     Verify the footers of a snapshot's files, by a small read of each file.
 
@@ -217,7 +203,7 @@ def verify_footers(storage: SnapshotStorage, data_uri: str, manifest: SnapshotMa
     _in_threads(lambda file: verify_footer(storage, _uri_of(data_uri, file.name), file), manifest.files)
 
 
-def verify_footer(storage: SnapshotStorage, uri: str, file: SnapshotFile) -> None:
+def verify_footer(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> None:
     """
     Compare the footer of a file with its digest in the manifest.
 
@@ -238,7 +224,6 @@ def footer_digest(read: ReadRange, uri: str, size_bytes: int) -> str:
 
     :param read: Function that returns the bytes of the file from a start to before an end.
     :param uri: URI of the file, for messages.
-    :param size_bytes: Size of the file.
     :raises CorruptStateError: if the file is not a complete Parquet file.
     """
     return hashlib.sha256(_read_footer(read, uri, size_bytes)).hexdigest()
@@ -271,7 +256,7 @@ def _in_threads(function: Callable[[Entry], Result], entries: Iterable[Entry]) -
         return list(pool.map(function, entries))
 
 
-def _describe(storage: SnapshotStorage, uri: str, name: str, size_bytes: int) -> tuple[SnapshotFile, int]:
+def _describe(storage: CheckpointStorage, uri: str, name: str, size_bytes: int) -> tuple[SnapshotFile, int]:
     footer = _read_footer(partial(storage.read_range, uri), uri, size_bytes)
     digest = hashlib.sha256(footer).hexdigest()
     try:

@@ -1,8 +1,8 @@
 """
 JSON form of state values, state handles, operator states and checkpoint properties.
 
-Each ``encode_`` function has a ``decode_`` function that returns an equal value. Encoders shorten URIs, and decoders
-lengthen them, with a function of the caller. Values keep their types and time zones, and are never pickled: a value without
+Each ``encode_`` function has a ``decode_`` function that returns an equal value. Encoders convert URIs to their stored form
+with a function of the caller, and decoders convert them back. Values keep their types and time zones, and are never pickled: a value without
 a JSON type is an object with the single key ``$<type>``, and a dict is a list of pairs under ``$dict``, because its own keys
 could otherwise be taken for a type tag.
 """
@@ -13,15 +13,14 @@ import base64
 import math
 import reprlib
 from collections.abc import Callable
-from dataclasses import fields
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
@@ -45,11 +44,7 @@ UriForm = Callable[[str], str]
 
 
 def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
-    """
-    Return the JSON form of an operator's state.
-
-    :param shorten: Converts a URI to its stored form.
-    """
+    """Return the JSON form of an operator's state."""
     coordinator = state.coordinator_state
     return {
         "operator_id": state.operator_id,
@@ -60,7 +55,7 @@ def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
         "subtask_states": [
             [index, _encode_subtask(subtask, shorten)] for index, subtask in sorted(state.subtask_states.items())
         ],
-        "coordinator_state": None if coordinator is None else encode_stream(coordinator, shorten),
+        "coordinator_state": None if coordinator is None else _encode_stream(coordinator, shorten),
         "is_fully_finished": state.is_fully_finished,
     }
 
@@ -69,54 +64,37 @@ def decode_operator_state(values: Json, lengthen: UriForm) -> OperatorState:
     """
     Return an operator's state from its JSON form.
 
-    :param lengthen: Converts a stored form to a URI.
     :raises ValueError: or ``LookupError`` or ``TypeError``, if the values are not those of an operator's state.
     """
     coordinator = values.get("coordinator_state")
     return OperatorState(
-        operator_id=OperatorId(text(values["operator_id"])),
-        uid=text(values["uid"]),
-        name=text(values.get("name", "")),
-        parallelism=number(values["parallelism"]),
-        max_parallelism=number(values["max_parallelism"]),
+        operator_id=OperatorId(_text(values["operator_id"])),
+        uid=_text(values["uid"]),
+        name=_text(values.get("name", "")),
+        parallelism=_number(values["parallelism"]),
+        max_parallelism=_number(values["max_parallelism"]),
         subtask_states={
-            number(index): _decode_subtask(subtask, lengthen) for index, subtask in values["subtask_states"]
+            _number(index): _decode_subtask(subtask, lengthen) for index, subtask in values["subtask_states"]
         },
-        coordinator_state=None if coordinator is None else decode_stream(coordinator, lengthen),
+        coordinator_state=None if coordinator is None else _decode_stream(coordinator, lengthen),
         is_fully_finished=boolean(values.get("is_fully_finished", False)),
     )
 
 
 def encode_master_state(state: MasterState) -> Json:
     """Return the JSON form of a master hook's state."""
-    return {"name": state.name, "version": state.version, "data": encode_bytes(state.data)}
+    return {"name": state.name, "version": state.version, "data": _encode_bytes(state.data)}
 
 
 def decode_master_state(values: Json) -> MasterState:
     """Return a master hook's state from its JSON form; raises as :func:`decode_operator_state`."""
-    data = decode_bytes(values["data"])
-    return MasterState(name=text(values["name"]), version=number(values["version"]), data=data)
+    data = _decode_bytes(values["data"])
+    return MasterState(name=_text(values["name"]), version=_number(values["version"]), data=data)
 
 
-def encode_properties(properties: CheckpointProperties) -> Json:
-    """Return the JSON form of a snapshot's properties."""
-    return {field.name: getattr(properties, field.name) for field in fields(properties)}
-
-
-def decode_properties(values: Json) -> CheckpointProperties:
-    """Return a snapshot's properties from their JSON form; raises as :func:`decode_operator_state`."""
-    names = {field.name for field in fields(CheckpointProperties)}
-    return CheckpointProperties(**{name: _decode_property(name, values[name]) for name in names & values.keys()})
-
-
-def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
-    """
-    Return the JSON form of a stream handle.
-
-    :param shorten: Converts a URI to its stored form.
-    """
+def _encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
     if isinstance(handle, ByteStreamStateHandle):
-        return {"kind": "bytes", "name": handle.name, "data": encode_bytes(handle.data)}
+        return {"kind": "bytes", "name": handle.name, "data": _encode_bytes(handle.data)}
     if isinstance(handle, FileStateHandle):
         return {"kind": "file", "uri": shorten(handle.uri), "size": handle.size, "sha256": handle.sha256}
     return {
@@ -131,27 +109,21 @@ def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
     }
 
 
-def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
-    """
-    Return a stream handle from its JSON form.
-
-    :param lengthen: Converts a stored form to a URI.
-    :raises ValueError: or ``LookupError`` or ``TypeError``, if the values are not those of a stream handle.
-    """
+def _decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
     kind = values["kind"]
     if kind == "bytes":
-        return ByteStreamStateHandle(text(values["name"]), decode_bytes(values["data"]))
+        return ByteStreamStateHandle(_text(values["name"]), _decode_bytes(values["data"]))
     if kind == "file":
-        return FileStateHandle(lengthen(text(values["uri"])), number(values["size"]), text(values.get("sha256", "")))
+        return FileStateHandle(lengthen(_text(values["uri"])), _number(values["size"]), _text(values.get("sha256", "")))
     if kind == "segment":
         return SegmentFileStateHandle(
-            uri=lengthen(text(values["uri"])),
-            start=number(values["start"]),
-            length=number(values["length"]),
+            uri=lengthen(_text(values["uri"])),
+            start=_number(values["start"]),
+            length=_number(values["length"]),
             scope=CheckpointedStateScope(values["scope"]),
-            logical_id=text(values["logical_id"]),
-            sha256=text(values.get("sha256", "")),
-            file_size=number(values.get("file_size", 0)),
+            logical_id=_text(values["logical_id"]),
+            sha256=_text(values.get("sha256", "")),
+            file_size=_number(values.get("file_size", 0)),
         )
     raise _unknown_kind(kind)
 
@@ -163,69 +135,55 @@ def encode_keyed(handle: KeyedStateHandle, shorten: UriForm) -> Json:
         "backend_id": handle.backend_id,
         "range": [handle.key_group_range.start, handle.key_group_range.end],
         "checkpoint_id": handle.checkpoint_id,
-        "shared": [[path, encode_stream(stream, shorten)] for path, stream in handle.shared],
-        "private": [[path, encode_stream(stream, shorten)] for path, stream in handle.private],
-        "meta": None if handle.meta is None else encode_stream(handle.meta, shorten),
+        "shared": [[path, _encode_stream(stream, shorten)] for path, stream in handle.shared],
+        "private": [[path, _encode_stream(stream, shorten)] for path, stream in handle.private],
+        "meta": None if handle.meta is None else _encode_stream(handle.meta, shorten),
     }
 
 
 def decode_keyed(values: Json, lengthen: UriForm) -> KeyedStateHandle:
-    """Return a keyed state handle from its JSON form; raises as :func:`decode_stream`."""
-    start, end = map(number, values["range"])
+    """Return a keyed state handle from its JSON form; raises as :func:`decode_operator_state`."""
+    start, end = map(_number, values["range"])
     key_groups = KeyGroupRange(start, end)
     if values["kind"] != "incremental":
         raise _unknown_kind(values["kind"])
     meta = values.get("meta")
     return KeyedStateHandle(
-        backend_id=text(values["backend_id"]),
+        backend_id=_text(values["backend_id"]),
         key_group_range=key_groups,
-        checkpoint_id=number(values["checkpoint_id"]),
+        checkpoint_id=_number(values["checkpoint_id"]),
         shared=_decode_files(values["shared"], lengthen),
         private=_decode_files(values["private"], lengthen),
-        meta=None if meta is None else decode_stream(meta, lengthen),
+        meta=None if meta is None else _decode_stream(meta, lengthen),
     )
 
 
-def encode_operator(handle: OperatorStateHandle, shorten: UriForm) -> Json:
-    """Return the JSON form of an operator state handle."""
+def _encode_operator(handle: OperatorStateHandle, shorten: UriForm) -> Json:
     states = [[name, {"offsets": list(meta.offsets), "mode": meta.mode}] for name, meta in handle.states]
-    return {"states": states, "stream": encode_stream(handle.stream, shorten)}
+    return {"states": states, "stream": _encode_stream(handle.stream, shorten)}
 
 
-def decode_operator(values: Json, lengthen: UriForm) -> OperatorStateHandle:
-    """Return an operator state handle from its JSON form; raises as :func:`decode_stream`."""
-    states = tuple((text(name), _decode_meta(meta)) for name, meta in values["states"])
-    return OperatorStateHandle(states=states, stream=decode_stream(values["stream"], lengthen))
+def _decode_operator(values: Json, lengthen: UriForm) -> OperatorStateHandle:
+    states = tuple((_text(name), _decode_meta(meta)) for name, meta in values["states"])
+    return OperatorStateHandle(states=states, stream=_decode_stream(values["stream"], lengthen))
 
 
-def encode_bytes(data: bytes) -> str:
-    """Return bytes as Base64 text."""
+def _encode_bytes(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decode_bytes(value: Any) -> bytes:
-    """Return the bytes of Base64 text."""
-    return base64.b64decode(text(value), validate=True)
+def _decode_bytes(value: Any) -> bytes:
+    return base64.b64decode(_text(value), validate=True)
 
 
-def text(value: Any) -> str:
-    """
-    Return a value after checking that it is a string.
-
-    :raises TypeError: if it has another type.
-    """
+def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text, found {type(value).__name__}")
     return value
 
 
-def number(value: Any) -> int:
-    """
-    Return a value after checking that it is an integer.
-
-    :raises TypeError: if it has another type; ``bool`` is no integer here.
-    """
-    if type(value) is not int:
+def _number(value: Any) -> int:
+    if type(value) is not int:  # bool is no number here
         raise TypeError(f"expected a whole number, found {type(value).__name__}")
     return value
 
@@ -242,11 +200,11 @@ def boolean(value: Any) -> bool:
 
 
 def _decode_files(values: Any, lengthen: UriForm) -> tuple[tuple[str, StreamStateHandle], ...]:
-    return tuple((text(path), decode_stream(stream, lengthen)) for path, stream in values)
+    return tuple((_text(path), _decode_stream(stream, lengthen)) for path, stream in values)
 
 
 def _decode_meta(values: Json) -> OperatorStateMeta:
-    offsets = tuple(map(number, values["offsets"]))
+    offsets = tuple(map(_number, values["offsets"]))
     return OperatorStateMeta(offsets=offsets, mode=DistributionMode(values["mode"]))
 
 
@@ -254,59 +212,36 @@ def _unknown_kind(kind: Any) -> ValueError:
     return ValueError(f"it holds a state handle of the unknown kind {kind!r}; a later release may have written it")
 
 
-def _decode_property(name: str, value: Any) -> Any:
-    if name == "snapshot_type":
-        return CheckpointType(value)
-    if name == "savepoint_format":
-        return None if value is None else SavepointFormat(value)
-    return text(value) if name == "part" else boolean(value)
-
-
 def _encode_subtask(state: OperatorSubtaskState, shorten: UriForm) -> Json:
     return {
-        "managed_operator": [encode_operator(handle, shorten) for handle in state.managed_operator],
-        "raw_operator": [encode_operator(handle, shorten) for handle in state.raw_operator],
+        "managed_operator": [_encode_operator(handle, shorten) for handle in state.managed_operator],
+        "raw_operator": [_encode_operator(handle, shorten) for handle in state.raw_operator],
         "managed_keyed": [encode_keyed(handle, shorten) for handle in state.managed_keyed],
     }
 
 
 def _decode_subtask(values: Json, lengthen: UriForm) -> OperatorSubtaskState:
     return OperatorSubtaskState(
-        managed_operator=tuple(decode_operator(handle, lengthen) for handle in values.get("managed_operator", ())),
-        raw_operator=tuple(decode_operator(handle, lengthen) for handle in values.get("raw_operator", ())),
+        managed_operator=tuple(_decode_operator(handle, lengthen) for handle in values.get("managed_operator", ())),
+        raw_operator=tuple(_decode_operator(handle, lengthen) for handle in values.get("raw_operator", ())),
         managed_keyed=tuple(decode_keyed(handle, lengthen) for handle in values.get("managed_keyed", ())),
     )
 
 
-def encode_time(value: datetime | time, path: str) -> list[Any]:
-    """
-    Return the JSON form of a datetime or time.
-
-    :param path: Path of the value in the state, for messages.
-    :raises UnsupportedStateError: if the time zone has neither a fixed offset nor a key.
-    """
+def _encode_time(value: datetime | time, path: str) -> list[Any]:
     return [value.replace(tzinfo=None).isoformat(), value.fold, _encode_zone(value.tzinfo, path)]
 
 
-def decode_datetime(encoded: list[Any]) -> datetime:
-    """Return a datetime from its JSON form."""
+def _decode_time(kind: type[datetime | time], encoded: list[Any]) -> datetime | time:
     text, fold, zone = encoded
-    return datetime.fromisoformat(text).replace(fold=fold, tzinfo=_decode_zone(zone))
+    return kind.fromisoformat(text).replace(fold=fold, tzinfo=_decode_zone(zone))
 
 
-def decode_time(encoded: list[Any]) -> time:
-    """Return a time from its JSON form."""
-    text, fold, zone = encoded
-    return time.fromisoformat(text).replace(fold=fold, tzinfo=_decode_zone(zone))
-
-
-def encode_timedelta(value: timedelta) -> list[int]:
-    """Return the JSON form of a timedelta."""
+def _encode_timedelta(value: timedelta) -> list[int]:
     return [value.days, value.seconds, value.microseconds]
 
 
-def decode_timedelta(encoded: list[int]) -> timedelta:
-    """Return a timedelta from its JSON form."""
+def _decode_timedelta(encoded: list[int]) -> timedelta:
     days, seconds, microseconds = encoded
     return timedelta(days=days, seconds=seconds, microseconds=microseconds)
 
@@ -321,7 +256,7 @@ def _encode_zone(zone: tzinfo | None, path: str) -> dict[str, Any] | None:
         offset = zone.utcoffset(None)
         name = zone.tzname(None)
         is_default = name == timezone(offset).tzname(None)
-        return {"offset": encode_timedelta(offset), "name": None if is_default else name}
+        return {"offset": _encode_timedelta(offset), "name": None if is_default else name}
     kind = type(zone)
     raise UnsupportedStateError(
         f"Expected the time zone of {path} to be a datetime.timezone or a zoneinfo.ZoneInfo with a key; found "
@@ -334,7 +269,7 @@ def _decode_zone(encoded: dict[str, Any] | None) -> tzinfo | None:
         return None
     if "zone" in encoded:
         return ZoneInfo(encoded["zone"])
-    offset, name = decode_timedelta(encoded["offset"]), encoded["name"]
+    offset, name = _decode_timedelta(encoded["offset"]), encoded["name"]
     return timezone(offset) if name is None else timezone(offset, name)
 
 
@@ -349,10 +284,10 @@ _SUPPORTED = (
 _JSON_INT_BITS = 64
 _SCALARS: dict[type, tuple[str, Callable[[Any, str], Any]]] = {
     bytes: ("bytes", lambda v, _: base64.b64encode(v).decode()),
-    datetime: ("datetime", encode_time),
+    datetime: ("datetime", _encode_time),
     date: ("date", lambda v, _: v.isoformat()),
-    time: ("time", encode_time),
-    timedelta: ("timedelta", lambda v, _: encode_timedelta(v)),
+    time: ("time", _encode_time),
+    timedelta: ("timedelta", lambda v, _: _encode_timedelta(v)),
     Decimal: ("decimal", lambda v, _: str(v)),
     UUID: ("uuid", lambda v, _: str(v)),
 }
@@ -360,15 +295,15 @@ _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda v: base64.b64decode(v, validate=True),
     "date": date.fromisoformat,
-    "datetime": decode_datetime,
+    "datetime": partial(_decode_time, datetime),
     "decimal": Decimal,
     "float": float,
     "frozenset": lambda items: frozenset(map(_decode, items)),
     "int": lambda v: int(v, 16),
     "set": lambda items: set(map(_decode, items)),
     "str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
-    "time": decode_time,
-    "timedelta": decode_timedelta,
+    "time": partial(_decode_time, time),
+    "timedelta": _decode_timedelta,
     "tuple": lambda items: tuple(map(_decode, items)),
     "uuid": UUID,
     "dict": lambda pairs: {_decode(key): _decode(value) for key, value in pairs},

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream
+from airflow_provider_statecheck.storage.views.state_streams import BufferedStateOutputStream
 from airflow_provider_statecheck.testing.function_harness import (
     KEY_GROUPS,
     NOTHING,
@@ -49,11 +49,11 @@ class _Streams:
         """Return what the real streams say."""
         return self._target.could_reuse_state_handle(handle)
 
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> BufferedStateOutputStream:
         self.was_used = True
         return self._changed(self._target.create_checkpoint_state_output_stream(scope))
 
-    def _changed(self, stream: FsCheckpointStateOutputStream) -> FsCheckpointStateOutputStream:
+    def _changed(self, stream: BufferedStateOutputStream) -> BufferedStateOutputStream:
         raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ class CancellingStreams(_Streams):
         self._method = method
         self._is_after = is_after
 
-    def _changed(self, stream: FsCheckpointStateOutputStream) -> FsCheckpointStateOutputStream:
+    def _changed(self, stream: BufferedStateOutputStream) -> BufferedStateOutputStream:
         original = getattr(stream, self._method)
 
         def cancel_too(*arguments: Any) -> Any:
@@ -92,7 +92,7 @@ class CancellingStreams(_Streams):
 class FailingStreams(_Streams):
     """Streams that fail when they are closed."""
 
-    def _changed(self, stream: FsCheckpointStateOutputStream) -> FsCheckpointStateOutputStream:
+    def _changed(self, stream: BufferedStateOutputStream) -> BufferedStateOutputStream:
         def fail() -> Any:
             stream.close()
             raise StorageError("The disk is full.")

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.actions import JobActions
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -127,3 +128,10 @@ def parquet(rows: int, part: int = 0, *, checksums: bool = True) -> bytes:
 def local_path(uri: str) -> Path:
     """Return the local file behind a URI."""
     return Path(uri.removeprefix("file://"))
+
+
+def collect(
+    stage: WrittenStage, job: str = JOB, *, opener: Any = CheckpointStorage.open, **options: Any
+) -> CollectedJob:
+    """Collect the garbage of a job."""
+    return collect_job(stage.maintenance, job_id_of(job), opener, **options)

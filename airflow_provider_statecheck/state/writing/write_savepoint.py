@@ -42,8 +42,9 @@ from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, KeyedSubtask
 from airflow_provider_statecheck.state.writing.new_rows import NewRows, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, write_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.views.state_streams import write_metadata
 
 EDITS = "edits"
 """Key of the audit entries in the values of the stage."""

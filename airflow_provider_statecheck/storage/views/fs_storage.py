@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import (
     DATA_DIRECTORY,
     MANIFEST_FILE,
-    METADATA_FILE,
     STATE_DIRECTORY,
     JobId,
     checkpoint_uri,
@@ -34,7 +34,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import ResolvedPointer, StateCopies, resolve_checkpoint
+from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, scheme_of
 from airflow_provider_statecheck.storage.views.checkpoint_storage import (
     CheckpointStorageAccess,
@@ -50,22 +50,67 @@ from airflow_provider_statecheck.storage.views.state_files import (
 from airflow_provider_statecheck.storage.views.state_streams import (
     MAX_NAME_ATTEMPTS,
     BufferedStateOutputStream,
+    CheckpointMetadataOutputStream,
+    CheckpointStateOutputStream,
     CheckpointStreamFactory,
-    FsCheckpointMetadataOutputStream,
-    FsCheckpointStateOutputStream,
+    ResolvedPointer,
     StateWriting,
+    open_metadata_stream,
+    open_state_stream,
+    write_file,
 )
 
 NO_CHECKPOINT = 0
 """ID in place of a checkpoint's for state that is written between checkpoints."""
 
 
-class FsCheckpointStorageAccess(CheckpointStorageAccess):
+class DirectoryCheckpointStorageAccess(CheckpointStorageAccess):
+    """
+    What checkpoint storages have in common whose savepoints are directories.
+
+    :param savepoint_dir: Default parent directory of savepoints.
+    :raises InvalidConfigurationError: if the savepoint directory is invalid.
+    """
+
+    def __init__(self, storage: CheckpointStorage, attempt: AttemptRef, savepoint_dir: str | None) -> None:
+        self._storage = storage
+        self._attempt = attempt
+        self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
+
+    @property
+    @override
+    def supports_highly_available_storage(self) -> bool:
+        return True
+
+    @property
+    @override
+    def has_default_savepoint_location(self) -> bool:
+        return self._savepoint_dir is not None
+
+    @override
+    def resolve_checkpoint(self, pointer: str | None) -> ResolvedPointer:
+        return resolve_checkpoint(self._storage, pointer)
+
+    @override
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        # Each stream makes its own file durable, or its handle contains all bytes.
+        return tuple(states)
+
+    def _exclusive(self, checkpoint_id: int) -> str:
+        if checkpoint_id < 0:
+            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
+        return checkpoint_uri(self._storage.base_uri, self._attempt.job_id, checkpoint_id)
+
+    def _new_savepoint(self, external: str | None) -> tuple[CheckpointStorage, str]:
+        target = require_savepoint_target(external, self._savepoint_dir)
+        storage = self._storage.allowing(target)
+        return storage, make_savepoint_directory(storage, target, self._attempt.job_id)
+
+
+class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
     """
     Checkpoint storage with state and metadata in files.
 
-    :param storage: Storage of the checkpoint directory.
-    :param attempt: The writing attempt.
     :param writing: Settings for writing state, with the epoch of the attempt; by default, default settings.
     :param savepoint_dir: Default parent directory of savepoints.
     :raises InvalidConfigurationError: if the savepoint directory is invalid or the epochs differ.
@@ -79,10 +124,8 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
         writing: StateWriting | None = None,
         savepoint_dir: str | None = None,
     ) -> None:
-        self._storage = storage
-        self._attempt = attempt
+        super().__init__(storage, attempt, savepoint_dir)
         self._writing = writing or StateWriting(epoch=attempt.epoch)
-        self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
         self._job = job_uri(storage.base_uri, attempt.job_id)
         self._shared = shared_uri(storage.base_uri, attempt.job_id, attempt.operator_id)
         # An operator sweeps only its own directories.
@@ -93,54 +136,24 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
                 f"Expected state writing with epoch {attempt.epoch}, found {self._writing.epoch}; pass the epoch of the attempt."
             )
 
-    @property
-    def supports_highly_available_storage(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    @property
-    def has_default_savepoint_location(self) -> bool:
-        """Return whether savepoints without a target have a default directory."""
-        return self._savepoint_dir is not None
-
-    def resolve_checkpoint(self, pointer: str | None) -> ResolvedPointer:
-        """Resolve an external pointer to a completed checkpoint of any job."""
-        return resolve_checkpoint(self._storage, pointer)
-
+    @override
     def initialize_base_locations_for_checkpoint(self) -> None:
-        """
-        Create the directories that all checkpoints share, unless they exist.
-
-        :raises StorageError: if the storage fails.
-        """
         for uri in (self._job, f"{self._job}/shared", f"{self._job}/taskowned"):
             make_directory(self._storage, uri)
 
+    @override
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> FsCheckpointStorageLocation:
-        """
-        Create the directory of a checkpoint.
-
-        :raises InvalidConfigurationError: if the id is negative.
-        :raises StorageError: if the storage fails.
-        """
         exclusive = self._exclusive(checkpoint_id)
         make_directory(self._storage, exclusive)
         return FsCheckpointStorageLocation(
             storage=self._storage, exclusive=exclusive, shared=self._shared_state, writing=self._writing
         )
 
+    @override
     def initialize_location_for_savepoint(
         self, checkpoint_id: int, external: str | None = None
     ) -> FsCheckpointStorageLocation:
-        """
-        Create the directory that holds all files of a savepoint.
-
-        :raises InvalidConfigurationError: if neither a target nor a default is set.
-        :raises StorageError: if the storage fails.
-        """
-        target = require_savepoint_target(external, self._savepoint_dir)
-        storage = self._storage.allowing(target)
-        directory = make_savepoint_directory(storage, target, self._attempt.job_id)
+        storage, directory = self._new_savepoint(external)
         return FsCheckpointStorageLocation(
             storage=storage,
             exclusive=directory,
@@ -153,7 +166,6 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
         """
         Return a new location for the snapshot of a DataFrame, which checkpoints share.
 
-        :param name: Name of the snapshot.
         :param scope: Enclosing loops and their items, outermost first.
         """
         return SnapshotLocation(self._storage, f"{self._shared}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}")
@@ -167,17 +179,12 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
         """Return copies, in shared state, of files of another owner, who may delete them; a repeated call resumes them."""
         return StateCopies(self._storage, self._shared_state, self._attempt.epoch, is_own=self.owns, resumes=True)
 
+    @override
     def resolve_checkpoint_storage_location(
         self, checkpoint_id: int, reference: CheckpointStorageLocationReference
     ) -> FsCheckpointStreamFactory:
-        """
-        Return the stream factory of a checkpoint, without creating directories.
-
-        All state between checkpoints is shared, because several checkpoints may reference it.
-
-        :raises InvalidConfigurationError: if the reference cannot be decoded.
-        """
         if reference.is_default:
+            # Several checkpoints may reference the state that is written between checkpoints.
             is_of_checkpoint = checkpoint_id != NO_CHECKPOINT
             exclusive = self._exclusive(checkpoint_id) if is_of_checkpoint else self._shared_state
             return FsCheckpointStreamFactory(
@@ -189,31 +196,24 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
             storage=self._storage.allowing(path), exclusive=path, shared=path, writing=self._writing
         )
 
-    def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
-        """Open a stream of task-owned state; small state is stored inline."""
-        return FsCheckpointStateOutputStream.open(self._storage, self._taskowned, self._writing)
+    @override
+    def create_task_owned_state_stream(self) -> CheckpointStateOutputStream:
+        return open_state_stream(self._storage, self._taskowned, self._writing)
 
+    @override
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        """Return the toolset for task-owned state."""
         return FsCheckpointStateToolset(self._storage, self._taskowned, self._attempt.epoch)
 
-    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
-        """Return the states, because each stream makes its own file durable."""
-        return tuple(states)
-
+    @override
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
     ) -> CheckpointStorageWorkerView:
-        """Return a view that merges files, or this view if merging is disabled."""
         if manager is None:
             return self
         manager.restore_state_handles(environment.restored_streams)
-        return FsMergingCheckpointStorageAccess(self, manager)
-
-    def _exclusive(self, checkpoint_id: int) -> str:
-        if checkpoint_id < 0:
-            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
-        return checkpoint_uri(self._storage.base_uri, self._attempt.job_id, checkpoint_id)
+        return FsMergingCheckpointStorageAccess(
+            self._storage, self._attempt, writing=self._writing, savepoint_dir=self._savepoint_dir, manager=manager
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,28 +221,33 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
     """
     Opens state streams in the directories of a checkpoint.
 
-    :param storage: Storage of the directories.
     :param exclusive: Directory of state that only this checkpoint references.
     :param shared: Directory of state that several checkpoints may reference.
-    :param writing: Settings for writing state.
+    :param manager: Merges state that is not inline into one file per directory; ``None`` for a file for each stream.
     """
 
     storage: CheckpointStorage
     exclusive: str
     shared: str
     writing: StateWriting
+    manager: FileMergingSnapshotManager | None = None
 
-    def directory_of(self, scope: CheckpointedStateScope) -> str:
-        """Return the directory of the state of a scope."""
-        return self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
+    @override
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> BufferedStateOutputStream:
+        directory = self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
+        manager = self.manager
+        if manager is None:
+            return open_state_stream(self.storage, directory, self.writing)
+        return BufferedStateOutputStream(
+            lambda data: manager.add_segment(self.storage, directory, scope, data),
+            buffer_size=self.writing.effective_buffer_size,
+            inline_threshold=self.writing.inline_threshold,
+        )
 
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
-        """Open a stream without creating a file."""
-        return FsCheckpointStateOutputStream.open(self.storage, self.directory_of(scope), self.writing)
-
+    @override
     def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
-        """Return ``True``; files that were merged before merging was disabled are not rewritten."""
-        return True
+        # Files that were merged before merging was disabled are not rewritten.
+        return self.manager is None or self.manager.could_reuse_previous_state_handle(handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,21 +260,49 @@ class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLo
 
     location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
 
-    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
-        """
-        Open the metadata stream.
-
-        :raises StorageError: if metadata already exists, or the storage fails.
-        """
+    @override
+    def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
         return open_metadata_stream(self.storage, self.exclusive)
 
+    @override
     def dispose_on_failure(self) -> None:
-        """
-        Delete the exclusive directory of the checkpoint.
-
-        :raises StorageError: if a part may still exist.
-        """
         self.storage.delete_directory(self.exclusive)
+
+
+class FsMergingCheckpointStorageAccess(FsCheckpointStorageAccess):
+    """Worker view that merges the files of checkpoints and savepoints; task-owned state is not merged."""
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        attempt: AttemptRef,
+        *,
+        manager: FileMergingSnapshotManager,
+        writing: StateWriting | None = None,
+        savepoint_dir: str | None = None,
+    ) -> None:
+        super().__init__(storage, attempt, writing=writing, savepoint_dir=savepoint_dir)
+        self._manager = manager
+
+    @override
+    def resolve_checkpoint_storage_location(
+        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
+    ) -> FsCheckpointStreamFactory:
+        return replace(super().resolve_checkpoint_storage_location(checkpoint_id, reference), manager=self._manager)
+
+    @override
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        self._manager.make_durable()
+        return tuple(with_streams(state, self._manager.final) for state in states)
+
+    @override
+    def to_file_merging_storage(
+        self, manager: FileMergingSnapshotManager | None, environment: Environment
+    ) -> CheckpointStorageWorkerView:
+        plain = FsCheckpointStorageAccess(
+            self._storage, self._attempt, writing=self._writing, savepoint_dir=self._savepoint_dir
+        )
+        return plain.to_file_merging_storage(manager, environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +310,6 @@ class SnapshotLocation:
     """
     Location of the snapshot of a DataFrame: Parquet files that Spark writes, and a manifest that lists them.
 
-    :param storage: Storage of the directory.
     :param uri: URI of the directory.
     """
 
@@ -295,18 +327,10 @@ class SnapshotLocation:
 
         :raises StorageError: if the storage fails.
         """
-        uri = f"{self.uri}/{MANIFEST_FILE}"
-        self.storage.write_bytes(uri, manifest)
-        return FileStateHandle(uri, len(manifest), hashlib.sha256(manifest).hexdigest())
+        return write_file(self.storage, f"{self.uri}/{MANIFEST_FILE}", manifest)
 
     def copy_from(self, uri: str, *, size_bytes: int) -> None:
-        """
-        Copy a snapshot.
-
-        :param size_bytes: Minimum size of the snapshot; a smaller one was deleted at least in part.
-        :raises CheckpointNotFoundError: if the snapshot is missing.
-        :raises StorageError: if the storage fails; the copy may be incomplete.
-        """
+        """Copy a snapshot; see :meth:`CheckpointStorage.copy_directory`."""
         self.storage.copy_directory(uri, self.uri, size_bytes=size_bytes)
 
     def dispose_on_failure(self) -> None:
@@ -316,91 +340,6 @@ class SnapshotLocation:
         :raises StorageError: if a part may still exist.
         """
         self.storage.delete_directory(self.uri)
-
-
-class FsMergingCheckpointStorageAccess(CheckpointStorageWorkerView):
-    """
-    Worker view that merges the files of checkpoints and savepoints; task-owned state is not merged.
-
-    :param access: The wrapped view.
-    :param manager: The manager of the subtask.
-    """
-
-    def __init__(self, access: FsCheckpointStorageAccess, manager: FileMergingSnapshotManager) -> None:
-        self._access = access
-        self._manager = manager
-
-    def resolve_checkpoint_storage_location(
-        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
-    ) -> FsMergingCheckpointStreamFactory:
-        """Return the stream factory of a checkpoint, without creating files."""
-        return FsMergingCheckpointStreamFactory(
-            self._access.resolve_checkpoint_storage_location(checkpoint_id, reference), self._manager
-        )
-
-    def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
-        """Open a stream of task-owned state."""
-        return self._access.create_task_owned_state_stream()
-
-    def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        """Return the toolset for task-owned state."""
-        return self._access.create_task_owned_checkpoint_state_toolset()
-
-    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
-        """
-        Write all segments to storage; call it before acknowledging.
-
-        :return: The states with their final handles.
-        :raises StorageError: if the storage fails; the checkpoint must not be acknowledged.
-        """
-        self._manager.make_durable()
-        return tuple(with_streams(state, self._manager.final) for state in states)
-
-    def to_file_merging_storage(
-        self, manager: FileMergingSnapshotManager | None, environment: Environment
-    ) -> CheckpointStorageWorkerView:
-        """Return a view with another manager, or the wrapped view if merging is disabled."""
-        return self._access.to_file_merging_storage(manager, environment)
-
-
-@dataclass(frozen=True, slots=True)
-class FsMergingCheckpointStreamFactory(CheckpointStreamFactory):
-    """
-    Opens streams whose state becomes a segment of a merged file, unless it is small enough to be inline.
-
-    :param files: Directories and settings.
-    :param manager: The manager of the subtask.
-    """
-
-    files: FsCheckpointStreamFactory
-    manager: FileMergingSnapshotManager
-
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> BufferedStateOutputStream:
-        """Open a stream without creating a file."""
-        storage, directory, writing = self.files.storage, self.files.directory_of(scope), self.files.writing
-        return BufferedStateOutputStream(
-            lambda data: self.manager.add_segment(storage, directory, scope, data),
-            buffer_size=writing.effective_buffer_size,
-            inline_threshold=writing.inline_threshold,
-        )
-
-    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
-        """Return whether a later checkpoint may reference a handle again; otherwise its state should be rewritten."""
-        return self.manager.could_reuse_previous_state_handle(handle)
-
-
-def open_metadata_stream(storage: CheckpointStorage, directory: str) -> FsCheckpointMetadataOutputStream:
-    """
-    Open the metadata stream of a directory.
-
-    :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
-    """
-    uri = f"{directory}/{METADATA_FILE}"
-    if storage.exists(uri):
-        raise StorageError(
-            f"Expected no metadata at {redact(uri)}, found a file; two checkpoints share a directory.", uri=redact(uri)
-        )
-    return FsCheckpointMetadataOutputStream(storage, directory)
 
 
 def make_directory(storage: CheckpointStorage, uri: str) -> None:

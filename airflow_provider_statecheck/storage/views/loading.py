@@ -28,13 +28,7 @@ class CheckpointStorageFactory(Protocol):
     def create_checkpoint_storage(
         self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
     ) -> CheckpointStorageAccess:
-        """
-        Return the views for an attempt; called on the driver and in each task.
-
-        :param storage: Storage of the checkpoint directory.
-        :param attempt: The writing attempt.
-        :param writing: Settings for writing state.
-        """
+        """Return the views for an attempt; called on the driver and in each task."""
         ...
 
     def get_identifier(self) -> str:
@@ -77,7 +71,6 @@ class NamedFactories(Generic[Factory]):
 
     :param kind: Class or runtime-checkable protocol of the factories.
     :param setting: Key of the setting, for errors.
-    :param group: Group of entry points.
     :param known: Built-in factories by lower-case name.
     """
 
@@ -150,8 +143,6 @@ def load_checkpoint_storage(
     """
     Return the configured checkpoint storage of a job.
 
-    :param storage: Storage of the checkpoint directory.
-    :param attempt: The writing attempt.
     :raises InvalidConfigurationError: if the configured storage cannot be loaded.
     """
     writing = StateWriting(

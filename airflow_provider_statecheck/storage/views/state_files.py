@@ -13,8 +13,10 @@ import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Protocol
 from urllib.parse import urlsplit
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import epoch_name, new_key
@@ -25,9 +27,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import redact, scheme_of
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
+from airflow_provider_statecheck.storage.uris import scheme_of
 
 _SAME_SERVER = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "memory": "memory"}
 _BY_ACCOUNT = frozenset({"abfs", "abfss", "az"})
@@ -43,9 +45,10 @@ def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
     if isinstance(handle, ByteStreamStateHandle):
         return handle.data
     if isinstance(handle, FileStateHandle):
-        return _verified(storage.read_sized(handle.uri, handle.size), handle.uri, handle.size, handle.sha256)
-    data = storage.read_range(handle.uri, handle.start, handle.start + handle.length)
-    return _verified(data, handle.uri, handle.length, handle.sha256)
+        data = storage.read_sized(handle.uri, handle.size)
+    else:
+        data = storage.read_range(handle.uri, handle.start, handle.start + handle.length)
+    return verified(data, handle.uri, size=handle.state_size, sha256=handle.sha256 or None)
 
 
 def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None:
@@ -58,22 +61,6 @@ def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None
     """
     if isinstance(handle, FileStateHandle):
         storage.delete_file(handle.uri)
-
-
-def _verified(data: bytes, uri: str, length: int, sha256: str) -> bytes:
-    if len(data) != length:
-        raise _corrupt(uri, f"{length} bytes", f"{len(data)}")
-    found = hashlib.sha256(data).hexdigest()
-    if sha256 and found != sha256:
-        raise _corrupt(uri, f"sha256 {sha256[:12]}…", f"{found[:12]}…")
-    return data
-
-
-def _corrupt(uri: str, expected: str, found: str) -> CorruptStateError:
-    return CorruptStateError(
-        f"Expected {expected} in {redact(uri)}, found {found}; the file was changed after it was written.",
-        uri=redact(uri),
-    )
 
 
 class CheckpointStateToolset(Protocol):
@@ -95,9 +82,8 @@ class CheckpointStateToolset(Protocol):
 
 class FsCheckpointStateToolset(CheckpointStateToolset):
     """
-    Toolset for files; only some filesystems copy on their servers.
+    Toolset for whole files on the same servers; only some filesystems copy on their servers.
 
-    :param storage: Storage of the copies.
     :param directory: Directory of the copies; ``None`` for a storage without files, which copies nothing.
     :param epoch: Epoch of the writing attempt.
     """
@@ -107,18 +93,13 @@ class FsCheckpointStateToolset(CheckpointStateToolset):
         self._directory = directory
         self._epoch = epoch
 
+    @override
     def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
-        """Return whether the state is a whole file on the same servers."""
         server = None if self._directory is None else _server(self._directory)
         return server is not None and isinstance(handle, FileStateHandle) and _server(handle.uri) == server
 
+    @override
     def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
-        """
-        Copy files and return the copies in the same order.
-
-        :raises InvalidConfigurationError: if a handle is not a file on the same servers; nothing is copied.
-        :raises StorageError: if the storage fails; all copies are deleted.
-        """
         files = [self._require_file(handle) for handle in handles]
         copies = [replace(file, uri=f"{self._directory}/{epoch_name(self._epoch)}") for file in files]
         try:
@@ -150,34 +131,9 @@ def _server(uri: str) -> tuple[str, str] | None:
     return (_SAME_SERVER[scheme], "") if scheme in _SAME_SERVER else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileMergingOptions:
-    """Options of file merging; the defaults are those of :class:`CheckpointConfig`."""
-
-    is_enabled: bool = CheckpointConfig.file_merging_enabled.default
-    max_file_size: int = CheckpointConfig.file_merging_max_file_size.default
-    """Size in bytes at which a file is published; larger state has a file of its own."""
-    max_space_amplification: float = CheckpointConfig.file_merging_max_space_amplification.default
-    """Maximum number of stored bytes per referenced byte; infinity disables the limit."""
-
-    @classmethod
-    def of(cls, config: CheckpointConfig) -> Self:
-        """Return the options of a configuration."""
-        return cls(
-            is_enabled=config.file_merging_enabled,
-            max_file_size=config.file_merging_max_file_size,
-            max_space_amplification=config.file_merging_max_space_amplification,
-        )
-
-
 @dataclass(eq=False, slots=True)
 class PhysicalFile:
-    """
-    A file with segments, in memory until it is published.
-
-    :param storage: Storage of the file.
-    :param uri: Unique URI of the file.
-    """
+    """A file with segments, in memory until it is published."""
 
     storage: CheckpointStorage
     uri: str
@@ -215,12 +171,14 @@ class FileMergingSnapshotManager:
     Close all streams of a checkpoint, then call ``make_durable``, then acknowledge.
 
     :param epoch: Epoch of the writing attempt. Each file name contains it, for the sweep of orphan files.
-    :param options: Options of file merging; the defaults if omitted.
+    :param config: Settings of the size at which a file is published, and of the maximum number of stored bytes per
+        referenced byte; larger state has a file of its own.
     """
 
-    def __init__(self, epoch: int, options: FileMergingOptions | None = None) -> None:
+    def __init__(self, epoch: int, config: CheckpointConfig) -> None:
         self._epoch = epoch
-        self._options = options or FileMergingOptions()
+        self._max_file_size = config.file_merging_max_file_size
+        self._max_space_amplification = config.file_merging_max_space_amplification
         self._lock = threading.Lock()
         self._open: dict[str, PhysicalFile] = {}
         self._unpublished: list[PhysicalFile] = []
@@ -233,7 +191,7 @@ class FileMergingSnapshotManager:
 
         :param handles: Handles may repeat.
         """
-        self._retired = files_to_retire(handles, self._options.max_space_amplification)
+        self._retired = files_to_retire(handles, self._max_space_amplification)
 
     def could_reuse_previous_state_handle(self, handle: StreamStateHandle) -> bool:
         """Return whether a later checkpoint may reference a handle again; otherwise its state should be rewritten."""
@@ -250,7 +208,7 @@ class FileMergingSnapshotManager:
         with self._lock:
             file = self._file_for(storage, directory, len(data))
             segment = file.append(data, scope)
-            is_full = file.size >= self._options.max_file_size
+            is_full = file.size >= self._max_file_size
             if is_full and self._open.get(directory) is file:
                 del self._open[directory]
         if is_full:
@@ -278,7 +236,7 @@ class FileMergingSnapshotManager:
     def _file_for(self, storage: CheckpointStorage, directory: str, size: int) -> PhysicalFile:
         found = self._open.get(directory)
         # Large state gains nothing from another segment, which would keep its bytes alive.
-        is_large = size >= self._options.max_file_size
+        is_large = size >= self._max_file_size
         if found is not None and not is_large:
             return found
         created = PhysicalFile(storage, f"{directory}/{epoch_name(self._epoch)}")

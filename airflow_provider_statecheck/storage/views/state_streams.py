@@ -9,7 +9,10 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Protocol
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, epoch_name
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -24,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata, encode_metadata
 from airflow_provider_statecheck.storage.uris import redact
 
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
@@ -56,7 +60,7 @@ class CheckpointStateOutputStream(Protocol):
 
     def flush_to_file(self) -> None:
         """
-        Write the state to a file, even if it is below the inline threshold.
+        Write the state to a file, even if it is below the inline threshold; an empty stream creates no file.
 
         :raises StorageError: if the stream is closed, or the storage fails.
         """
@@ -68,7 +72,7 @@ class CheckpointStateOutputStream(Protocol):
 
         With file merging, the bytes are durable only after ``make_durable`` of the worker view.
 
-        :raises StorageError: if the stream is closed, or the storage fails.
+        :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
         """
         ...
 
@@ -112,18 +116,34 @@ class CompletedCheckpointStorageLocation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FsCompletedCheckpointStorageLocation:
+class ResolvedPointer:
     """
-    Completed checkpoint in a directory.
+    Completed checkpoint in a directory, which a pointer names.
 
     :param external_pointer: URI of the directory.
-    :param metadata_handle: Handle of the metadata file.
     :param storage: Storage that may read the checkpoint and the files that its metadata names.
     """
 
     external_pointer: str
     metadata_handle: FileStateHandle
     storage: CheckpointStorage = field(compare=False, repr=False)
+
+    @property
+    def metadata_uri(self) -> str:
+        """Return the URI of the metadata file."""
+        return self.metadata_handle.uri
+
+    def read(self) -> tuple[CheckpointDocument, bytes]:
+        """
+        Return the checkpoint's metadata, decoded and as bytes.
+
+        :raises CheckpointNotFoundError: if the metadata file was deleted in the meantime.
+        :raises CorruptStateError: if the file was changed.
+        :raises IncompatibleCheckpointError: if the file is not metadata of a known version.
+        :raises StorageError: if the storage fails.
+        """
+        data = self.storage.read_bytes(self.metadata_uri)
+        return decode_metadata(data, uri=self.metadata_uri), data
 
     def dispose(self) -> None:
         """
@@ -189,36 +209,24 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
         self._position = 0
         self._wants_file = False
 
+    @override
     def write(self, data: bytes) -> None:
-        """
-        Append bytes.
-
-        :raises StorageError: if the stream is closed, or the local disk is full, which closes the stream.
-        """
         self._require_open()
         with self._closing_on_failure():
             self._buffer.write(data)
         self._position += len(data)
 
+    @override
     def get_pos(self) -> int:
-        """Return the number of bytes written, including buffered bytes."""
         return self._position
 
+    @override
     def flush_to_file(self) -> None:
-        """
-        Write the state to a file, even if it is small; an empty stream creates no file.
-
-        :raises StorageError: if the stream is closed.
-        """
         self._require_open()
         self._wants_file = self._wants_file or self._position > 0
 
+    @override
     def close_and_get_handle(self) -> StreamStateHandle | None:
-        """
-        Store the state and return its handle; return ``None`` for an empty stream.
-
-        :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
-        """
         self._require_open()
         with self._closing_on_failure():
             self._buffer.seek(0)
@@ -227,8 +235,8 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
         self.close()
         return handle
 
+    @override
     def close(self) -> None:
-        """Discard the written bytes, unless their handle was returned."""
         self._buffer.close()
 
     def _handle_of(self, data: bytes) -> StreamStateHandle:
@@ -252,64 +260,59 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
             raise StorageError("Expected an open state stream, found a closed stream; open another stream.")
 
 
-class FsCheckpointStateOutputStream(BufferedStateOutputStream):
+def open_state_stream(
+    storage: CheckpointStorage, directory: str, writing: StateWriting, new_name: Callable[[int], str] = epoch_name
+) -> BufferedStateOutputStream:
     """
-    Stream that publishes its state as one new file.
+    Open a stream that publishes its state as one new file, without creating the file.
 
-    :param storage: Storage of the file.
-    :param directory: Directory of the file.
-    :param new_name: Returns a new unique file name that contains the epoch.
-    :param buffer_size: Bytes held in memory before they spill to a local temporary file.
-    :param inline_threshold: Maximum size in bytes of inline state.
+    :param new_name: Returns a new unique file name for an epoch.
     """
+    return BufferedStateOutputStream(
+        lambda data: _write_new_file(storage, directory, data, lambda: new_name(writing.epoch)),
+        buffer_size=writing.effective_buffer_size,
+        inline_threshold=writing.inline_threshold,
+    )
 
-    def __init__(
-        self,
-        storage: CheckpointStorage,
-        directory: str,
-        new_name: Callable[[], str],
-        *,
-        buffer_size: int,
-        inline_threshold: int,
-    ) -> None:
-        super().__init__(self._to_new_file, buffer_size=buffer_size, inline_threshold=inline_threshold)
-        self._storage = storage
-        self._directory = directory
-        self._new_name = new_name
 
-    @classmethod
-    def open(cls, storage: CheckpointStorage, directory: str, writing: StateWriting) -> FsCheckpointStateOutputStream:
-        """Open a stream with a task's settings, without creating a file."""
-        return cls(
-            storage,
-            directory,
-            lambda: epoch_name(writing.epoch),
-            buffer_size=writing.effective_buffer_size,
-            inline_threshold=writing.inline_threshold,
-        )
+def _write_new_file(
+    storage: CheckpointStorage, directory: str, data: bytes, new_name: Callable[[], str]
+) -> FileStateHandle:
+    taken: StorageError | None = None
+    for _ in range(MAX_NAME_ATTEMPTS):
+        uri = f"{directory}/{new_name()}"
+        try:
+            return write_file(storage, uri, data)
+        except StorageError as error:
+            if not is_taken(error):
+                # The name is unique, therefore a file there can only hold this state or a part of it.
+                with contextlib.suppress(StateCheckError):
+                    storage.delete_file(uri)
+                raise
+            taken = error
+    raise StorageError(
+        f"Expected a free file name in {redact(directory)}, found {MAX_NAME_ATTEMPTS} random names taken.",
+        uri=redact(directory),
+    ) from taken
 
-    def _to_new_file(self, data: bytes) -> FileStateHandle:
-        taken: StorageError | None = None
-        for _ in range(MAX_NAME_ATTEMPTS):
-            uri = f"{self._directory}/{self._new_name()}"
-            try:
-                self._storage.write_bytes(uri, data)
-            except StorageError as error:
-                if not is_taken(error):
-                    self._delete(uri)
-                    raise
-                taken = error
-            else:
-                return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
-        raise StorageError(
-            f"Expected a free file name in {redact(self._directory)}, found {MAX_NAME_ATTEMPTS} random names taken.",
-            uri=redact(self._directory),
-        ) from taken
 
-    def _delete(self, uri: str) -> None:
-        # The name is unique, therefore a file there can only hold this state or a part of it.
-        with contextlib.suppress(StateCheckError):
-            self._storage.delete_file(uri)
+def write_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHandle:
+    """
+    Publish a file and return its handle.
+
+    :raises StorageError: if the storage fails, or the file exists with other bytes.
+    """
+    storage.write_bytes(uri, data)
+    return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
+
+
+def write_named_by_content(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
+    """
+    Publish a file whose name contains an epoch and a digest of the data; a repeated call writes the same file.
+
+    :raises StorageError: if the storage fails.
+    """
+    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]}", data)
 
 
 class CheckpointMetadataOutputStream(Protocol):
@@ -341,7 +344,7 @@ class CheckpointMetadataOutputStream(Protocol):
 
     def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
         """
-        Publish the metadata and return the completed location.
+        Publish the metadata and return the completed location; the call may be repeated after a failure.
 
         :raises StorageError: if the stream is closed, or the storage fails.
         """
@@ -352,66 +355,74 @@ class CheckpointMetadataOutputStream(Protocol):
         ...
 
 
-class BufferedMetadata(CheckpointMetadataOutputStream):
-    """Metadata stream that buffers all bytes in memory."""
+class BufferedMetadataOutputStream(CheckpointMetadataOutputStream):
+    """
+    Metadata stream that buffers all bytes in memory.
 
-    def __init__(self) -> None:
+    :param publish: Publishes the metadata as a whole, and returns the completed location.
+    """
+
+    def __init__(self, publish: Callable[[bytes], CompletedCheckpointStorageLocation]) -> None:
+        self._publish = publish
         self._buffer = io.BytesIO()
 
+    @override
     def write(self, data: bytes) -> None:
-        """Append bytes."""
-        self._require_open()
+        self.flush()
         self._buffer.write(data)
 
+    @override
     def get_pos(self) -> int:
-        """Return the number of bytes written."""
-        self._require_open()
+        self.flush()
         return self._buffer.tell()
 
+    @override
     def flush(self) -> None:
-        """Do nothing on an open stream; a closed stream raises :class:`StorageError`."""
-        self._require_open()
-
-    def close(self) -> None:
-        """Discard the buffered bytes."""
-        self._buffer.close()
-
-    def content(self) -> bytes:
-        """Return all bytes written."""
-        self._require_open()
-        return self._buffer.getvalue()
-
-    def _require_open(self) -> None:
         if self._buffer.closed:
             raise StorageError("Expected an open metadata stream, found a closed stream; open another stream.")
 
-
-class FsCheckpointMetadataOutputStream(BufferedMetadata):
-    """
-    Metadata stream that publishes a file: a directory with this file is complete.
-
-    :param storage: Storage of the file.
-    :param directory: The exclusive directory of the checkpoint.
-    """
-
-    def __init__(self, storage: CheckpointStorage, directory: str) -> None:
-        super().__init__()
-        self._storage = storage
-        self._directory = directory
-
-    def close_and_finalize_checkpoint(self) -> FsCompletedCheckpointStorageLocation:
-        """
-        Publish the file; the call may be repeated after a failure.
-
-        A failure deletes nothing, because the file may be the metadata of another writer.
-
-        :raises StorageError: if the stream is closed, the storage fails, or another writer published other metadata.
-        """
-        data, uri = self.content(), f"{self._directory}/{METADATA_FILE}"
-        self._storage.write_bytes(uri, data)
+    @override
+    def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
+        self.flush()
+        completed = self._publish(self._buffer.getvalue())
         self.close()
-        handle = FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
-        return FsCompletedCheckpointStorageLocation(self._directory, handle, self._storage)
+        return completed
+
+    @override
+    def close(self) -> None:
+        self._buffer.close()
+
+
+def open_metadata_stream(storage: CheckpointStorage, directory: str) -> BufferedMetadataOutputStream:
+    """
+    Open the metadata stream of a directory.
+
+    :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
+    """
+    uri = f"{directory}/{METADATA_FILE}"
+    if storage.exists(uri):
+        raise StorageError(
+            f"Expected no metadata at {redact(uri)}, found a file; two checkpoints share a directory.", uri=redact(uri)
+        )
+    return BufferedMetadataOutputStream(partial(publish_metadata, storage, directory))
+
+
+def publish_metadata(storage: CheckpointStorage, directory: str, data: bytes) -> ResolvedPointer:
+    """
+    Publish the metadata file of a checkpoint: a directory with this file is complete. The call may be repeated.
+
+    A failure deletes nothing, because the file may be the metadata of another writer.
+
+    :param directory: The exclusive directory of the checkpoint.
+    :raises StorageError: if the storage fails, or the file exists with other contents.
+    """
+    return ResolvedPointer(directory, write_file(storage, f"{directory}/{METADATA_FILE}", data), storage)
+
+
+def write_metadata(storage: CheckpointStorage, directory: str, document: CheckpointDocument) -> FileStateHandle:
+    """Write the metadata file of a checkpoint, whose other files are on storage; see :func:`publish_metadata`."""
+    data = encode_metadata(document, uri=f"{directory}/{METADATA_FILE}")
+    return publish_metadata(storage, directory, data).metadata_handle
 
 
 def spill_above_budget(
@@ -435,7 +446,7 @@ def spill_above_budget(
     """
     if budget < 0:
         raise InvalidConfigurationError(f"Expected an inline budget of at least 0 bytes, found {budget}.")
-    files = {h: _write_state_file(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
+    files = {h: write_named_by_content(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
     if not files:
         return tuple(states)
 
@@ -454,10 +465,3 @@ def _select_handles(states: Sequence[OperatorState], budget: int) -> list[ByteSt
         selected.append(next(largest_first))
         excess -= selected[-1].state_size
     return selected
-
-
-def _write_state_file(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
-    digest = hashlib.sha256(data).hexdigest()
-    uri = f"{directory}/{epoch}-{digest[:_DIGEST_LENGTH]}"
-    storage.write_bytes(uri, data)
-    return FileStateHandle(uri, len(data), digest)

@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
@@ -25,7 +24,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from tests.sqlite_rows import new_engine
 from tests.unit.storage.keyed_files import exclusive_file, keyed, take
-from tests.unit.written_stage import JOB, WrittenStage
+from tests.unit.written_stage import JOB, WrittenStage, collect
 
 _WRITERS = {
     "maintenance/gc.py",  # passes deletions on and counts them
@@ -40,15 +39,6 @@ _WRITERS = {
     "storage/views/state_files.py",
 }
 """Who deletes without the gate: writers that remove what they have just written under a name of their own making."""
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-
-
-def collect(stage: WrittenStage, job: str = JOB) -> CollectedJob:
-    return collect_job(stage.maintenance, job_id_of(job), CheckpointStorage.open)
 
 
 def on_database(tmp_path: Path, name: str) -> WrittenStage:

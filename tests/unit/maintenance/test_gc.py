@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.properties import JobStatus, Restore
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.store import RECENT
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneRequest, collect_job, prune_job
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
@@ -22,20 +22,10 @@ from tests.contracts.maintenance_contract import AIRFLOW
 from tests.contracts.runs_of_a_job import AGAIN, day
 from tests.messages import make_owner
 from tests.unit.storage.keyed_files import state_file
-from tests.unit.written_stage import JOB, WrittenStage, local_path
+from tests.unit.written_stage import JOB, WrittenStage, collect, local_path
 
 CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}
 DIRTY = {1: "SUBSUMED", 2: "SUBSUMED", 3: "completed"}
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-
-
-def collect(stage: WrittenStage, job: str = JOB, **options: Any) -> CollectedJob:
-    opener = options.pop("opener", CheckpointStorage.open)
-    return collect_job(stage.maintenance, job_id_of(job), opener, **options)
 
 
 def test_what_drivers_left_is_deleted_with_its_snapshots_and_confirmed(stage):

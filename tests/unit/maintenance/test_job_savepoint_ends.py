@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
@@ -24,11 +21,6 @@ from tests.unit.maintenance.test_job_savepoints import SavedJob
 from tests.unit.written_stage import JOB
 
 FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> SavedJob:
-    return SavedJob(tmp_path)
 
 
 class Interfering:

@@ -43,11 +43,6 @@ from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> SavedJob:
-    return SavedJob(tmp_path)
-
-
 class SavedJob:
     """A job whose stages run one after another, and the service that takes its savepoints."""
 

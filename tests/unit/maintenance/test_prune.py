@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,11 +24,6 @@ MONTH = DEFAULT_AGE.total_seconds() + 1
 OLD = PruneRequest(older_than=timedelta(days=10))
 TESTS = PruneRequest(test_jobs=True)
 OWNER = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
 
 
 def prune(stage: WrittenStage, job: str, request: PruneRequest, **options: Any) -> PrunedJob:

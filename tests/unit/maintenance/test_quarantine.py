@@ -25,11 +25,6 @@ DAY = timedelta(days=1)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-
-
-@pytest.fixture
 def orphan(stage: WrittenStage) -> SnapshotHandle:
     dead = stage.attempt()
     orphan = stage.snapshot(dead, "orphan")

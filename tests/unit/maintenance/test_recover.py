@@ -20,7 +20,6 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.maintenance.disposal import dispose
-from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
@@ -28,7 +27,7 @@ from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, fau
 from tests.messages import ManualClock, make_owner
 from tests.sqlite_rows import new_store
 from tests.unit.storage.keyed_files import state_file, take
-from tests.unit.written_stage import JOB, WrittenStage, local_path
+from tests.unit.written_stage import JOB, WrittenStage, collect, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
 
@@ -48,10 +47,6 @@ def recover(stage: WrittenStage, job: str | None = None, **options: Any) -> list
     opener = options.pop("opener", CheckpointStorage.open)
     assert stage.store is not None
     return Recoveries(JobRecovery(stage.store), opener, **options).recover(stage.storage.base_uri, job)
-
-
-def collect(stage: WrittenStage, job: str = JOB) -> Any:
-    return collect_job(stage.maintenance, job_id_of(job), CheckpointStorage.open)
 
 
 def worked(stage: WrittenStage, **changes: Any) -> None:

@@ -12,18 +12,12 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, Verification
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.written_stage import WrittenStage, local_path, parquet
 
 LARGE_STATE = "x" * 100_000
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
 
 
 @pytest.fixture

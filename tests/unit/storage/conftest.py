@@ -8,6 +8,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.unit.written_stage import WrittenStage
 
 
 @pytest.fixture
@@ -36,3 +37,8 @@ def storage(request: pytest.FixtureRequest) -> CheckpointStorage:
 def job(storage: CheckpointStorage) -> str:
     """The directory of a job."""
     return f"{storage.base_uri}/{'0123456789abcdef' * 2}"
+
+
+@pytest.fixture
+def stage(local: CheckpointStorage) -> WrittenStage:
+    return WrittenStage(local)

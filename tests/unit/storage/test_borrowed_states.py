@@ -42,11 +42,6 @@ MODES = [FaultMode.ERROR, FaultMode.REPLY_LOST]
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-
-
-@pytest.fixture
 def taken(stage: WrittenStage) -> CheckpointRecord:
     """A checkpoint of an ended attempt with two files of state."""
     attempt = stage.attempt()

@@ -251,8 +251,7 @@ class TestDiscarder:
         discarder = StorageDiscarder(storage, JobId(job.rpartition("/")[2]))
         for _ in range(2):
             discarder.discard_state(FileStateHandle(f"{job}/chk-1/a", 1))
-            discarder.discard_metadata(f"{job}/chk-1/_metadata")
-            discarder.discard_location(f"{job}/chk-1")
+            discarder.discard_checkpoint(f"{job}/chk-1")
         assert storage.list_files(job) == {}
 
     @pytest.mark.parametrize("kind", ["inline", "segment"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import epoch_name, job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
@@ -26,16 +24,7 @@ from tests.unit.storage.keyed_files import (
     uris,
     write,
 )
-from tests.unit.written_stage import JOB, WrittenStage, local_path
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-
-
-def collect(stage: WrittenStage, job: str = JOB, **options: Any) -> CollectedJob:
-    return collect_job(stage.maintenance, job_id_of(job), options.pop("opener", CheckpointStorage.open), **options)
+from tests.unit.written_stage import JOB, WrittenStage, collect, local_path
 
 
 def left(stage: WrittenStage, job: str = JOB) -> set[str]:

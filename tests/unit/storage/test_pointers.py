@@ -1,12 +1,16 @@
+"""From a pointer to the metadata of a checkpoint of any job."""
+
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
@@ -18,35 +22,58 @@ from airflow_provider_statecheck.gateway.verbs import decode_error, encode_error
 from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import NOT_ADDRESSABLE, find_source, pointer_uri, resolve_checkpoint
+from airflow_provider_statecheck.storage.pointers import (
+    NOT_ADDRESSABLE,
+    find_source,
+    pointer_uri,
+    resolve_checkpoint,
+)
+from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
 from tests.unit.written_stage import WrittenStage
 
 
-@pytest.fixture
-def storage(tmp_path: Path) -> CheckpointStorage:
-    storage = CheckpointStorage.open(str(tmp_path))
-    storage.write_bytes(f"{storage.base_uri}/job/chk-1/_metadata", b"x")
-    storage.write_bytes(f"{storage.base_uri}/job/chk-1/copy", b"x")
-    (tmp_path / "job" / "empty").mkdir()
-    return storage
+def test_directory_with_and_without_slash_and_its_file_are_one_checkpoint(storage: CheckpointStorage, job: str) -> None:
+    directory = f"{job}/chk-3"
+    storage.write_bytes(f"{directory}/_metadata", b"x")
+    expected = ResolvedPointer(directory, FileStateHandle(f"{directory}/_metadata", 1), storage)
+    for pointer in (directory, f"{directory}/", f"{directory}//", f" {directory} ", f"{directory}/_metadata"):
+        assert resolve_checkpoint(storage, pointer) == expected
 
 
-@pytest.mark.parametrize("end", ["chk-1", "chk-1/", "chk-1/_metadata"])
-def test_directory_with_or_without_slash_and_file_are_one_pointer(storage: CheckpointStorage, end: str) -> None:
-    found = resolve_checkpoint(storage, f"{storage.base_uri}/job/{end}")
-    assert found.directory_uri == f"{storage.base_uri}/job/chk-1"
-    assert found.metadata_uri == f"{storage.base_uri}/job/chk-1/_metadata"
+def test_a_file_is_metadata_whatever_its_name(storage: CheckpointStorage, job: str) -> None:
+    storage.write_bytes(f"{job}/kept/copy of metadata.bin", b"x")
+    found = resolve_checkpoint(storage, f"{job}/kept/copy of metadata.bin")
+    assert (found.metadata_uri, found.external_pointer) == (f"{job}/kept/copy of metadata.bin", f"{job}/kept")
 
 
-def test_a_file_is_metadata_whatever_its_name(storage: CheckpointStorage) -> None:
-    pointer = f"{storage.base_uri}/job/chk-1/copy"
-    assert resolve_checkpoint(storage, pointer).metadata_uri == pointer
+def test_a_pointer_may_lead_to_another_filesystem(local: CheckpointStorage, memory: CheckpointStorage) -> None:
+    directory = f"{memory.base_uri}/{'b' * 32}/chk-1"
+    memory.write_bytes(f"{directory}/_metadata", b"meta")
+    found = resolve_checkpoint(local, directory)
+    assert found.external_pointer == directory
+    assert read_state(found.storage, found.metadata_handle) == b"meta"
 
 
-@pytest.mark.parametrize("pointer", [None, 7, "", "  "])
-def test_no_pointer_is_an_argument_error(storage: CheckpointStorage, pointer: str | None) -> None:
-    for refuse in (lambda: resolve_checkpoint(storage, pointer), lambda: pointer_uri(pointer)):
-        with pytest.raises(InvalidConfigurationError, match="URI of a checkpoint"):
+def test_what_was_resolved_can_be_disposed_of(storage: CheckpointStorage, job: str) -> None:
+    storage.write_bytes(f"{job}/chk-2/_metadata", b"meta")
+    resolve_checkpoint(storage, f"{job}/chk-2").dispose()
+    assert storage.list_files(job) == {}
+
+
+def test_a_directory_of_something_else_is_not_deleted(storage: CheckpointStorage, job: str) -> None:
+    storage.write_bytes(f"{job}/kept/_metadata", b"meta")
+    with pytest.raises(InvalidConfigurationError, match="nothing was deleted"):
+        resolve_checkpoint(storage, f"{job}/kept").dispose()
+    assert storage.list_files(job) == {"kept/_metadata": 4}
+
+
+@pytest.mark.parametrize(("pointer", "found"), [(None, "found None"), (7, "found 7"), ("", "empty"), ("  ", "empty")])
+def test_no_pointer_and_an_empty_one_are_told_apart(local: CheckpointStorage, pointer: Any, found: str) -> None:
+    for refuse in (lambda: resolve_checkpoint(local, pointer), lambda: pointer_uri(pointer)):
+        with pytest.raises(
+            InvalidConfigurationError, match=f"URI of a checkpoint, found .*{found.removeprefix('found ')}"
+        ):
             refuse()
 
 
@@ -62,19 +89,53 @@ def test_what_is_neither_a_uri_nor_a_path_is_refused_before_a_storage_is_asked(p
         pointer_uri(pointer)
 
 
-def test_a_path_is_a_pointer_of_this_machine(storage: CheckpointStorage, tmp_path: Path) -> None:
-    assert pointer_uri(tmp_path / "job" / "chk-1") == f"{storage.base_uri}/job/chk-1"
-    assert pointer_uri(f" {tmp_path}/job/chk-1/ ") == f"{storage.base_uri}/job/chk-1"
+def test_a_path_is_a_pointer_of_this_machine(tmp_path: Path) -> None:
+    assert pointer_uri(tmp_path / "job" / "chk-1") == f"file://{tmp_path}/job/chk-1"
+    assert pointer_uri(f" {tmp_path}/job/chk-1/ ") == f"file://{tmp_path}/job/chk-1"
 
 
-def test_the_symbol_of_a_checkpoint_in_memory_says_what_it_is(storage: CheckpointStorage) -> None:
+@pytest.mark.parametrize("pointer", ["chk-3", "/data/chk-3", "<a pointer of another system>", "file:///"])
+def test_text_that_is_no_uri_may_stem_from_another_storage(memory: CheckpointStorage, pointer: str) -> None:
+    with pytest.raises(StorageError, match=r"Expected a URI.*pointer of another storage"):
+        resolve_checkpoint(memory, pointer)
+
+
+def test_the_symbol_of_a_checkpoint_in_memory_says_what_it_is(local: CheckpointStorage) -> None:
     with pytest.raises(InvalidPointerError, match="kept in the memory of its process"):
-        resolve_checkpoint(storage, NOT_ADDRESSABLE)
+        resolve_checkpoint(local, NOT_ADDRESSABLE)
 
 
-def test_a_pointer_into_the_memory_of_another_process_says_that_it_is_gone(storage: CheckpointStorage) -> None:
+def test_a_pointer_into_the_memory_of_another_process_says_that_it_is_gone(local: CheckpointStorage) -> None:
     with pytest.raises(PointerNotFoundError, match="lost when the process that wrote them ends"):
-        resolve_checkpoint(storage, "memory://of-another-process/chk-1")
+        resolve_checkpoint(local, "memory://of-another-process/chk-1")
+
+
+def test_a_missing_path_is_named_with_its_scheme(storage: CheckpointStorage, job: str) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="found nothing there") as caught:
+        resolve_checkpoint(storage, f"{job}/chk-9")
+    assert caught.value.uri == f"{job}/chk-9"
+    assert f"{job}/chk-9" in str(caught.value)
+    assert f"filesystem of {job.partition('://')[0]}://" in str(caught.value)
+
+
+def test_a_directory_without_metadata_suggests_the_file(storage: CheckpointStorage, job: str) -> None:
+    storage.write_bytes(f"{job}/chk-9/x", b"")
+    with pytest.raises(CheckpointNotFoundError, match="point at the metadata file"):
+        resolve_checkpoint(storage, f"{job}/chk-9")
+
+
+def test_storage_that_does_not_answer_is_not_a_missing_checkpoint() -> None:
+    class Down(MemoryFileSystem):  # type: ignore[misc]
+        def info(self, path: str, **_: object) -> dict[str, object]:
+            raise PermissionError(path)
+
+    with pytest.raises(StorageError):
+        resolve_checkpoint(CheckpointStorage(Down(), "memory://down"), "memory://down/chk-1")
+
+
+def test_unknown_scheme_is_refused(local: CheckpointStorage) -> None:
+    with pytest.raises(InvalidConfigurationError, match="nosuch"):
+        resolve_checkpoint(local, "nosuch://x/chk-1")
 
 
 def begun_from(stage: WrittenStage, pointer: str) -> RestoreSource:
@@ -85,9 +146,9 @@ def begun_from(stage: WrittenStage, pointer: str) -> RestoreSource:
     return source
 
 
-def test_an_unknown_savepoint_is_not_tried_again(storage: CheckpointStorage) -> None:
-    stage = WrittenStage(storage)
-    missing = begun_from(stage, f"{storage.base_uri}/savepoint-gone")
+def test_an_unknown_savepoint_is_not_tried_again(local: CheckpointStorage) -> None:
+    stage = WrittenStage(local)
+    missing = begun_from(stage, f"{local.base_uri}/savepoint-gone")
     with pytest.raises(PointerNotFoundError, match="savepoint-gone") as caught:
         stage.attempt("new", restore_from=missing)
     arrived = decode_error(encode_error(caught.value))
@@ -109,18 +170,3 @@ def test_a_savepoint_on_a_storage_that_does_not_answer_is_tried_again(tmp_path: 
     arrived = decode_error(encode_error(caught.value))
     assert arrived.retryable
     assert not isinstance(arrived, A_RETRY_CANNOT_HELP)
-
-
-def test_text_that_is_no_uri_is_said_to_be_none(storage: CheckpointStorage) -> None:
-    with pytest.raises(StorageError, match="Expected a URI"):
-        resolve_checkpoint(storage, "<checkpoint-not-externally-addressable>")
-
-
-def test_a_missing_path_is_not_found(storage: CheckpointStorage) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="found nothing there"):
-        resolve_checkpoint(storage, f"{storage.base_uri}/job/chk-2")
-
-
-def test_a_directory_without_metadata_suggests_the_file(storage: CheckpointStorage) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="point at the metadata file"):
-        resolve_checkpoint(storage, f"{storage.base_uri}/job/empty")

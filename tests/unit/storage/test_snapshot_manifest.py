@@ -14,6 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
 )
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     FORMAT_VERSION,
     SnapshotFile,
@@ -24,14 +25,14 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
 )
 
 
-class Files:
+class Files(CheckpointStorage):
     """Files in memory, with a record of what was read of them."""
 
     def __init__(self, content: Mapping[str, bytes]) -> None:
         self.content = dict(content)
         self.read: list[tuple[str, int, int]] = []
 
-    def list_files(self, uri: str) -> dict[str, int]:
+    def list_files(self, directory: str) -> dict[str, int]:
         return {name: len(data) for name, data in self.content.items()}
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:

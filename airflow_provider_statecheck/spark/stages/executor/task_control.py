@@ -25,7 +25,7 @@ from airflow_provider_statecheck.storage.state_json import decode_operator_state
 from airflow_provider_statecheck.storage.uris import AllowedLocations
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
-from airflow_provider_statecheck.storage.views.state_files import FileMergingOptions, FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.views.state_files import FileMergingSnapshotManager
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -176,8 +176,8 @@ class TaskWriting:
         :raises InvalidConfigurationError: if the configured storage cannot be loaded.
         """
         view = load_checkpoint_storage(storage, self.attempt, self.config)
-        merging = FileMergingOptions.of(self.config)
-        manager = FileMergingSnapshotManager(self.attempt.epoch, merging) if merging.is_enabled else None
+        is_merging = self.config.file_merging_enabled
+        manager = FileMergingSnapshotManager(self.attempt.epoch, self.config) if is_merging else None
         return view.to_file_merging_storage(manager, _Restored(tuple(restored)))
 
 

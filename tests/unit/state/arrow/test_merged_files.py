@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
@@ -23,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_files import FileMergingOptions, FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.views.state_files import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.state.arrow.harness import GROUPS, Job
 
@@ -40,7 +41,9 @@ def save(job: Job, backend: Any, state: OperatorSubtaskState, limit: float) -> O
     """Save a subtask as a task of a stage does."""
     writing = StateWriting(epoch=ATTEMPT.epoch, inline_threshold=0)
     access = FsCheckpointStorageAccess(job.storage, ATTEMPT, writing=writing)
-    manager = FileMergingSnapshotManager(ATTEMPT.epoch, FileMergingOptions(max_space_amplification=limit))
+    config = CheckpointConfig()
+    config.file_merging_max_space_amplification = limit
+    manager = FileMergingSnapshotManager(ATTEMPT.epoch, config)
     view = access.to_file_merging_storage(manager, Environment(streams_of_subtask(state)))
     streams = view.resolve_checkpoint_storage_location(1, DEFAULT_LOCATION)
     keyed = (backend.snapshot(1, 0, streams).run().handle,)

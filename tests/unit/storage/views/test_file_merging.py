@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
 from airflow_provider_statecheck.storage.views.memory_storage import MemoryBackendCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import (
-    FileMergingOptions,
     FileMergingSnapshotManager,
     files_to_retire,
     read_state,
@@ -45,7 +44,10 @@ class Environment:
 def merging(
     storage: CheckpointStorage, restored: Iterable[StreamStateHandle] = (), inline_threshold: int = 0, **options: Any
 ) -> CheckpointStorageWorkerView:
-    manager = FileMergingSnapshotManager(ATTEMPT.epoch, FileMergingOptions(**options))
+    config = CheckpointConfig()
+    for name, value in options.items():
+        setattr(config, f"file_merging_{name}", value)
+    manager = FileMergingSnapshotManager(ATTEMPT.epoch, config)
     access = make_access(storage, inline_threshold=inline_threshold)
     return access.to_file_merging_storage(manager, Environment(restored))
 
@@ -138,7 +140,9 @@ class TestSegments:
         view = merging(storage)
         assert access.to_file_merging_storage(None, Environment()) is access
         assert type(view.to_file_merging_storage(None, Environment())) is type(access)
-        assert memory.to_file_merging_storage(FileMergingSnapshotManager(1), Environment()) is memory
+        assert (
+            memory.to_file_merging_storage(FileMergingSnapshotManager(1, CheckpointConfig()), Environment()) is memory
+        )
 
     def test_streams_of_several_threads_share_a_file(self, storage: CheckpointStorage) -> None:
         view, pieces = merging(storage), [bytes([i]) * (i + 1) for i in range(64)]
@@ -244,17 +248,3 @@ class TestSpace:
         after = sum(referenced[uri] if uri in retired else size for uri, size in sizes.items())
         assert after <= limit * sum(referenced.values()) + 1e-6
         assert all(referenced[uri] < sizes[uri] for uri in retired)
-
-
-def test_options_are_those_of_the_configuration() -> None:
-    assert FileMergingOptions.of(CheckpointConfig()) == FileMergingOptions()
-    config = CheckpointConfig.from_mapping(
-        {
-            "execution.checkpointing.file-merging.enabled": "false",
-            "execution.checkpointing.file-merging.max-file-size": "1 KiB",
-            "state.checkpoints.file-merging.max-space-amplification": "3",
-        }
-    )
-    assert FileMergingOptions.of(config) == replace(
-        FileMergingOptions(), is_enabled=False, max_file_size=1024, max_space_amplification=3.0
-    )
