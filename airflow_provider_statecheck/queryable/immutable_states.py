@@ -40,7 +40,6 @@ from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
 from airflow_provider_statecheck.state.reading.columns import MAP_KEY, MAP_VALUE
 from airflow_provider_statecheck.state.reading.state_reader import StateRowsReader, StateView, columns_of, registered
-from airflow_provider_statecheck.state.serializers.nested_columns import freezing_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -230,7 +229,7 @@ class _Restored(NamedTuple):
 
     def frozen(self, values: Sequence[Any]) -> list[Any]:
         """Return the cells of served values."""
-        return freezing_of(self.serializer).read(self.array(values))
+        return self.serializer.freezing().read(self.array(values))
 
 
 def _entries(value: dict[Any, Any], user_keys: _Restored, values: _Restored) -> dict[Any, Any]:
