@@ -29,9 +29,9 @@ from airflow_provider_statecheck.state.progress import (
     loop_summaries,
     step_summary,
 )
-from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState
-from airflow_provider_statecheck.state.reading.columns import dataframe_columns
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState, schemas_in
+from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
 from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -418,17 +418,9 @@ def type_text(schema: StateSchema) -> str:
 def _summaries_of_states(document: CheckpointDocument) -> Iterator[StateSummary]:
     prefix = f"{document.uid}/"
     for operator in document.operator_states:
-        schemas = _schemas_of(operator)
+        # Schemas in a file are not read: these figures must cost no access to the storage.
+        inline = operator.coordinator_state
+        schemas = schemas_in(inline.data) if isinstance(inline, ByteStreamStateHandle) else None
         if schemas is not None:
             known = {name: (None, size) for name, size in size_of_only_state(schemas, [operator]).items()}
             yield from state_summaries(operator.uid.removeprefix(prefix), schemas, known)
-
-
-def _schemas_of(operator: OperatorState) -> OperatorSchemas | None:
-    # Schemas in a file are not read: these figures must cost no access to the storage.
-    if not isinstance(operator.coordinator_state, ByteStreamStateHandle):
-        return None
-    value: Any = json.loads(operator.coordinator_state.data)
-    # The coordinators of sources and sinks store other values.
-    is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
-    return decode_schemas(value) if is_of_function else None

@@ -224,10 +224,7 @@ class CheckpointStates:
     def _schemas(self, operator: OperatorState) -> OperatorSchemas | None:
         if operator.coordinator_state is None:
             return None
-        value = json.loads(read_state(self.storage, operator.coordinator_state))
-        # The coordinators of sources and sinks store other values.
-        is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
-        return decode_schemas(value) if is_of_function else None
+        return schemas_in(read_state(self.storage, operator.coordinator_state))
 
     def _unknown(self, name: str, uid: str | None) -> Exception:
         functions = list(map(self.complete, self.functions()))
@@ -241,6 +238,17 @@ class CheckpointStates:
             f"Expected a keyed state {name!r}{of_function} in checkpoint {self.document.checkpoint_id} of job "
             f"{self.document.job_name!r}, found {shown or 'no keyed state'}."
         )
+
+
+def schemas_in(coordinator_state: bytes) -> OperatorSchemas | None:
+    """
+    Return the schemas in the coordinator state of a function, ``None`` for that of a source or sink.
+
+    :raises IncompatibleCheckpointError: if a newer version wrote the schemas.
+    """
+    value = json.loads(coordinator_state)
+    is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
+    return decode_schemas(value) if is_of_function else None
 
 
 def _states_of(functions: list[FunctionState], name: str) -> list[tuple[FunctionState, StateSchema]]:
