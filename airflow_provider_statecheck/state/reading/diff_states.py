@@ -100,13 +100,7 @@ class StateDiff:
         return pa.schema([*kept, (CHANGE, pa.string()), (BEFORE, value.type), (AFTER, value.type)])
 
     def batches(self) -> Iterator[Any]:
-        """
-        Return the differences as record batches in the order of key groups.
-
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises CheckpointNotFoundError: if a state file is missing.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the differences as record batches in the order of key groups; raises as the methods of the readers."""
         for owned in self._before.content.windows(self._before.content.all_key_groups, self._bytes_at_once):
             before, after = rows_of_both(self._before, self._after, owned)
             yield from self._compared(before, after).to_batches()
@@ -116,7 +110,8 @@ class StateDiff:
         import pyarrow as pa
 
         columns = self._before.columns
-        before, after = _shown(self._before, before), _shown(self._after, after)
+        before = columns.shown(before, self._before.now_ms)
+        after = self._after.columns.shown(after, self._after.now_ms)
         codes = _codes(columns, before, after)
         of_before, of_after = codes[: before.num_rows], codes[before.num_rows :]
         _, left, right = np.intersect1d(of_before, of_after, assume_unique=True, return_indices=True)
@@ -143,10 +138,6 @@ class StateDiff:
         values = [missing if each is None else single(each.column(value_name)) for each in (before, after)]
         changes = pa.repeat(pa.scalar(change), rows.num_rows)
         return pa.Table.from_arrays([*keys, changes, *values], schema=self.schema)
-
-
-def _shown(reader: StateReader, table: Any) -> Any:
-    return reader.columns.shown(table, reader.now_ms)
 
 
 def _codes(columns: StateColumns, before: Any, after: Any) -> Any:
@@ -181,9 +172,6 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
     Return the rows of two checkpoints in the columns of the backend, without shared blocks that are equal in both.
 
     :param owned: Key groups to compare.
-    :raises CorruptStateError: if a state file is corrupt.
-    :raises CheckpointNotFoundError: if a state file is missing.
-    :raises StorageError: if the storage fails.
     """
     files = [reader.files(owned).runs for reader in (before, after)]
     shared = _blocks_of(files[0]) & _blocks_of(files[1])

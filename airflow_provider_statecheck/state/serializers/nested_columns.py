@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import time
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -225,7 +226,8 @@ def _values_differ(a: Any, b: Any) -> Any:
 
     kind = a.type
     if types.is_struct(kind):
-        return _any_of([differing(x, y) for x, y in zip(a.flatten(), b.flatten(), strict=True)], len(a))
+        fields = map(differing, a.flatten(), b.flatten())
+        return reduce(pc.or_, fields, pa.repeat(pa.scalar(False), len(a)))
     if types.is_map(kind) or types.is_list(kind):
         return _lists_differ(a, b)
     if types.is_null(kind):
@@ -235,16 +237,6 @@ def _values_differ(a: Any, b: Any) -> Any:
         are_nan = pc.and_(pc.is_nan(a), pc.is_nan(b))
         return pc.fill_null(pc.and_(pc.not_equal(a, b), pc.invert(are_nan)), True)
     return pc.fill_null(pc.not_equal(a, b), True)
-
-
-def _any_of(columns: list[Any], length: int) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    found = pa.repeat(pa.scalar(False), length)
-    for column in columns:
-        found = pc.or_(found, column)
-    return found
 
 
 def _lists_differ(a: Any, b: Any) -> Any:
