@@ -53,10 +53,11 @@ class StateTtlConfig:
     state_visibility: StateVisibility = StateVisibility.NEVER_RETURN_EXPIRED
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ttl, timedelta) or self.ttl < _MILLISECOND:
+        ttl: Any = self.ttl
+        if not isinstance(ttl, timedelta) or ttl < _MILLISECOND:
             raise InvalidConfigurationError(
-                f"Expected a datetime.timedelta of at least one millisecond as the time to live, found {self.ttl!r}; leave "
-                f"ttl out for state that does not expire."
+                f"Expected a datetime.timedelta of at least one millisecond as the time to live, found {ttl!r}; leave ttl out "
+                f"for state that does not expire."
             )
 
     @property
