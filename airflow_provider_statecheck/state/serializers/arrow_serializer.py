@@ -29,13 +29,11 @@ _PLAIN = (
     *("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
     *("float64", "string", "large_string", "binary", "large_binary", "date32", "null"),
 )
-_PARAMETERISED = (
-    (re.compile(r"decimal(32|64|128|256)\((\d+), (-?\d+)\)"), "_decimal"),
-    (re.compile(r"timestamp\[(s|ms|us)(?:, tz=(.+))?\]"), "_timestamp"),
-    (re.compile(r"time(32|64)\[(s|ms|us)\]"), "_time"),
-    (re.compile(r"duration\[(s|ms|us)\]"), "_duration"),
-    (re.compile(r"fixed_size_binary\[(\d+)\]"), "_binary"),
-)
+_DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), (-?\d+)\)")
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us)(?:, tz=(.+))?\]")
+_TIME = re.compile(r"time(32|64)\[(s|ms|us)\]")
+_DURATION = re.compile(r"duration\[(s|ms|us)\]")
+_BINARY = re.compile(r"fixed_size_binary\[(\d+)\]")
 
 
 def encode_type(arrow_type: Any) -> str:
@@ -68,44 +66,21 @@ def decode_type(name: str) -> Any:
 def _type_of_name(name: str) -> Any:
     import pyarrow as pa
 
-    plain = {str(getattr(pa, factory)()): factory for factory in _PLAIN}
+    plain = {str(found): found for found in (getattr(pa, factory)() for factory in _PLAIN)}
     if name in plain:
-        return getattr(pa, plain[name])()
-    for pattern, factory in _PARAMETERISED:
+        return plain[name]
+    parameterised: dict[re.Pattern[str], Callable[..., Any]] = {
+        _DECIMAL: lambda bits, precision, scale: getattr(pa, f"decimal{bits}")(int(precision), int(scale)),
+        _TIMESTAMP: lambda unit, zone: pa.timestamp(unit, tz=zone),
+        _TIME: lambda bits, unit: getattr(pa, f"time{bits}")(unit),
+        _DURATION: pa.duration,
+        _BINARY: lambda width: pa.binary(int(width)),
+    }
+    for pattern, make in parameterised.items():
         match = pattern.fullmatch(name)
         if match:
-            return globals()[factory](*match.groups())
+            return make(*match.groups())
     return None
-
-
-def _decimal(bits: str, precision: str, scale: str) -> Any:
-    import pyarrow as pa
-
-    return getattr(pa, f"decimal{bits}")(int(precision), int(scale))
-
-
-def _timestamp(unit: str, zone: str | None) -> Any:
-    import pyarrow as pa
-
-    return pa.timestamp(unit, tz=zone)
-
-
-def _time(bits: str, unit: str) -> Any:
-    import pyarrow as pa
-
-    return getattr(pa, f"time{bits}")(unit)
-
-
-def _duration(unit: str) -> Any:
-    import pyarrow as pa
-
-    return pa.duration(unit)
-
-
-def _binary(width: str) -> Any:
-    import pyarrow as pa
-
-    return pa.binary(int(width))
 
 
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}

@@ -91,9 +91,9 @@ def _scalar(declared: Any) -> TypeSerializer[Any] | None:
 
     if isinstance(declared, pa.DataType):
         return serializer_of_arrow_type(declared)
-    make = _PLAIN.get(declared) if isinstance(declared, type) else None
-    if make is not None:
-        return serializer_of_arrow_type(make())
+    plain = _plain_type(declared) if isinstance(declared, type) else None
+    if plain is not None:
+        return serializer_of_arrow_type(plain)
     if declared is datetime:
         return DatetimeSerializer()
     if declared is UUID:
@@ -101,26 +101,20 @@ def _scalar(declared: Any) -> TypeSerializer[Any] | None:
     return EnumSerializer(declared) if isinstance(declared, type) and issubclass(declared, Enum) else None
 
 
-def _arrow(factory: str, *args: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        import pyarrow as pa
+def _plain_type(declared: type) -> Any:
+    import pyarrow as pa
 
-        return getattr(pa, factory)(*args)
-
-    return make
-
-
-_PLAIN: dict[type, Callable[[], Any]] = {
-    bool: _arrow("bool_"),
-    int: _arrow("int64"),
-    float: _arrow("float64"),
-    str: _arrow("string"),
-    bytes: _arrow("binary"),
-    Decimal: _arrow("decimal128", DECIMAL_PRECISION, DECIMAL_SCALE),
-    date: _arrow("date32"),
-    time: _arrow("time64", "us"),
-    timedelta: _arrow("duration", "us"),
-}
+    return {
+        bool: pa.bool_(),
+        int: pa.int64(),
+        float: pa.float64(),
+        str: pa.string(),
+        bytes: pa.binary(),
+        Decimal: pa.decimal128(DECIMAL_PRECISION, DECIMAL_SCALE),
+        date: pa.date32(),
+        time: pa.time64("us"),
+        timedelta: pa.duration("us"),
+    }.get(declared)
 
 
 def _generic(declared: Any, outer: _Outer) -> TypeSerializer[Any] | None:
