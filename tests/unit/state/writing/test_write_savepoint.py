@@ -196,6 +196,9 @@ def test_state_of_another_function_is_added_and_the_rest_is_carried(job: Statefu
     assert CheckpointStates.load(pointer).document.relocatable
     with pytest.raises(InvalidConfigurationError, match="'balance', 'days'"):
         read_state(pointer, "value")
+    edited = write_savepoint(data.slice(1), "value", target=target, base=pointer, stage=STAGE, function="days")
+    assert shown_of(edited, "days") == [(2, 20)]
+    assert shown_of(edited, FUNCTION) == shown(base, "value")
 
 
 def shown_of(pointer: str, uid: str) -> list[tuple[Any, ...]]:
