@@ -125,6 +125,8 @@ class StateDescriptor(Generic[T]):
     """
 
     kind: ClassVar[StateKind]
+    ttl: StateTtlConfig | None
+    """Time to live; ``None`` if values never expire."""
 
     def __init__(
         self, name: str, type: Any, *, ttl: StateTtlConfig | None = None, queryable_name: str | None = None
@@ -133,7 +135,7 @@ class StateDescriptor(Generic[T]):
         self.name = name
         self.type = type
         self._serializer: TypeSerializer[T] | None = None
-        self.ttl: StateTtlConfig | None = None
+        self.ttl = None
         self.queryable_name: str | None = None
         if ttl is not None:
             self.enable_time_to_live(ttl)
@@ -168,10 +170,10 @@ class StateDescriptor(Generic[T]):
         :param serializer: A ``TypeSerializer`` or a type; the type of the descriptor by default.
         :raises UnsupportedStateError: if the type cannot be stored in state.
         """
-        from airflow_provider_statecheck.state.serializers.nested_columns import without_optional
-        from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-
         if self._serializer is None:
+            from airflow_provider_statecheck.state.serializers.nested_columns import without_optional
+            from airflow_provider_statecheck.state.serializers.resolve import serializer_of
+
             self._serializer = without_optional(serializer_of(self.type if serializer is None else serializer))
 
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
