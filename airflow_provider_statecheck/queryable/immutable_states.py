@@ -39,8 +39,7 @@ from airflow_provider_statecheck.state.keyed.states import (
 from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
 from airflow_provider_statecheck.state.reading.columns import MAP_KEY, MAP_VALUE
-from airflow_provider_statecheck.state.reading.state_reader import StateRowsReader, StateView, columns_of, registered
-from airflow_provider_statecheck.state.serializers.nested_columns import freezing_of
+from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, registered
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -230,7 +229,7 @@ class _Restored(NamedTuple):
 
     def frozen(self, values: Sequence[Any]) -> list[Any]:
         """Return the cells of served values."""
-        return freezing_of(self.serializer).read(self.array(values))
+        return self.serializer.freezing().read(self.array(values))
 
 
 def _entries(value: dict[Any, Any], user_keys: _Restored, values: _Restored) -> dict[Any, Any]:
@@ -299,13 +298,14 @@ class OpenedState:
 
     def __init__(self, content: StateContent, storage: CheckpointStorage, files: PartBytes, cache: BlockCache) -> None:
         self.content = content
-        self._columns = columns_of(content, StateView(namespaces=True))
+        reader = StateReader(storage, content, StateView(namespaces=True))
+        self._columns = reader.columns
         self._state = self._columns.state
         self._read_cells = self._state.cell_serializer.from_arrow
         self._is_short = _has_fixed_width(self._state.cell_serializer.arrow_type)
         self._positions = PositionEncoder(self._columns.keys, self._state.key_serializer)
         self._oldest_ms = None if self._state.ttl is None else content.taken_at_ms - self._state.ttl.ttl_ms
-        self._runs = tuple(_runs(StateRowsReader(storage, content, self._columns), files, cache))
+        self._runs = tuple(_runs(reader, files, cache))
         self.nbytes = _STATE_BYTES + _size(content) + sum(run.index_bytes for run in self._runs)
         """Approximate size in memory in bytes, without blocks."""
 
@@ -386,11 +386,11 @@ class OpenedState:
         return self._columns.layout.conform(table, namespace=True, deleted=True)
 
 
-def _runs(rows: StateRowsReader, files: PartBytes, cache: BlockCache) -> Iterator[FileRun]:
-    for parts in rows.files(rows.content.all_key_groups).runs:
+def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[FileRun]:
+    for parts in reader.files(reader.content.all_key_groups).runs:
         for part in parts:
             files.require_allowed(part.handle)
-        yield FileRun(parts, files, cache, rows.form)
+        yield FileRun(parts, files, cache, reader.form)
 
 
 def _has_fixed_width(arrow_type: Any) -> bool:

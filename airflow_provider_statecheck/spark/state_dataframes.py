@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
@@ -28,12 +29,9 @@ from airflow_provider_statecheck.state.writing.canonical_files import CanonicalF
 from airflow_provider_statecheck.state.writing.new_rows import NewRows
 from airflow_provider_statecheck.state.writing.write_savepoint import (
     GivenState,
-    SavepointEdit,
     StateTarget,
-    audit_of,
-    load_base,
-    open_edit,
-    target_of,
+    WrittenState,
+    write_given,
     write_subtask,
 )
 from airflow_provider_statecheck.storage.snapshot_manifest import read_verified_manifest
@@ -209,17 +207,17 @@ def write_savepoint(
         state=state,
         stage=stage,
         function=function,
+        target=target,
         key=key,
         max_parallelism=max_parallelism,
         parallelism=parallelism or tasks_at_once(data.sparkSession),
+        base=base,
+        by=by,
+        storage_options=storage_options or {},
+        allowed_locations=allowed_locations,
+        clock=clock or SystemClock(),
     )
-    source = None if base is None else load_base(base, stage, storage_options, allowed_locations)
-    place = target_of(given, arrow_schema(data.schema), source)
-    now = (clock or SystemClock()).now().isoformat()
-    edit = open_edit(place, source, target, storage_options, now)
-    with edit.deleting_on_failure():
-        written, rows = _write_handles(data, place, edit)
-        return edit.finish(written, audit_of(place, base, rows, by, now))
+    return write_given(given, arrow_schema(data.schema), partial(_write_handles, data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,25 +264,23 @@ def _report_schema() -> Any:
     return pa.schema([(name, kinds[kind]) for name, kind in (each.split() for each in _REPORT.split(", "))])
 
 
-def _write_handles(
-    data: DataFrame, place: StateTarget, edit: SavepointEdit
-) -> tuple[Sequence[KeyedStateHandle | None], int]:
-    rows = place.rows
+def _write_handles(data: DataFrame, target: StateTarget, files: CanonicalFiles) -> WrittenState:
+    rows = target.rows
     task = SubtaskWriting(
-        storage=TaskStorage.of(edit.files.storage),
-        directory=edit.directory,
-        epoch=edit.files.epoch,
-        uid=place.uid,
+        storage=TaskStorage.of(files.storage),
+        directory=files.directory,
+        epoch=files.epoch,
+        uid=target.uid,
         schema=rows.state.schema(),
         keys=rows.keys,
         max_parallelism=rows.max_parallelism,
-        parallelism=place.parallelism,
+        parallelism=target.parallelism,
     )
     key = key_column_names([field.name for field in rows.keys.fields])
-    by_subtask = shuffled(data, key, rows.max_parallelism, place.parallelism)
+    by_subtask = shuffled(data, key, rows.max_parallelism, target.parallelism)
     reports = by_subtask.mapInArrow(task, _REPORT).collect()
     _raise_data_error([(report.code, report.problem) for report in reports])
-    handles: list[KeyedStateHandle | None] = [None] * place.parallelism
+    handles: list[KeyedStateHandle | None] = [None] * target.parallelism
     for report in reports:
         handles[report.subtask] = None if report.handle is None else decode_keyed(json.loads(report.handle), _unchanged)
     return handles, sum(report.rows for report in reports)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
@@ -53,7 +53,12 @@ class StateTtlConfig:
     state_visibility: StateVisibility = StateVisibility.NEVER_RETURN_EXPIRED
 
     def __post_init__(self) -> None:
-        _require_positive(self.ttl)
+        ttl: Any = self.ttl
+        if not isinstance(ttl, timedelta) or ttl < _MILLISECOND:
+            raise InvalidConfigurationError(
+                f"Expected a datetime.timedelta of at least one millisecond as the time to live, found {ttl!r}; leave ttl out "
+                f"for state that does not expire."
+            )
 
     @property
     def is_enabled(self) -> bool:
@@ -101,18 +106,27 @@ class AggregateFunction(Protocol[In, Acc, Out]):
         ...
 
 
+class StateOptions(TypedDict, total=False):
+    """Options of every descriptor."""
+
+    ttl: StateTtlConfig | None
+    queryable_name: str | None
+
+
 class StateDescriptor(Generic[T]):
     """
     Name, types and options of a state. Within an operator, the same name refers to the same state.
 
     :param name: Name of the state, unique in the operator.
     :param type: Type of the values: a Python type, an Arrow type, a ``TypeSerializer`` or a custom serializer.
-    :param ttl: Time to live; ``None`` if values never expire.
-    :param queryable_name: Name for queries from outside the stage, or ``None``; a URL must be able to contain it.
+    :param ttl: Time to live, by default ``None``: values never expire.
+    :param queryable_name: Name for queries from outside the stage, by default ``None``; a URL must be able to contain it.
     :raises InvalidConfigurationError: for an invalid name or time to live.
     """
 
     kind: ClassVar[StateKind]
+    ttl: StateTtlConfig | None
+    """Time to live; ``None`` if values never expire."""
 
     def __init__(
         self, name: str, type: Any, *, ttl: StateTtlConfig | None = None, queryable_name: str | None = None
@@ -121,7 +135,7 @@ class StateDescriptor(Generic[T]):
         self.name = name
         self.type = type
         self._serializer: TypeSerializer[T] | None = None
-        self._ttl: StateTtlConfig | None = None
+        self.ttl = None
         self.queryable_name: str | None = None
         if ttl is not None:
             self.enable_time_to_live(ttl)
@@ -157,12 +171,10 @@ class StateDescriptor(Generic[T]):
         :raises UnsupportedStateError: if the type cannot be stored in state.
         """
         if self._serializer is None:
-            self._serializer = _value_serializer(self.type if serializer is None else serializer)
+            from airflow_provider_statecheck.state.serializers.nested_columns import without_optional
+            from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
-    @property
-    def ttl(self) -> StateTtlConfig | None:
-        """Return the time to live; ``None`` if values never expire."""
-        return self._ttl
+            self._serializer = without_optional(serializer_of(self.type if serializer is None else serializer))
 
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         """
@@ -174,7 +186,7 @@ class StateDescriptor(Generic[T]):
             raise InvalidConfigurationError(
                 f"Expected a StateTtlConfig as the time to live of {self.name!r}, found {ttl!r}; wrap it in one."
             )
-        self._ttl = ttl if ttl.is_enabled else None
+        self.ttl = ttl if ttl.is_enabled else None
 
     @property
     def is_queryable(self) -> bool:
@@ -215,34 +227,14 @@ class ValueStateDescriptor(StateDescriptor[T]):
 
     @overload
     def __init__(
-        self,
-        name: str,
-        type: builtins.type[T],
-        default: T | None = None,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        self, name: str, type: builtins.type[T], default: T | None = None, **options: Unpack[StateOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: ValueStateDescriptor[Any],
-        name: str,
-        type: object,
-        default: Any = None,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        self: ValueStateDescriptor[Any], name: str, type: object, default: Any = None, **options: Unpack[StateOptions]
     ) -> None: ...
-    def __init__(
-        self,
-        name: str,
-        type: Any,
-        default: T | None = None,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
-    ) -> None:
-        super().__init__(name, type, ttl=ttl, queryable_name=queryable_name)
+    def __init__(self, name: str, type: Any, default: T | None = None, **options: Unpack[StateOptions]) -> None:
+        super().__init__(name, type, **options)
         self._default = default
 
     @property
@@ -261,27 +253,13 @@ class ListStateDescriptor(StateDescriptor[T]):
     kind = StateKind.LIST
 
     @overload
-    def __init__(
-        self,
-        name: str,
-        element_type: builtins.type[T],
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
-    ) -> None: ...
+    def __init__(self, name: str, element_type: builtins.type[T], **options: Unpack[StateOptions]) -> None: ...
     @overload
     def __init__(
-        self: ListStateDescriptor[Any],
-        name: str,
-        element_type: object,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        self: ListStateDescriptor[Any], name: str, element_type: object, **options: Unpack[StateOptions]
     ) -> None: ...
-    def __init__(
-        self, name: str, element_type: Any, *, ttl: StateTtlConfig | None = None, queryable_name: str | None = None
-    ) -> None:
-        super().__init__(name, element_type, ttl=ttl, queryable_name=queryable_name)
+    def __init__(self, name: str, element_type: Any, **options: Unpack[StateOptions]) -> None:
+        super().__init__(name, element_type, **options)
 
 
 class ReducingStateDescriptor(StateDescriptor[T]):
@@ -295,15 +273,9 @@ class ReducingStateDescriptor(StateDescriptor[T]):
     kind = StateKind.REDUCING
 
     def __init__(
-        self,
-        name: str,
-        reduce_function: Callable[[T, T], T],
-        type: Any,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        self, name: str, reduce_function: Callable[[T, T], T], type: Any, **options: Unpack[StateOptions]
     ) -> None:
-        super().__init__(name, type, ttl=ttl, queryable_name=queryable_name)
+        super().__init__(name, type, **options)
         self.reduce_function = _require_callable(name, "reduce_function", reduce_function)
 
 
@@ -323,11 +295,9 @@ class AggregatingStateDescriptor(StateDescriptor[Acc]):
         name: str,
         aggregate_function: AggregateFunction[Any, Acc, Any],
         accumulator_type: Any,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        **options: Unpack[StateOptions],
     ) -> None:
-        super().__init__(name, accumulator_type, ttl=ttl, queryable_name=queryable_name)
+        super().__init__(name, accumulator_type, **options)
         for method in ("create_accumulator", "add", "get_result", "merge"):
             _require_callable(name, f"aggregate_function.{method}", getattr(aggregate_function, method, None))
         self.aggregate_function = aggregate_function
@@ -350,11 +320,9 @@ class FoldingStateDescriptor(StateDescriptor[Acc]):
         initial: Acc,
         fold_function: Callable[[Acc, Any], Acc],
         type: Any,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        **options: Unpack[StateOptions],
     ) -> None:
-        super().__init__(name, type, ttl=ttl, queryable_name=queryable_name)
+        super().__init__(name, type, **options)
         if initial is None:
             raise InvalidConfigurationError(
                 f"Expected an initial accumulator for {name!r}, found None; pass an accumulator."
@@ -380,34 +348,14 @@ class MapStateDescriptor(StateDescriptor[T]):
 
     @overload
     def __init__(
-        self,
-        name: str,
-        key_type: Any,
-        value_type: builtins.type[T],
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        self, name: str, key_type: Any, value_type: builtins.type[T], **options: Unpack[StateOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self: MapStateDescriptor[Any],
-        name: str,
-        key_type: Any,
-        value_type: object,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
+        self: MapStateDescriptor[Any], name: str, key_type: Any, value_type: object, **options: Unpack[StateOptions]
     ) -> None: ...
-    def __init__(
-        self,
-        name: str,
-        key_type: Any,
-        value_type: Any,
-        *,
-        ttl: StateTtlConfig | None = None,
-        queryable_name: str | None = None,
-    ) -> None:
-        super().__init__(name, value_type, ttl=ttl, queryable_name=queryable_name)
+    def __init__(self, name: str, key_type: Any, value_type: Any, **options: Unpack[StateOptions]) -> None:
+        super().__init__(name, value_type, **options)
         self.key_type = key_type
         self._key_serializer: TypeSerializer[Any] | None = None
 
@@ -423,21 +371,6 @@ class MapStateDescriptor(StateDescriptor[T]):
         if self._key_serializer is None:
             self._key_serializer = serializer_of(self.key_type)
         return self._key_serializer
-
-
-def _require_positive(ttl: Any) -> None:
-    if not isinstance(ttl, timedelta) or ttl < _MILLISECOND:
-        raise InvalidConfigurationError(
-            f"Expected a datetime.timedelta of at least one millisecond as the time to live, found {ttl!r}; leave ttl out "
-            f"for state that does not expire."
-        )
-
-
-def _value_serializer(type: Any) -> TypeSerializer[Any]:
-    from airflow_provider_statecheck.state.serializers.nested_columns import without_optional
-    from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-
-    return without_optional(serializer_of(type))
 
 
 def _require_name(parameter: str, name: Any) -> None:

@@ -6,7 +6,7 @@ Compatibility is decided from the schemas alone. No state is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -132,7 +132,11 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
     :raises CorruptStateError: if the JSON was not written by :func:`encode_schemas`.
     """
     try:
-        _require_version(encoded["version"])
+        if encoded["version"] != VERSION:
+            raise IncompatibleCheckpointError(
+                f"Expected state schemas of version {VERSION}, found {encoded['version']!r}; restore with the release that "
+                f"wrote the checkpoint, or a newer one."
+            )
         return OperatorSchemas(
             key=_decode_optional(encoded["key"]),
             keyed=tuple(_decode_state(state) for state in encoded["keyed"]),
@@ -175,26 +179,14 @@ def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str
     found = verdicts(old, new)
     incompatible_states = [verdict for verdict in found if verdict.fate is Fate.INCOMPATIBLE]
     if incompatible_states:
-        raise _migration_error(incompatible_states, operator)
-    return found
-
-
-def _migration_error(found: Sequence[Verdict], operator: str) -> StateMigrationError:
-    of_operator = f" of the operator {operator!r}" if operator else ""
-    lines = "; ".join(verdict.line for verdict in found)
-    return StateMigrationError(
-        f"Expected state{of_operator} that is compatible with the current types, found {lines}. Undo the change, give the "
-        f"state another name to start it empty, or restore with the release that wrote the checkpoint.",
-        state=found[0].name,
-    )
-
-
-def _require_version(version: Any) -> None:
-    if version != VERSION:
-        raise IncompatibleCheckpointError(
-            f"Expected state schemas of version {VERSION}, found {version!r}; restore with the release that wrote the "
-            f"checkpoint, or a newer one."
+        of_operator = f" of the operator {operator!r}" if operator else ""
+        lines = "; ".join(verdict.line for verdict in incompatible_states)
+        raise StateMigrationError(
+            f"Expected state{of_operator} that is compatible with the current types, found {lines}. Undo the change, give the "
+            f"state another name to start it empty, or restore with the release that wrote the checkpoint.",
+            state=incompatible_states[0].name,
         )
+    return found
 
 
 def _encode_state(state: StateSchema) -> dict[str, Any]:
@@ -226,21 +218,10 @@ def _decode_optional(encoded: Mapping[str, Any] | None) -> SerializerSnapshot | 
 
 
 def _key_verdict(old: SerializerSnapshot, new: SerializerSnapshot) -> Verdict:
-    verdict = AS_IS if old == new else never_migrated(_key_compatibility(old, new), "a key")
-    return Verdict(
-        name=KEY,
-        scope=KEY,
-        fate=_FATES[verdict.outcome],
-        reason=verdict.reason,
-        old=describe(old),
-        new=describe(new),
-    )
-
-
-def _key_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
-    if "key" in (old.class_id, new.class_id):
-        return other_key(old, new)
-    return _type_compatibility(old, new)
+    compatibility = other_key if "key" in (old.class_id, new.class_id) else _type_compatibility
+    verdict = AS_IS if old == new else never_migrated(compatibility(old, new), "a key")
+    types = {"old": describe(old), "new": describe(new)}
+    return Verdict(name=KEY, scope=KEY, fate=_FATES[verdict.outcome], reason=verdict.reason, **types)
 
 
 def _scope_verdicts(scope: str, old: Iterable[StateSchema], new: Iterable[StateSchema]) -> list[Verdict]:

@@ -62,18 +62,43 @@ class TaskInfo:
     """Logical date of the Dag run, equal in all attempts."""
 
 
-class RuntimeContext:
+class _Context:
+    """
+    Context that is valid until the operator ends it.
+
+    :param span: Span in which it may be used, for errors.
+    """
+
+    def __init__(self, span: str) -> None:
+        self._span = span
+        self._is_open = True
+
+    def end(self) -> None:
+        """End the validity of the context. Called by the operator."""
+        self._is_open = False
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise CoordinatorError(
+                f"Expected a {type(self).__name__} to be used {self._span}, found a later call; keep a reference to the "
+                f"state, not to the context."
+            )
+
+
+class RuntimeContext(_Context):
     """
     Task information and keyed state, valid from ``open`` to ``close``.
+
+    The methods that return state raise ``CoordinatorError`` if the operator has no keys, or after ``close``.
 
     :param task_info: Subtask in which the function runs.
     :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
     """
 
     def __init__(self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None = None) -> None:
+        super().__init__("from open to close")
         self._task_info = task_info
         self._keyed = keyed_state_store
-        self._span = OpenSpan("a RuntimeContext", "from open to close")
 
     @property
     def task_info(self) -> TaskInfo:
@@ -86,40 +111,32 @@ class RuntimeContext:
         return self._task_info.logical_date
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """
-        Return keyed state with one value per key.
-
-        :raises CoordinatorError: if the operator has no keys, or after ``close``.
-        """
+        """Return keyed state with one value per key."""
         return self._store().get_state(descriptor)
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return keyed state with one list per key. Raises the same errors as :meth:`get_state`."""
+        """Return keyed state with one list per key."""
         return self._store().get_list_state(descriptor)
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return keyed state that reduces added values. Raises the same errors as :meth:`get_state`."""
+        """Return keyed state that reduces added values."""
         return self._store().get_reducing_state(descriptor)
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
-        """Return keyed state that aggregates added values. Raises the same errors as :meth:`get_state`."""
+        """Return keyed state that aggregates added values."""
         return self._store().get_aggregating_state(descriptor)
 
     def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
-        """Return keyed state that folds added values. Raises the same errors as :meth:`get_state`."""
+        """Return keyed state that folds added values."""
         return self._store().get_folding_state(descriptor)
 
     def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
-        """Return keyed state with one map per key. Raises the same errors as :meth:`get_state`."""
+        """Return keyed state with one map per key."""
         return self._store().get_map_state(descriptor)
 
-    def end(self) -> None:
-        """End the validity of the context. Called by the operator after ``close``."""
-        self._span.close()
-
     def _store(self) -> KeyedStateStore:
-        self._span.require()
-        return require_keyed(self._keyed)
+        self._require_open()
+        return _require_keyed(self._keyed)
 
 
 class KeyedContext(Generic[K]):
@@ -199,43 +216,31 @@ class KeyedBatchContext(KeyedContext[Any]):
         return self._state_of(descriptor)
 
 
-class FunctionSnapshotContext:
+class FunctionSnapshotContext(_Context):
     """
-    Current checkpoint, valid during ``snapshot_state``.
+    Current checkpoint, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards.
 
     :param checkpoint: The checkpoint.
     """
 
     def __init__(self, checkpoint: CheckpointMetaData) -> None:
+        super().__init__("during snapshot_state")
         self._checkpoint = checkpoint
-        self._span = OpenSpan(f"a {type(self).__name__}", "during snapshot_state")
 
     def get_checkpoint_id(self) -> int:
-        """
-        Return the id of the checkpoint.
-
-        :raises CoordinatorError: after ``snapshot_state``.
-        """
-        self._span.require()
+        """Return the id of the checkpoint."""
+        self._require_open()
         return self._checkpoint.checkpoint_id
 
     def get_checkpoint_timestamp(self) -> int:
-        """
-        Return the trigger time of the checkpoint in milliseconds since the epoch.
-
-        :raises CoordinatorError: after ``snapshot_state``.
-        """
-        self._span.require()
+        """Return the trigger time of the checkpoint in milliseconds since the epoch."""
+        self._require_open()
         return self._checkpoint.timestamp_milliseconds
-
-    def end(self) -> None:
-        """End the validity of the context. Called by the operator."""
-        self._span.close()
 
 
 class StateSnapshotContext(FunctionSnapshotContext):
     """
-    Current checkpoint and its streams, valid during ``snapshot_state``.
+    Current checkpoint and its streams, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards.
 
     :param streams: Stream factory of the checkpoint, or ``None`` if it takes no raw state.
     """
@@ -249,9 +254,9 @@ class StateSnapshotContext(FunctionSnapshotContext):
         """
         Return the stream factory of the checkpoint.
 
-        :raises CoordinatorError: after ``snapshot_state``, or if the checkpoint takes no raw state.
+        :raises CoordinatorError: if the checkpoint takes no raw state.
         """
-        self._span.require()
+        self._require_open()
         if self._streams is None:
             raise CoordinatorError(
                 "Expected a checkpoint with streams for raw state, found one that takes no raw state; use managed state."
@@ -262,7 +267,7 @@ class StateSnapshotContext(FunctionSnapshotContext):
         """
         Return the output of the function's raw operator state. Each call returns the same output.
 
-        :raises CoordinatorError: after ``snapshot_state``, or if the checkpoint takes no raw state.
+        :raises CoordinatorError: if the checkpoint takes no raw state.
         """
         streams = self.get_checkpoint_stream_factory()
         if self._raw is None:
@@ -286,88 +291,14 @@ class StateSnapshotContext(FunctionSnapshotContext):
             self._raw.close()
 
 
-class ManagedInitializationContext:
+class ManagedInitializationContext(_Context):
     """
-    State stores and restored checkpoint, valid during ``initialize_state``.
+    State stores and restored checkpoint, valid during ``initialize_state``; its methods raise ``CoordinatorError`` afterwards.
 
     :param is_restored: Whether the restored checkpoint contains the operator, with or without state.
     :param operator_state_store: State of the subtask.
     :param keyed_state_store: State of the keys, or ``None`` for an operator without keys.
     :param restored_checkpoint_id: Id of the restored checkpoint.
-    """
-
-    def __init__(
-        self,
-        *,
-        is_restored: bool,
-        operator_state_store: OperatorStateStore,
-        keyed_state_store: KeyedStateStore | None = None,
-        restored_checkpoint_id: int | None = None,
-    ) -> None:
-        self._is_restored = is_restored
-        self._operator_state_store = operator_state_store
-        self._keyed_state_store = keyed_state_store
-        self._restored_checkpoint_id = restored_checkpoint_id
-        self._span = OpenSpan(f"a {type(self).__name__}", "during initialize_state")
-
-    def is_restored(self) -> bool:
-        """
-        Return whether the restored checkpoint contains the operator, with or without state.
-
-        :raises CoordinatorError: after ``initialize_state``.
-        """
-        self._span.require()
-        return self._is_restored
-
-    def get_restored_checkpoint_id(self) -> int | None:
-        """
-        Return the id of the restored checkpoint, or ``None`` without a restore.
-
-        :raises CoordinatorError: after ``initialize_state``.
-        """
-        self._span.require()
-        return self._restored_checkpoint_id
-
-    def get_operator_state_store(self) -> OperatorStateStore:
-        """
-        Return the store of operator state.
-
-        :raises CoordinatorError: after ``initialize_state``.
-        """
-        self._span.require()
-        return self._operator_state_store
-
-    def get_keyed_state_store(self) -> KeyedStateStore:
-        """
-        Return the store of keyed state.
-
-        :raises CoordinatorError: if the operator has no keys, or after ``initialize_state``.
-        """
-        self._span.require()
-        return require_keyed(self._keyed_state_store)
-
-    def end(self) -> None:
-        """End the validity of the context. Called by the operator."""
-        self._span.close()
-
-
-class FunctionInitializationContext(ManagedInitializationContext):
-    """Initialization context of a function, valid during ``initialize_state``."""
-
-    def get_managed_initialization_context(self) -> ManagedInitializationContext:
-        """
-        Return the context of managed state.
-
-        :raises CoordinatorError: after ``initialize_state``.
-        """
-        self._span.require()
-        return self
-
-
-class StateInitializationContext(FunctionInitializationContext):
-    """
-    Initialization context with restored raw operator state.
-
     :param raw_operator_state: Partitions of the raw operator state.
     """
 
@@ -380,61 +311,57 @@ class StateInitializationContext(FunctionInitializationContext):
         restored_checkpoint_id: int | None = None,
         raw_operator_state: Iterable[StatePartitionStreamProvider] = (),
     ) -> None:
-        super().__init__(
-            is_restored=is_restored,
-            operator_state_store=operator_state_store,
-            keyed_state_store=keyed_state_store,
-            restored_checkpoint_id=restored_checkpoint_id,
-        )
+        super().__init__("during initialize_state")
+        self._is_restored = is_restored
+        self._operator_state_store = operator_state_store
+        self._keyed_state_store = keyed_state_store
+        self._restored_checkpoint_id = restored_checkpoint_id
         self._raw_operator_state = raw_operator_state
 
-    def get_raw_operator_state_inputs(self) -> Iterable[StatePartitionStreamProvider]:
-        """
-        Return the restored partitions of the raw operator state.
+    def is_restored(self) -> bool:
+        """Return whether the restored checkpoint contains the operator, with or without state."""
+        self._require_open()
+        return self._is_restored
 
-        :raises CoordinatorError: after ``initialize_state``.
+    def get_restored_checkpoint_id(self) -> int | None:
+        """Return the id of the restored checkpoint, or ``None`` without a restore."""
+        self._require_open()
+        return self._restored_checkpoint_id
+
+    def get_operator_state_store(self) -> OperatorStateStore:
+        """Return the store of operator state."""
+        self._require_open()
+        return self._operator_state_store
+
+    def get_keyed_state_store(self) -> KeyedStateStore:
         """
-        self._span.require()
+        Return the store of keyed state.
+
+        :raises CoordinatorError: if the operator has no keys.
+        """
+        self._require_open()
+        return _require_keyed(self._keyed_state_store)
+
+
+class FunctionInitializationContext(ManagedInitializationContext):
+    """Initialization context of a function, valid during ``initialize_state``."""
+
+    def get_managed_initialization_context(self) -> ManagedInitializationContext:
+        """Return the context of managed state."""
+        self._require_open()
+        return self
+
+
+class StateInitializationContext(FunctionInitializationContext):
+    """Initialization context with restored raw operator state, valid during ``initialize_state``."""
+
+    def get_raw_operator_state_inputs(self) -> Iterable[StatePartitionStreamProvider]:
+        """Return the restored partitions of the raw operator state."""
+        self._require_open()
         return self._raw_operator_state
 
 
-class OpenSpan:
-    """
-    Validity of a context, which ends once.
-
-    :param name: Name of the context in errors.
-    :param span: Span in which it may be used, for errors.
-    """
-
-    __slots__ = ("_is_open", "_name", "_span")
-
-    def __init__(self, name: str, span: str) -> None:
-        self._name = name
-        self._span = span
-        self._is_open = True
-
-    def close(self) -> None:
-        """End the validity."""
-        self._is_open = False
-
-    def require(self) -> None:
-        """
-        Require that the span is open.
-
-        :raises CoordinatorError: if it is closed.
-        """
-        if not self._is_open:
-            raise CoordinatorError(
-                f"Expected {self._name} to be used {self._span}, found a later call; keep a reference to the state, not to the context."
-            )
-
-
-def require_keyed(store: KeyedStateStore | None) -> KeyedStateStore:
-    """
-    Return the keyed state store.
-
-    :raises CoordinatorError: if the operator has no keys.
-    """
+def _require_keyed(store: KeyedStateStore | None) -> KeyedStateStore:
     if store is None:
         raise CoordinatorError(
             "Expected an operator with keys, found one without keys; put key_by before it, or use operator state."

@@ -179,11 +179,7 @@ class FunctionLifecycle:
         """
         Initialize the state of the function, then open it.
 
-        :param is_restored: Whether the restored checkpoint contains the operator, with or without state.
-        :param operator_state_store: State of the subtask.
-        :param keyed_state_store: State of the keys, or ``None`` for an operator without keys.
-        :param restored_checkpoint_id: Id of the restored checkpoint.
-        :param raw_operator_state: Partitions of the raw operator state.
+        The parameters are those of ``ManagedInitializationContext``.
         """
         context = StateInitializationContext(
             is_restored=is_restored,
@@ -192,8 +188,14 @@ class FunctionLifecycle:
             restored_checkpoint_id=restored_checkpoint_id,
             raw_operator_state=raw_operator_state,
         )
-        self._initialize_state(context)
-        self._open(RuntimeContext(self._task_info, keyed_state_store))
+        try:
+            if isinstance(self._function, CheckpointedFunction):
+                self._function.initialize_state(context)
+        finally:
+            context.end()
+        self._runtime_context = RuntimeContext(self._task_info, keyed_state_store)
+        if isinstance(self._function, RichFunction):
+            self._function.open(self._runtime_context)
 
     def snapshot(
         self, checkpoint: CheckpointMetaData, streams: CheckpointStreamFactory | None = None
@@ -228,38 +230,21 @@ class FunctionLifecycle:
             if self._runtime_context is not None:
                 self._runtime_context.end()
 
-    def _initialize_state(self, context: StateInitializationContext) -> None:
-        try:
-            if isinstance(self._function, CheckpointedFunction):
-                self._function.initialize_state(context)
-        finally:
-            context.end()
 
-    def _open(self, context: RuntimeContext) -> None:
-        self._runtime_context = context
-        if isinstance(self._function, RichFunction):
-            self._function.open(context)
-
-
-def overrides(function: object, base: type, method: str) -> bool:
-    """Return whether an object overrides a method of its base, in its class or on the instance."""
-    found = getattr(function, method, None)
-    return found is not None and getattr(found, "__func__", found) is not getattr(base, method)
+def _defines(function: KeyedProcessFunction[Any, Any, Any], method: str) -> bool:
+    """Return whether a function overrides a method, in its class or on the instance."""
+    found = getattr(function, method)
+    return getattr(found, "__func__", found) is not getattr(KeyedProcessFunction, method)
 
 
 def processes_batches(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
     """Return whether the function defines ``process_batch``."""
-    return overrides(function, KeyedProcessFunction, "process_batch")
-
-
-def processes_elements(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
-    """Return whether the function defines ``process_element``."""
-    return overrides(function, KeyedProcessFunction, "process_element")
+    return _defines(function, "process_batch")
 
 
 def wants_end_of_input(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
     """Return whether the function defines ``on_end_of_input``."""
-    return overrides(function, KeyedProcessFunction, "on_end_of_input")
+    return _defines(function, "on_end_of_input")
 
 
 def require_keyed_process_function(function: object) -> None:
@@ -272,7 +257,7 @@ def require_keyed_process_function(function: object) -> None:
         raise InvalidConfigurationError(
             f"Expected an object of a KeyedProcessFunction, found {function!r}; pass an instance."
         )
-    if not (processes_elements(function) or processes_batches(function)):
+    if not (_defines(function, "process_element") or processes_batches(function)):
         raise InvalidConfigurationError(
             f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them; define one."
         )

@@ -17,10 +17,14 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, Unsupported
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.serializers.base import Own, own_of
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
-from airflow_provider_statecheck.state.serializers.nested_columns import Freezing, freezing_of, is_immutable
-from airflow_provider_statecheck.state.serializers.serializer import Compatibility, SerializerSnapshot, TypeSerializer
+from airflow_provider_statecheck.state.serializers.serializer import (
+    Compatibility,
+    Freezing,
+    Own,
+    SerializerSnapshot,
+    TypeSerializer,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.descriptors import StateTtlConfig
@@ -74,7 +78,7 @@ class RegisteredState:
     @property
     def cells(self) -> Freezing:
         """Return the conversion between frozen cells and Arrow columns."""
-        return freezing_of(self.cell_serializer)
+        return self.cell_serializer.freezing()
 
     def schema(self) -> StateSchema:
         """Return the schema, which later versions are compared with."""
@@ -106,7 +110,7 @@ class StateValues:
         self._state = state
         self._operator = operator
         # Called for each element. A ``thaw`` of ``None`` saves the call for immutable values.
-        freezing = freezing_of(state.serializer)
+        freezing = state.serializer.freezing()
         self.freeze = freezing.freeze
         self.thaw = freezing.thaw
         self.own_user_key = None if state.key_serializer is None else _own_user_key(state.key_serializer)
@@ -151,7 +155,7 @@ class KeyContext:
             raise no_key()
 
 
-class ListCellSerializer:
+class ListCellSerializer(TypeSerializer[list[Any]]):
     """
     Serializer of the lists of a list state.
 
@@ -159,6 +163,8 @@ class ListCellSerializer:
 
     :param element: Serializer of an element.
     """
+
+    is_immutable = False
 
     def __init__(self, element: TypeSerializer[Any]) -> None:
         self.element = element
@@ -184,7 +190,7 @@ class ListCellSerializer:
 
     def freezing(self) -> Freezing:
         """Return the frozen form of lists: mutable lists, owned by the state, of frozen elements."""
-        element = freezing_of(self.element)
+        element = self.element.freezing()
         return Freezing(
             lambda value: list(map(element.freeze, value)),
             lambda frozen: list(map(element.thawed, frozen)),
@@ -242,8 +248,8 @@ def lists_of(elements: Any, parents: Any, length: int) -> Any:
 
 
 def _own_user_key(serializer: TypeSerializer[Any]) -> Own:
-    own = own_of(serializer)
-    return own if is_immutable(serializer) else lambda user_key: _hashable(own(user_key))
+    own = serializer.own
+    return own if serializer.is_immutable else lambda user_key: _hashable(own(user_key))
 
 
 def _hashable(user_key: Any) -> Any:

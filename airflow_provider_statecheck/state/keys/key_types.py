@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _MICROSECOND = timedelta(microseconds=1)
 LONG_DIGITS = 18
 """Maximum precision at which Spark hashes a decimal as a 64-bit integer."""
 _MAX_DIGITS = 38
+_DECIMAL_NAME = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _SUPPORTED = (
     "boolean, tinyint, smallint, int, bigint, float, double, string, binary, date, timestamp, timestamp_ntz or decimal"
 )
@@ -77,6 +79,24 @@ def key_type_of(data_type: Any) -> KeyType:
     if found is None:
         raise UnsupportedStateError(f"Expected a key column of type {_SUPPORTED}, found {data_type}; cast the column.")
     return found
+
+
+def key_type_named(name: str) -> KeyType:
+    """
+    Return the key type with a name, the inverse of :attr:`KeyType.name`.
+
+    :raises UnsupportedStateError: if this release has no such type.
+    """
+    decimal = _DECIMAL_NAME.fullmatch(name)
+    if decimal:
+        return _decimal_type(int(decimal.group(1)), int(decimal.group(2)))
+    known = (*_types_without_parameters().values(), _timestamp_type(), _timestamp_ntz_type())
+    for key_type in known:
+        if key_type.name == name:
+            return key_type
+    raise UnsupportedStateError(
+        f"Expected a key type that this release supports, found {name!r}; read it with the release that wrote it."
+    )
 
 
 def _types_without_parameters() -> dict[Any, KeyType]:

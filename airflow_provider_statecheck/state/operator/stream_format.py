@@ -21,11 +21,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import DistributionMo
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
-from airflow_provider_statecheck.state.serializers.base import own_of
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,
-    is_immutable,
     portable_schema,
     storing,
     to_portable,
@@ -261,7 +259,7 @@ class ElementSerializers:
 
         :raises UnsupportedStateError: if it has another type.
         """
-        return None if value is None else own_of(self.value)(value)
+        return None if value is None else self.value.own(value)
 
     def own_entry(self, key: Any, value: Any) -> tuple[Any, Any]:
         """
@@ -269,11 +267,11 @@ class ElementSerializers:
 
         :raises UnsupportedStateError: if the key or the value has another type.
         """
-        return key if self.key is None else own_of(self.key)(key), self.own(value)
+        return key if self.key is None else self.key.own(key), self.own(value)
 
     def copy(self, value: Any) -> Any:
         """Return a copy of an element or a map value; immutable objects are returned unchanged."""
-        return value if value is None or is_immutable(self.value) else self.value.copy(value)
+        return value if value is None or self.value.is_immutable else self.value.copy(value)
 
     def read(self, written: WrittenElements) -> list[Any]:
         """

@@ -29,9 +29,9 @@ from airflow_provider_statecheck.state.progress import (
     loop_summaries,
     step_summary,
 )
-from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState
-from airflow_provider_statecheck.state.reading.columns import dataframe_columns
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState, schemas_in
+from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
 from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -148,6 +148,9 @@ class CheckpointContents:
     """
     Contents of one checkpoint or savepoint.
 
+    Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed, ``CheckpointNotFoundError``
+    if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and ``StorageError`` if the storage fails.
+
     :param states: The checkpoint.
     """
 
@@ -161,26 +164,15 @@ class CheckpointContents:
 
     @property
     def loops(self) -> tuple[str, ...]:
-        """Return the names of the loops with finished items; raises as :meth:`finished_items`."""
+        """Return the names of the loops with finished items."""
         return tuple(self._items)
 
     def snapshots(self) -> tuple[SnapshotContent, ...]:
-        """
-        Return the named DataFrame snapshots; reads the manifest of each.
-
-        :raises CorruptStateError: if a manifest was changed.
-        :raises CheckpointNotFoundError: if a manifest is missing.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the named DataFrame snapshots; reads the manifest of each."""
         return tuple(map(self._snapshot, self._snapshots))
 
     def finished_items(self) -> tuple[FinishedItems, ...]:
-        """
-        Return the number of finished items of each loop that is not inside a finished item, and of the source of a stage.
-
-        :raises CorruptStateError: if the values of the checkpoint were changed.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the number of finished items of each loop that is not inside a finished item, and of the source of a stage."""
         return tuple(FinishedItems(loop=loop, count=len(items)) for loop, items in self._items.items())
 
     def items(self, loop: str, *, after: str | None = None, limit: int) -> Items:
@@ -191,8 +183,6 @@ class CheckpointContents:
         :param after: The last item of the previous page; ``None`` for the first page.
         :param limit: Largest number of items.
         :raises UnknownStateError: if the loop has no finished items; the message lists the loops that have.
-        :raises CorruptStateError: if the values of the checkpoint were changed.
-        :raises StorageError: if the storage fails.
         """
         if loop not in self._items:
             known = ", ".join(map(repr, self._items)) or "no such loop"
@@ -204,12 +194,7 @@ class CheckpointContents:
         return Items(loop=loop, items=tuple(found[:limit]), following=max(0, len(found) - limit))
 
     def iterations(self) -> tuple[ReachedIteration, ...]:
-        """
-        Return the newest iteration of each loop of ``iterate`` that has a snapshot.
-
-        :raises CorruptStateError: if the values of the checkpoint were changed.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the newest iteration of each loop of ``iterate`` that has a snapshot."""
         with _readable_values():
             reached = Iterations(self._values.get("iterations", ())).loops
         return tuple(
@@ -218,32 +203,17 @@ class CheckpointContents:
         )
 
     def values(self) -> dict[str, Any]:
-        """
-        Return the named values that the user's function has set.
-
-        :raises CorruptStateError: if the values of the checkpoint were changed.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the named values that the user's function has set."""
         encoded = self._values.get("values")
         return {} if encoded is None else dict(decode_state(encoded))
 
     def states(self) -> tuple[HeldState, ...]:
-        """
-        Return the states of the functions; reads the header of each state file.
-
-        :raises CorruptStateError: if a state file was changed.
-        :raises IncompatibleCheckpointError: if a newer version wrote a state file.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the states of the functions; reads the header of each state file."""
         functions = map(self.checkpoint.complete, self.checkpoint.functions())
         return tuple(state for each in functions for state in _states_of(each))
 
     def listing(self) -> ContentsListing:
-        """
-        Return all contents. What is damaged or missing is listed as unreadable.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Return all contents. What is damaged or missing is listed as unreadable, without an error."""
         reads = _LenientReads()
         snapshots = [
             reads.read("snapshot", partial(self._snapshot, each), None, _full_name(each)) for each in self._snapshots
@@ -343,22 +313,17 @@ def _readable_values() -> Iterator[None]:
 
 def _states_of(function: FunctionState) -> Iterator[HeldState]:
     key = None if function.schemas.key is None else describe_type(function.schemas.key)
-    for schema in function.schemas.keyed:
-        yield _held(function.uid, key, schema)
-    for schema in function.schemas.operator:
-        yield _held(function.uid, None, schema)
-
-
-def _held(uid: str, key: str | None, schema: StateSchema) -> HeldState:
-    return HeldState(
-        uid=uid,
-        name=schema.name,
-        kind=schema.kind,
-        key=key,
-        type=type_text(schema),
-        expires=schema.ttl,
-        queryable_name=schema.queryable_name,
-    )
+    keyed, operator = function.schemas.keyed, function.schemas.operator
+    for type_of_key, schema in (*((key, each) for each in keyed), *((None, each) for each in operator)):
+        yield HeldState(
+            uid=function.uid,
+            name=schema.name,
+            kind=schema.kind,
+            key=type_of_key,
+            type=type_text(schema),
+            expires=schema.ttl,
+            queryable_name=schema.queryable_name,
+        )
 
 
 def summary_of(document: CheckpointDocument) -> SnapshotSummary | None:
@@ -418,17 +383,9 @@ def type_text(schema: StateSchema) -> str:
 def _summaries_of_states(document: CheckpointDocument) -> Iterator[StateSummary]:
     prefix = f"{document.uid}/"
     for operator in document.operator_states:
-        schemas = _schemas_of(operator)
+        # Schemas in a file are not read: these figures must cost no access to the storage.
+        inline = operator.coordinator_state
+        schemas = schemas_in(inline.data) if isinstance(inline, ByteStreamStateHandle) else None
         if schemas is not None:
             known = {name: (None, size) for name, size in size_of_only_state(schemas, [operator]).items()}
             yield from state_summaries(operator.uid.removeprefix(prefix), schemas, known)
-
-
-def _schemas_of(operator: OperatorState) -> OperatorSchemas | None:
-    # Schemas in a file are not read: these figures must cost no access to the storage.
-    if not isinstance(operator.coordinator_state, ByteStreamStateHandle):
-        return None
-    value: Any = json.loads(operator.coordinator_state.data)
-    # The coordinators of sources and sinks store other values.
-    is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
-    return decode_schemas(value) if is_of_function else None

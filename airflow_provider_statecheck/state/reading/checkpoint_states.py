@@ -73,6 +73,9 @@ class CheckpointStates:
     """
     Keyed states of one checkpoint or savepoint.
 
+    Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed, ``CheckpointNotFoundError``
+    if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and ``StorageError`` if the storage fails.
+
     :param storage: Storage of the state files.
     :param document: Metadata of the checkpoint.
     """
@@ -91,10 +94,6 @@ class CheckpointStates:
         :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
         :param storage_options: Options of the filesystem.
         :param allowed_locations: URIs of further locations that the checkpoint may reference.
-        :raises CheckpointNotFoundError: if the pointer refers to a missing checkpoint.
-        :raises CorruptStateError: if the metadata is corrupt.
-        :raises IncompatibleCheckpointError: if the metadata has an unknown version.
-        :raises StorageError: if the storage fails.
         """
         uri = pointer_uri(pointer)
         storage = CheckpointStorage.open(uri, **dict(storage_options or {}))
@@ -102,7 +101,7 @@ class CheckpointStates:
 
     @classmethod
     def of(cls, storage: CheckpointStorage, pointer: str) -> CheckpointStates:
-        """Load the metadata of a checkpoint from an open storage; raises like :meth:`load`."""
+        """Load the metadata of a checkpoint from an open storage."""
         found = resolve_checkpoint(storage, pointer)
         document, _ = found.read()
         return cls(found.storage, document)
@@ -117,23 +116,20 @@ class CheckpointStates:
         return CheckpointStates(self.storage, self.document.stage_of(uid))
 
     def functions(self) -> tuple[FunctionState, ...]:
-        """
-        Return the functions with the states that they registered in ``open``.
-
-        :raises IncompatibleCheckpointError: if a newer version wrote their schemas.
-        :raises StorageError: if the storage fails.
-        """
-        return tuple(self._functions())
+        """Return the functions with the states that they registered in ``open``."""
+        prefix = f"{self.document.uid}/"
+        found = [(each, self._schemas(each)) for each in self.document.operator_states]
+        return tuple(
+            FunctionState(uid=operator.uid.removeprefix(prefix), operator=operator, schemas=schemas)
+            for operator, schemas in found
+            if schemas is not None
+        )
 
     def complete(self, function: FunctionState) -> FunctionState:
         """
         Return a function with all of its states, including those registered after ``open``.
 
         Reads the header of each state file.
-
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises IncompatibleCheckpointError: if a newer version wrote a state file.
-        :raises StorageError: if the storage fails.
         """
         known = function.schemas
         written = written_schemas(self.storage, owned_handles(function.operator))
@@ -151,12 +147,11 @@ class CheckpointStates:
         :raises UnknownStateError: if the checkpoint has no such state or stage; the message lists those that it has.
         :raises InvalidConfigurationError: if several functions have a state with this name, or for several stages and no uid.
         :raises UnsupportedStateError: if the state is operator state.
-        :raises StorageError: if the storage fails.
         """
         if self.document.parts:
             return self.of_stage(uid).content(name, uid)
         functions = self._functions_of(uid)
-        found = _states_of(functions, name) or _states_of(list(map(self.complete, functions)), name)
+        found = _states_of(functions, name) or _states_of(map(self.complete, functions), name)
         if not found:
             raise self._unknown(name, uid)
         if len(found) > 1:
@@ -168,12 +163,7 @@ class CheckpointStates:
         return self.content_of(function, schema)
 
     def content_of(self, function: FunctionState, schema: StateSchema) -> StateContent:
-        """
-        Return the content of a keyed state of a function.
-
-        :raises CorruptStateError: if the values of the checkpoint do not match their checksum.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the content of a keyed state of a function."""
         assert function.schemas.key is not None  # noqa: S101 - the function has keyed state
         return StateContent(
             uid=function.uid,
@@ -197,37 +187,22 @@ class CheckpointStates:
         return int(moment.timestamp() * 1000)
 
     def values(self) -> dict[str, Any]:
-        """
-        Return the values of the checkpoint.
-
-        :raises CorruptStateError: if the values do not match their checksum.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the values of the checkpoint."""
         return read_values(self.storage, self.document)
 
     def stage_values(self) -> dict[str, Any]:
-        """Return the values of the stage; raises like :meth:`values`."""
+        """Return the values of the stage."""
         return dict(self.values().get(STAGE, {}))
 
-    def _functions_of(self, uid: str | None) -> list[FunctionState]:
-        functions = list(self.functions())
+    def _functions_of(self, uid: str | None) -> Sequence[FunctionState]:
+        functions = self.functions()
         named = [each for each in functions if uid in (each.uid, each.operator.uid)]
         return functions if not named and uid in (None, self.document.uid) else named
-
-    def _functions(self) -> Iterator[FunctionState]:
-        prefix = f"{self.document.uid}/"
-        for operator in self.document.operator_states:
-            schemas = self._schemas(operator)
-            if schemas is not None:
-                yield FunctionState(uid=operator.uid.removeprefix(prefix), operator=operator, schemas=schemas)
 
     def _schemas(self, operator: OperatorState) -> OperatorSchemas | None:
         if operator.coordinator_state is None:
             return None
-        value = json.loads(read_state(self.storage, operator.coordinator_state))
-        # The coordinators of sources and sinks store other values.
-        is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
-        return decode_schemas(value) if is_of_function else None
+        return schemas_in(read_state(self.storage, operator.coordinator_state))
 
     def _unknown(self, name: str, uid: str | None) -> Exception:
         functions = list(map(self.complete, self.functions()))
@@ -243,7 +218,18 @@ class CheckpointStates:
         )
 
 
-def _states_of(functions: list[FunctionState], name: str) -> list[tuple[FunctionState, StateSchema]]:
+def schemas_in(coordinator_state: bytes) -> OperatorSchemas | None:
+    """
+    Return the schemas in the coordinator state of a function, ``None`` for that of a source or sink.
+
+    :raises IncompatibleCheckpointError: if a newer version wrote the schemas.
+    """
+    value = json.loads(coordinator_state)
+    is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
+    return decode_schemas(value) if is_of_function else None
+
+
+def _states_of(functions: Iterable[FunctionState], name: str) -> list[tuple[FunctionState, StateSchema]]:
     return [(each, state) for each in functions for state in each.schemas.keyed if state.name == name]
 
 
@@ -282,15 +268,9 @@ def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHand
     """
     key, found = None, dict[str, StateSchema]()
     for handle in handles:
-        schemas = _schemas_of(storage, handle)
-        key = key or schemas.key
-        found = {state.name: state for state in schemas.keyed} | found
+        if handle.meta is not None:
+            files = dict((*handle.shared, *handle.private))
+            meta = decode_meta(read_state(storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
+            key = key or meta.key
+            found = {each.state.name: each.state for each in meta.states} | found
     return OperatorSchemas(key=key, keyed=tuple(found.values()))
-
-
-def _schemas_of(storage: CheckpointStorage, handle: KeyedStateHandle) -> OperatorSchemas:
-    if handle.meta is None:
-        return OperatorSchemas()
-    files = dict((*handle.shared, *handle.private))
-    meta = decode_meta(read_state(storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
-    return OperatorSchemas(key=meta.key, keyed=tuple(files.state for files in meta.states))

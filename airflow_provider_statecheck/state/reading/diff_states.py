@@ -68,11 +68,8 @@ def diff_states(
     import pyarrow as pa
 
     view = StateView(namespaces=namespaces)
-    readers = [
-        _reader(CheckpointStates.load(pointer, storage_options, allowed_locations), name, uid, view)
-        for pointer in (before, after)
-    ]
-    diff = StateDiff(*readers)
+    checkpoints = [CheckpointStates.load(pointer, storage_options, allowed_locations) for pointer in (before, after)]
+    diff = StateDiff(*(StateReader(each.storage, each.content(name, uid), view) for each in checkpoints))
     return pa.RecordBatchReader.from_batches(diff.schema, diff.batches())
 
 
@@ -103,13 +100,7 @@ class StateDiff:
         return pa.schema([*kept, (CHANGE, pa.string()), (BEFORE, value.type), (AFTER, value.type)])
 
     def batches(self) -> Iterator[Any]:
-        """
-        Return the differences as record batches in the order of key groups.
-
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises CheckpointNotFoundError: if a state file is missing.
-        :raises StorageError: if the storage fails.
-        """
+        """Return the differences as record batches in the order of key groups; raises as the methods of the readers."""
         for owned in self._before.content.windows(self._before.content.all_key_groups, self._bytes_at_once):
             before, after = rows_of_both(self._before, self._after, owned)
             yield from self._compared(before, after).to_batches()
@@ -119,7 +110,8 @@ class StateDiff:
         import pyarrow as pa
 
         columns = self._before.columns
-        before, after = _shown(self._before, before), _shown(self._after, after)
+        before = columns.shown(before, self._before.now_ms)
+        after = self._after.columns.shown(after, self._after.now_ms)
         codes = _codes(columns, before, after)
         of_before, of_after = codes[: before.num_rows], codes[before.num_rows :]
         _, left, right = np.intersect1d(of_before, of_after, assume_unique=True, return_indices=True)
@@ -146,14 +138,6 @@ class StateDiff:
         values = [missing if each is None else single(each.column(value_name)) for each in (before, after)]
         changes = pa.repeat(pa.scalar(change), rows.num_rows)
         return pa.Table.from_arrays([*keys, changes, *values], schema=self.schema)
-
-
-def _reader(states: CheckpointStates, name: str, uid: str | None, view: StateView) -> StateReader:
-    return StateReader(states.storage, states.content(name, uid), view)
-
-
-def _shown(reader: StateReader, table: Any) -> Any:
-    return reader.columns.shown(table, reader.now_ms)
 
 
 def _codes(columns: StateColumns, before: Any, after: Any) -> Any:
@@ -188,31 +172,23 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
     Return the rows of two checkpoints in the columns of the backend, without shared blocks that are equal in both.
 
     :param owned: Key groups to compare.
-    :raises CorruptStateError: if a state file is corrupt.
-    :raises CheckpointNotFoundError: if a state file is missing.
-    :raises StorageError: if the storage fails.
     """
-    files = [reader.rows.files(owned).runs for reader in (before, after)]
+    files = [reader.files(owned).runs for reader in (before, after)]
     shared = _blocks_of(files[0]) & _blocks_of(files[1])
     # A row of a shared block may have expired in one of the two checkpoints only.
     if not shared or before.content.schema.ttl or after.content.schema.ttl:
-        return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
-    touched = _joined(before, _own_rows(before, files[0], shared), _own_rows(after, files[1], shared))
+        return _joined(before, before.rows(owned)), _joined(after, after.rows(owned))
+    own = [
+        rows
+        for reader, runs in zip((before, after), files, strict=True)
+        for parts in _without(runs, shared)
+        for rows in reader.written(parts)
+    ]
+    touched = _joined(before, own)
     # Both sides must read the same shared blocks. Otherwise a row would appear to be missing on one side.
     equal = shared - _holding(before, files[0], touched) - _holding(after, files[1], touched)
-    return _joined(before, _differing_rows(before, files[0], equal)), _joined(
-        after, _differing_rows(after, files[1], equal)
-    )
-
-
-def _own_rows(reader: StateReader, runs: _Runs, shared: set[_Block]) -> Iterable[Any]:
-    """Return all rows of the blocks that are not shared, including deletion markers."""
-    for parts in _without(runs, shared):
-        yield from reader.rows.written(parts)
-
-
-def _differing_rows(reader: StateReader, runs: _Runs, equal: set[_Block]) -> Iterable[Any]:
-    return reader.rows.merged(_without(runs, equal))
+    of_before, of_after = (_without(runs, equal) for runs in files)
+    return _joined(before, before.merged(of_before)), _joined(after, after.merged(of_after))
 
 
 def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
@@ -228,7 +204,7 @@ def _block_numbers(reader: StateReader, part: Part, touched: Any) -> list[int]:
     import numpy as np
     import pyarrow as pa
 
-    firsts = reader.rows.firsts(part)
+    firsts = reader.form.firsts(part, namespace=True)
     codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
     places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
     # A block has rows of one key group. A position after its last row may belong to another key group.
@@ -264,11 +240,11 @@ def _blocks_of(runs: _Runs) -> set[_Block]:
     return {(part.path, offset) for parts in runs for part in parts for offset in part.offsets.tolist()}
 
 
-def _joined(reader: StateReader, *tables: Iterable[Any]) -> Any:
+def _joined(reader: StateReader, tables: Iterable[Any]) -> Any:
     """Concatenate tables, with a namespace column."""
     import pyarrow as pa
 
     layout = reader.columns.layout
     schema = layout.schema(namespace=True, deleted=False)
-    found = [layout.conform(table, namespace=True, deleted=False) for group in tables for table in group]
+    found = [layout.conform(table, namespace=True, deleted=False) for table in tables]
     return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()

@@ -1,21 +1,30 @@
-"""Reading of DataFrame snapshots without Spark, as batches."""
+"""
+Reading of DataFrame snapshots without Spark, as batches.
+
+The manifest of a snapshot has the schema in Spark's JSON format, and the files have columns named by position. The types
+are those of ``DataFrame.toArrow``; a year-month interval, which Arrow's columns do not have, is a number of months, and a
+type that Spark derives from others is the type it is stored as.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownStateError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    InvalidConfigurationError,
+    UnknownStateError,
+    UnsupportedStateError,
+)
 from airflow_provider_statecheck.state.progress import describe, describe_scope
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.state.reading.columns import (
-    DataFrameColumn,
-    as_written,
-    dataframe_columns,
-    only_spark_reads,
-)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
@@ -23,12 +32,24 @@ from airflow_provider_statecheck.storage.metadata_file import (
     SnapshotHandle,
     named_snapshots,
 )
-from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, read_batches, read_verified_manifest
+from airflow_provider_statecheck.storage.snapshot_manifest import (
+    SnapshotManifest,
+    column_name,
+    read_batches,
+    read_verified_manifest,
+)
 
 _LISTED = 20
 """Number of snapshots that an error lists."""
 # Spark marks files whose old dates or timestamps are in the Julian calendar.
 _OTHER_CALENDAR = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
+_TEXT = re.compile(r"string( collate \w+)?|(var)?char\(\d+\)")
+_TIME = re.compile(r"time\(\d+\)")
+_DAYS = re.compile(r"interval (day|hour|minute|second)( to \w+)?")
+_MONTHS = re.compile(r"interval (year|month)( to \w+)?")
+_DATED = re.compile(r'"(date|timestamp)')
+_VARIANT = ("value", "metadata")
 
 
 def read_snapshot(
@@ -170,13 +191,13 @@ class SnapshotReader:
 
         if _OTHER_CALENDAR & set(batch.schema.metadata or ()):
             self._refuse_times()
-        arrays = [as_written(batch.column(each.name_in_file), each) for each in self.columns]
+        arrays = [_as_written(batch.column(each.name_in_file), each) for each in self.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _refuse_times(self) -> None:
         for column in self.columns:
             if column.has_times:
-                raise only_spark_reads(column)
+                raise _only_spark_reads(column)
 
     @cached_property
     def _manifests(self) -> dict[SnapshotHandle, SnapshotManifest]:
@@ -207,3 +228,156 @@ def _unknown(document: CheckpointDocument, name: str, scope: str | None) -> Unkn
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join([*names[:_LISTED], *([f"{more} more"] if more > 0 else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class DataFrameColumn:
+    """Column of a DataFrame that a snapshot contains."""
+
+    name: str
+    position: int
+    type: Any
+    """Type in Spark's JSON format."""
+
+    @property
+    def name_in_file(self) -> str:
+        """Return the name of the column in the files."""
+        return column_name(self.position)
+
+    @property
+    def arrow_type(self) -> Any:
+        """
+        Return the Arrow type of the column.
+
+        :raises UnsupportedStateError: for a type that only Spark reads.
+        """
+        found = _arrow_type(self.type)
+        if found is None:
+            raise _only_spark_reads(self)
+        return found
+
+    @property
+    def type_name(self) -> str:
+        """Return the Arrow type as text, or Spark's name of a type that only Spark reads."""
+        return str(_arrow_type(self.type) or json.dumps(self.type))
+
+    @property
+    def has_times(self) -> bool:
+        """Return whether a part of the column is a date or a timestamp."""
+        return _DATED.search(json.dumps(self.type)) is not None
+
+
+def dataframe_columns(schema_json: str) -> tuple[DataFrameColumn, ...]:
+    """
+    Return the columns of a schema in Spark's JSON format.
+
+    :raises CorruptStateError: if it is not a schema.
+    """
+    try:
+        fields = json.loads(schema_json)["fields"]
+        return tuple(DataFrameColumn(str(each["name"]), i, each["type"]) for i, each in enumerate(fields))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptStateError(
+            f"Expected the schema of a snapshot, found {schema_json[:80]!r}; read another checkpoint."
+        ) from error
+
+
+def _as_written(stored: Any, column: DataFrameColumn) -> Any:
+    """Return an array that was read from a file in the Arrow type of its column, without a copy."""
+    wanted = column.arrow_type
+    # A shredded variant has another layout, for example.
+    if not _is_stored_as(stored.type, wanted):
+        raise _only_spark_reads(column)
+    return stored if stored.type == wanted else stored.view(wanted)
+
+
+def _only_spark_reads(column: DataFrameColumn) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"Expected a column that is readable without Spark, found {column.type_name} in column {column.name!r}; read the "
+        f"snapshot with airflow_provider_statecheck.spark.state_dataframes.read_snapshot, or other columns of it.",
+        column=column.name,
+    )
+
+
+def _arrow_type(kind: Any) -> Any:
+    try:
+        return _named_type(kind) if isinstance(kind, str) else _nested_type(kind)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CorruptStateError(f"Expected a type in Spark's JSON format, found {kind!r:.200}.") from error
+
+
+def _named_type(name: str) -> Any:
+    import pyarrow as pa
+
+    decimal = _DECIMAL.fullmatch(name)
+    if decimal:
+        return pa.decimal128(int(decimal.group(1)), int(decimal.group(2)))
+    parametric = {_TEXT: pa.string(), _TIME: pa.time64("us"), _DAYS: pa.duration("us"), _MONTHS: pa.int32()}
+    plain = {
+        "boolean": pa.bool_(),
+        "byte": pa.int8(),
+        "short": pa.int16(),
+        "integer": pa.int32(),
+        "long": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "decimal": pa.decimal128(10, 0),
+        "binary": pa.binary(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "timestamp_ntz": pa.timestamp("us"),
+        "void": pa.null(),
+        "variant": pa.struct([pa.field(name, pa.binary(), nullable=False) for name in _VARIANT]),
+    }
+    return next((found for pattern, found in parametric.items() if pattern.fullmatch(name)), plain.get(name))
+
+
+def _nested_type(kind: Mapping[str, Any]) -> Any:
+    makers: dict[str, Callable[[], Any]] = {
+        "udt": lambda: _arrow_type(kind["sqlType"]),
+        "array": lambda: _list_of(_arrow_type(kind["elementType"])),
+        "map": lambda: _map_of(_arrow_type(kind["keyType"]), _arrow_type(kind["valueType"])),
+        "struct": lambda: _struct_of([(str(each["name"]), _arrow_type(each["type"])) for each in kind["fields"]]),
+    }
+    return makers[kind["type"]]()
+
+
+def _list_of(element: Any) -> Any:
+    import pyarrow as pa
+
+    return None if element is None else pa.list_(pa.field("element", element))
+
+
+def _map_of(key: Any, value: Any) -> Any:
+    import pyarrow as pa
+
+    # The keys of an Arrow map are not null, so their type is not the null type.
+    return None if key in (None, pa.null()) or value is None else pa.map_(key, value)
+
+
+def _struct_of(fields: list[tuple[str, Any]]) -> Any:
+    import pyarrow as pa
+
+    return None if any(kind is None for _, kind in fields) else pa.struct([pa.field(*each) for each in fields])
+
+
+def _is_stored_as(stored: Any, wanted: Any) -> bool:
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_struct(stored) and types.is_struct(wanted):
+        return stored.num_fields == wanted.num_fields and all(map(_is_field_as, count(), stored, wanted))
+    if types.is_map(stored) and types.is_map(wanted):
+        keys = _is_stored_as(stored.key_type, wanted.key_type)
+        return keys and _is_stored_as(stored.item_type, wanted.item_type)
+    if types.is_list(stored) and types.is_list(wanted):
+        return _is_stored_as(stored.value_type, wanted.value_type)
+    # Spark's default timestamps and its intervals have no type of their own in Parquet.
+    reinterpreted = {pa.timestamp("us", "UTC"): pa.timestamp("us"), pa.duration("us"): pa.int64()}
+    return bool(stored == wanted or stored == reinterpreted.get(wanted))
+
+
+def _is_field_as(position: int, stored: Any, wanted: Any) -> bool:
+    # Fields are named by position where their names collide.
+    is_named = stored.name in (wanted.name, column_name(position))
+    return is_named and _is_stored_as(stored.type, wanted.type)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,21 +9,17 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import (
-    KeyGroupRange,
-)
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.arrow.layout import (
-    ArrowStateSettings,
-    BlockCache,
-)
-from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, StateFiles
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings, BlockCache
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
 from airflow_provider_statecheck.state.arrow.runs import FileRun
 from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns
 from airflow_provider_statecheck.state.descriptors import StateTtlConfig
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.keys.key_types import key_type_named
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
 from airflow_provider_statecheck.state.reading.columns import StateColumns
 from airflow_provider_statecheck.state.schemas import StateSchema
@@ -35,7 +30,6 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 _BLOCKS_AT_ONCE = 64
 """Blocks of a state file per table."""
 _NEVER = timedelta(days=365_000)
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 
 def read_state(
@@ -74,19 +68,7 @@ def read_state(
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
     view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
-    return as_batches(StateReader(states.storage, states.content(name, uid), view))
-
-
-def as_batches(reader: StateReader) -> Any:
-    """Return the rows of a reader as a ``pyarrow.RecordBatchReader``."""
-    import pyarrow as pa
-
-    return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader))
-
-
-def _batches(reader: StateReader) -> Iterator[Any]:
-    for table in reader.tables():
-        yield from table.to_batches()
+    return StateReader(states.storage, states.content(name, uid), view).record_batches()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,72 +85,57 @@ class StateView:
 
 class StateReader:
     """
-    Reads the unexpired rows of a state in user-facing columns.
+    Reads the rows of a state, in user-facing columns or in those of the state backend.
 
     :param storage: Storage of the state files.
     :param content: Schema and handles of the state.
     :param view: Options of the read.
     :raises UnsupportedStateError: if this release does not support a type of the state.
+
+    The methods that read raise ``CorruptStateError`` if a state file is corrupt, ``CheckpointNotFoundError`` if one is
+    missing, and ``StorageError`` if the storage fails.
     """
 
     def __init__(self, storage: CheckpointStorage, content: StateContent, view: StateView | None = None) -> None:
         view = view or StateView()
+        self._storage = storage
         self.content = content
-        self.columns = columns_of(content, view)
-        self.rows = StateRowsReader(storage, content, self.columns)
+        self.columns = StateColumns(
+            restored_keys(content.key), registered(content.schema), view.with_times, view.namespaces
+        )
         self.now_ms = content.taken_at_ms if view.now_ms is None else view.now_ms
 
     @property
     def schema(self) -> Any:
-        """Return the Arrow schema of the rows."""
+        """Return the Arrow schema of the user-facing columns."""
         return self.columns.schema
 
-    def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
-        """
-        Return the rows of a range of key groups, by default all, as Arrow tables.
+    def record_batches(self) -> Any:
+        """Return the unexpired rows as a ``pyarrow.RecordBatchReader``, which reads lazily."""
+        import pyarrow as pa
 
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises CheckpointNotFoundError: if a state file is missing.
-        :raises StorageError: if the storage fails.
-        """
-        for table in self.rows.tables(self.content.all_key_groups if owned is None else owned):
+        batches = (batch for table in self.tables() for batch in table.to_batches())
+        return pa.RecordBatchReader.from_batches(self.schema, batches)
+
+    def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
+        """Return the unexpired rows of a range of key groups, by default all, as Arrow tables in user-facing columns."""
+        for table in self.rows(self.content.all_key_groups if owned is None else owned):
             shown = self.columns.shown(table, self.now_ms)
             if shown.num_rows:
                 yield shown
 
-
-class StateRowsReader:
-    """
-    Reads the rows of a state in the columns of the state backend.
-
-    :param storage: Storage of the state files.
-    :param content: Schema and handles of the state.
-    :param columns: Columns of the state.
-    """
-
-    def __init__(self, storage: CheckpointStorage, content: StateContent, columns: StateColumns) -> None:
-        self._storage = storage
-        self.content = content
-        self._columns = columns
-
-    def tables(self, owned: KeyGroupRange) -> Iterator[Any]:
+    def rows(self, owned: KeyGroupRange) -> Iterator[Any]:
         """
         Return the newest version of each row in a range of key groups, sorted and without removed rows.
 
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises CheckpointNotFoundError: if a state file is missing.
-        :raises StorageError: if the storage fails.
+        The tables have the columns of the state backend.
         """
         return self.merged(self.files(owned).runs)
 
     def files(self, owned: KeyGroupRange) -> StateFiles:
-        """
-        Return the files with rows in a range of key groups.
-
-        :raises CorruptStateError: if the metadata of the files is corrupt.
-        """
+        """Return the files with rows in a range of key groups."""
         handles = self.content.within(owned).handles
-        found = restored_files(handles, self._storage, self._columns.keys, self.content.max_parallelism, owned)
+        found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
         return found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
 
     def merged(self, runs: tuple[Parts, ...]) -> Iterator[Any]:
@@ -177,8 +144,7 @@ class StateRowsReader:
             return
         with closing(PartBytes(self._storage)) as files:
             reading = Reading(files, BlockCache(0), ArrowStateSettings())
-            schema, layout = self.content.schema, self._columns.layout
-            yield from StateRuns(schema, layout, self.form, reading, runs).rows()
+            yield from StateRuns(self.content.schema, self.columns.layout, self.form, reading, runs).rows()
 
     def written(self, parts: Parts) -> Iterator[Any]:
         """Return all rows of the parts, including deletion markers."""
@@ -188,20 +154,10 @@ class StateRowsReader:
             for start in range(0, count, _BLOCKS_AT_ONCE):
                 yield from run.tables(range(start, min(count, start + _BLOCKS_AT_ONCE)))
 
-    def firsts(self, part: Part) -> Any:
-        """Return the first position of each block of a part, with a namespace column."""
-        return self.form.firsts(part, namespace=True)
-
     @cached_property
     def form(self) -> StateRowForm:
         """Return the conversion of rows to the types of the state."""
-        columns, schema = self._columns, self.content.schema
-        return StateRowForm(columns.state, schema, columns.layout, self.content.taken_at_ms)
-
-
-def columns_of(content: StateContent, view: StateView) -> StateColumns:
-    """Return the columns of a state."""
-    return StateColumns(restored_keys(content.key), registered(content.schema), view.with_times, view.namespaces)
+        return StateRowForm(self.columns.state, self.content.schema, self.columns.layout, self.content.taken_at_ms)
 
 
 def milliseconds(moment: datetime | None) -> int | None:
@@ -225,18 +181,15 @@ def registered(schema: StateSchema) -> RegisteredState:
 
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """
+    lifetime = _NEVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms)
     return RegisteredState(
         name=schema.name,
         kind=schema.kind,
         serializer=restored_serializer(schema.value),
         key_serializer=None if schema.key is None else restored_user_keys(schema.key),
-        ttl=_time_to_live(schema) if schema.ttl else None,
+        ttl=StateTtlConfig(lifetime) if schema.ttl else None,
         queryable_name=schema.queryable_name,
     )
-
-
-def _time_to_live(schema: StateSchema) -> StateTtlConfig:
-    return StateTtlConfig(_NEVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms))
 
 
 def restored_keys(snapshot: SerializerSnapshot) -> KeySerializer:
@@ -250,31 +203,4 @@ def restored_keys(snapshot: SerializerSnapshot) -> KeySerializer:
         fields = [(field["name"], field["type"]) for field in snapshot.config["fields"]]
     except (LookupError, TypeError) as error:
         raise CorruptStateError(f"Expected the columns of a key, found {snapshot.config!r:.200}.") from error
-    return KeySerializer(tuple(KeyField(name, _arrow_type(kind)) for name, kind in fields))
-
-
-def _arrow_type(name: str) -> Any:
-    import pyarrow as pa
-
-    match = _DECIMAL.fullmatch(name)
-    if match:
-        return pa.decimal128(int(match.group(1)), int(match.group(2)))
-    known = {
-        "boolean": pa.bool_(),
-        "tinyint": pa.int8(),
-        "smallint": pa.int16(),
-        "int": pa.int32(),
-        "bigint": pa.int64(),
-        "float": pa.float32(),
-        "double": pa.float64(),
-        "string": pa.string(),
-        "binary": pa.binary(),
-        "date": pa.date32(),
-        "timestamp": pa.timestamp("us", "UTC"),
-        "timestamp_ntz": pa.timestamp("us"),
-    }
-    if name not in known:
-        raise UnsupportedStateError(
-            f"Expected a key type that this release supports, found {name!r}; read it with the release that wrote it."
-        )
-    return known[name]
+    return KeySerializer(tuple(KeyField(name, key_type_named(kind).arrow_type) for name, kind in fields))

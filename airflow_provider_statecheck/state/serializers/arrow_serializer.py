@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from functools import cached_property, partial
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import cached_property
 from types import NoneType
 from typing import Any, NoReturn
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.base import (
-    AbstractSerializer,
-    Own,
-    Plain,
-    own_through_arrow,
-    plain_of_arrow,
-    quick_own,
-)
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordField, RecordSerializer
 from airflow_provider_statecheck.state.serializers.record_shapes import DictShape
@@ -26,6 +18,8 @@ from airflow_provider_statecheck.state.serializers.scalar_serializers import Col
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
+    Own,
+    Plain,
     TypeSerializer,
     after_migration,
     incompatible,
@@ -35,13 +29,11 @@ _PLAIN = (
     *("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
     *("float64", "string", "large_string", "binary", "large_binary", "date32", "null"),
 )
-_PARAMETERISED = (
-    (re.compile(r"decimal(32|64|128|256)\((\d+), (-?\d+)\)"), "_decimal"),
-    (re.compile(r"timestamp\[(s|ms|us)(?:, tz=(.+))?\]"), "_timestamp"),
-    (re.compile(r"time(32|64)\[(s|ms|us)\]"), "_time"),
-    (re.compile(r"duration\[(s|ms|us)\]"), "_duration"),
-    (re.compile(r"fixed_size_binary\[(\d+)\]"), "_binary"),
-)
+_DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), (-?\d+)\)")
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us)(?:, tz=(.+))?\]")
+_TIME = re.compile(r"time(32|64)\[(s|ms|us)\]")
+_DURATION = re.compile(r"duration\[(s|ms|us)\]")
+_BINARY = re.compile(r"fixed_size_binary\[(\d+)\]")
 
 
 def encode_type(arrow_type: Any) -> str:
@@ -74,44 +66,21 @@ def decode_type(name: str) -> Any:
 def _type_of_name(name: str) -> Any:
     import pyarrow as pa
 
-    plain = {str(getattr(pa, factory)()): factory for factory in _PLAIN}
+    plain = {str(found): found for found in (getattr(pa, factory)() for factory in _PLAIN)}
     if name in plain:
-        return getattr(pa, plain[name])()
-    for pattern, factory in _PARAMETERISED:
+        return plain[name]
+    parameterised: dict[re.Pattern[str], Callable[..., Any]] = {
+        _DECIMAL: lambda bits, precision, scale: getattr(pa, f"decimal{bits}")(int(precision), int(scale)),
+        _TIMESTAMP: lambda unit, zone: pa.timestamp(unit, tz=zone),
+        _TIME: lambda bits, unit: getattr(pa, f"time{bits}")(unit),
+        _DURATION: pa.duration,
+        _BINARY: lambda width: pa.binary(int(width)),
+    }
+    for pattern, make in parameterised.items():
         match = pattern.fullmatch(name)
         if match:
-            return globals()[factory](*match.groups())
+            return make(*match.groups())
     return None
-
-
-def _decimal(bits: str, precision: str, scale: str) -> Any:
-    import pyarrow as pa
-
-    return getattr(pa, f"decimal{bits}")(int(precision), int(scale))
-
-
-def _timestamp(unit: str, zone: str | None) -> Any:
-    import pyarrow as pa
-
-    return pa.timestamp(unit, tz=zone)
-
-
-def _time(bits: str, unit: str) -> Any:
-    import pyarrow as pa
-
-    return getattr(pa, f"time{bits}")(unit)
-
-
-def _duration(unit: str) -> Any:
-    import pyarrow as pa
-
-    return pa.duration(unit)
-
-
-def _binary(width: str) -> Any:
-    import pyarrow as pa
-
-    return pa.binary(int(width))
 
 
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}
@@ -155,7 +124,7 @@ _PYTHON_BITS = 64
 """Bit width of a Python float."""
 
 
-class ArrowSerializer(AbstractSerializer[Any]):
+class ArrowSerializer(TypeSerializer[Any]):
     """
     Serializer of scalar values; it rejects values that the Arrow type would round or truncate.
 
@@ -171,15 +140,9 @@ class ArrowSerializer(AbstractSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of the column."""
         return self._arrow_type
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """
-        Return an Arrow array of values, with null for ``None``.
-
-        :raises UnsupportedStateError: if the Arrow type cannot represent a value exactly.
-        """
         import pyarrow as pa
 
         if not self._python_types.issuperset(map(type, values)):
@@ -193,22 +156,19 @@ class ArrowSerializer(AbstractSerializer[Any]):
         return array
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the values of an array."""
         found: list[Any] = array.to_pylist()
         return found
 
     @cached_property
     def own(self) -> Own:
-        """Return the check of a value, as a function because a further method call would double its cost."""
-        return quick_own(self._arrow_type, self.plain, partial(own_through_arrow, self))
+        # A function, because a further method call would double its cost.
+        return _quick_own(self._arrow_type, self.plain, super().own)
 
     @cached_property
     def plain(self) -> Plain | None:
-        """Return the cheap test of values, or ``None`` if the type has none."""
-        return plain_of_arrow(self._arrow_type)
+        return _plain_of(self._arrow_type)
 
     def config(self) -> dict[str, Any]:
-        """Return the name of the Arrow type."""
         return {"type": self._name}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
@@ -245,9 +205,6 @@ class ArrowSerializer(AbstractSerializer[Any]):
         if pat.is_floating(self._arrow_type):
             return bool(self._arrow_type.bit_width < _PYTHON_BITS)
         return bool(getattr(self._arrow_type, "unit", "us") != "us" and not pat.is_date(self._arrow_type))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_name": self._name, "_arrow_type": self._arrow_type}
 
     def _without_numpy(self, values: Sequence[Any]) -> list[Any]:
         plain = [value.item() if type(value).__module__ == "numpy" else value for value in values]
@@ -315,6 +272,100 @@ def _python_types(arrow_type: Any) -> tuple[type, ...]:
         (pat.is_duration, (timedelta,)),
     )
     return next((types for check, types in checks if check(arrow_type)), ())
+
+
+_EXACT_INTEGERS_OF_A_FLOAT = 2**53
+"""Largest magnitude up to which a float represents every integer exactly."""
+
+
+def _plain_of(arrow_type: Any) -> Plain | None:
+    """Return the cheap test of the values of an Arrow type, or ``None`` if it has none."""
+    import pyarrow.types as pat
+
+    kinds: tuple[tuple[Callable[[Any], bool], Callable[[Any], Plain]], ...] = (
+        (pat.is_integer, _integers),
+        (pat.is_float64, lambda _: Plain(float)),
+        (lambda t: pat.is_string(t) or pat.is_large_string(t), lambda _: Plain(str, _has_bytes)),
+        (pat.is_boolean, lambda _: Plain(bool)),
+        (lambda t: pat.is_binary(t) or pat.is_large_binary(t), lambda _: Plain(bytes)),
+        (pat.is_date32, lambda _: Plain(date)),
+        (lambda t: pat.is_timestamp(t) and t.unit == "us" and t.tz is None, lambda _: Plain(datetime, _is_local)),
+    )
+    return next((plain(arrow_type) for holds, plain in kinds if holds(arrow_type)), None)
+
+
+def _quick_own(arrow_type: Any, plain: Plain | None, own: Own) -> Own:
+    """
+    Return a function equivalent to ``own`` that handles the usual values of a type faster.
+
+    :param plain: The cheap test; a value that passes is returned unchanged.
+    :param own: The fallback for all other values.
+    """
+    import pyarrow.types as pat
+
+    if pat.is_decimal128(arrow_type):
+        return _decimals(arrow_type, own)
+    if pat.is_float64(arrow_type):
+        return _floats(own)
+    if plain is None:
+        return own
+    if plain.kind is str:
+        return lambda value: value if type(value) is str and (value.isascii() or _has_bytes(value)) else own(value)
+    kind: Any = plain.kind
+    fits, bounds = plain.fits, plain.bounds
+    if bounds is not None:
+        low, high = bounds
+        return lambda value: value if type(value) is kind and low <= value <= high else own(value)
+    if fits is None:
+        return lambda value: value if type(value) is kind else own(value)
+    return lambda value: value if type(value) is kind and fits(value) else own(value)
+
+
+def _integers(arrow_type: Any) -> Plain:
+    import pyarrow.types as pat
+
+    bits, is_signed = arrow_type.bit_width, pat.is_signed_integer(arrow_type)
+    bounds = (-(1 << bits - 1), (1 << bits - 1) - 1) if is_signed else (0, (1 << bits) - 1)
+    return Plain(int, bounds=bounds)
+
+
+def _has_bytes(text: str) -> bool:
+    try:
+        # A lone surrogate cannot be encoded.
+        return text.encode() is not None
+    except UnicodeError:
+        return False
+
+
+def _is_local(time: datetime) -> bool:
+    return time.tzinfo is None and not time.fold
+
+
+def _floats(own: Own) -> Own:
+    low, high = -_EXACT_INTEGERS_OF_A_FLOAT, _EXACT_INTEGERS_OF_A_FLOAT
+
+    def owned(value: Any) -> Any:
+        if type(value) is float:
+            return value
+        return float(value) if type(value) is int and low <= value <= high else own(value)
+
+    return owned
+
+
+def _decimals(arrow_type: Any, own: Own) -> Own:
+    # Arrow restores decimals with all digits of their scale.
+    digits = Decimal((0, (1,), -arrow_type.scale))
+    exact = Context(prec=arrow_type.precision, traps=[Inexact, InvalidOperation])
+
+    def owned(value: Any) -> Any:
+        if type(value) is not Decimal or not value.is_finite():
+            return own(value)
+        try:
+            return value.quantize(digits, context=exact)
+        except ArithmeticError:
+            return own(value)
+
+    return owned
 
 
 def serializer_of_arrow_type(arrow_type: Any) -> TypeSerializer[Any]:

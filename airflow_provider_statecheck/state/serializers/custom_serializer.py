@@ -8,17 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
-from airflow_provider_statecheck.state.serializers.nested_columns import (
-    Freezing,
-    freezing_of,
-    is_immutable,
-    nulls_of,
-    nulls_of_array,
-)
+from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
+    Freezing,
     Outcome,
     SerializerSnapshot,
     TypeSerializer,
@@ -28,7 +22,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     incompatible,
     migrated,
     reconfigured,
-    require_known_version,
 )
 
 T = TypeVar("T")
@@ -60,7 +53,7 @@ class CustomSerializer(Protocol[T]):
         ...
 
 
-class OpaqueSerializer(AbstractSerializer[bytes]):
+class OpaqueSerializer(TypeSerializer[bytes]):
     """
     Serializer that passes through the bytes of a user-defined serializer whose code is not available.
 
@@ -72,32 +65,26 @@ class OpaqueSerializer(AbstractSerializer[bytes]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of bytes."""
         import pyarrow as pa
 
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """Return an Arrow array of bytes, with null for ``None``."""
         import pyarrow as pa
 
         return pa.array(values, self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the bytes of an array."""
         found: list[Any] = array.to_pylist()
         return found
 
     def config(self) -> dict[str, Any]:
-        """Return the config that the snapshot contains."""
         return dict(self._snapshot.config)
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return the snapshot of the user-defined serializer."""
         return self._snapshot
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Compare class ids; a change of version or config is accepted, since only the user's code can judge it."""
         current = self._snapshot
         if old.class_id != current.class_id:
             return self._resolve_other(old)
@@ -106,17 +93,16 @@ class OpaqueSerializer(AbstractSerializer[bytes]):
         reason = f"{name_of(current)} changes from version {old.version} to {current.version}; its own code decides"
         return Compatibility(outcome=AS_IS.outcome, reason=reason)
 
-    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        raise NotImplementedError
 
-
-class SerializerAdapter(AbstractSerializer[Any]):
+class SerializerAdapter(TypeSerializer[Any]):
     """
-    Adapter of a user-defined serializer to an Arrow column of bytes.
+    Adapter of a user-defined serializer to an Arrow column of bytes, which are also the frozen form of a value.
 
     :param custom: The user-defined serializer.
     :raises InvalidConfigurationError: if its ``class_id`` or ``version`` is missing or has another type.
     """
+
+    is_immutable = False
 
     def __init__(self, custom: CustomSerializer[Any]) -> None:
         class_id: Any = custom.class_id
@@ -130,34 +116,24 @@ class SerializerAdapter(AbstractSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of bytes."""
         import pyarrow as pa
 
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """Return an Arrow array of serialized values, with null for ``None``."""
         import pyarrow as pa
 
         serialize = self.custom.serialize
         return pa.array([None if value is None else serialize(value) for value in values], self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the values of an array."""
         deserialize = self.custom.deserialize
         return [None if data is None else deserialize(data) for data in array.to_pylist()]
 
-    @property
-    def is_immutable(self) -> bool:
-        """Return ``False``, since the values may be mutable."""
-        return False
-
     def copy(self, value: Any) -> Any:
-        """Return a copy of a value, made by serializing and deserializing it."""
         return None if value is None else self.custom.deserialize(self.custom.serialize(value))
 
     def freezing(self) -> Freezing:
-        """Return the frozen form: the bytes of the value."""
         import pyarrow as pa
 
         def write(frozen: Sequence[Any]) -> Any:
@@ -166,17 +142,14 @@ class SerializerAdapter(AbstractSerializer[Any]):
         return Freezing(self.custom.serialize, self.custom.deserialize, pa.Array.to_pylist, write)
 
     def config(self) -> dict[str, Any]:
-        """Return the config of the user-defined serializer, empty by default."""
         config = getattr(self.custom, "config", None)
         return dict(config()) if config else {}
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return the snapshot that later versions are compared with."""
         class_id, version = f"{PREFIX}{self.custom.class_id}", self.custom.version
         return SerializerSnapshot(class_id=class_id, version=version, config=self.config())
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Return the verdict of the user-defined serializer; by default, a change of version or config is incompatible."""
         current = self.snapshot()
         if old.class_id != current.class_id:
             return self._resolve_other(old)
@@ -189,9 +162,6 @@ class SerializerAdapter(AbstractSerializer[Any]):
             f"{name_of(current)} was of version {old.version} and config {dict(old.config)}, is now of version "
             f"{current.version} and config {dict(current.config)}; define its resolve_compatibility"
         )
-
-    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        raise NotImplementedError
 
     @property
     def _identity(self) -> Any:
@@ -231,10 +201,6 @@ def _adapted(verdict: Compatibility) -> Compatibility:
     )
 
 
-CLASS_ID = "ttl"
-_VERSION = 1
-
-
 class TtlValue(NamedTuple):
     """Value of state with a time to live, and the time of its last access in milliseconds since the epoch."""
 
@@ -245,49 +211,43 @@ class TtlValue(NamedTuple):
 _ttl_value = partial(tuple.__new__, TtlValue)
 
 
-class TtlSerializer:
+class TtlSerializer(TypeSerializer[TtlValue]):
     """
     Serializer of a value and the time of its last access as a struct.
 
+    State without access times is incompatible, because its times are unknown.
+
     :param inner: The serializer of the value; values of map state may be ``None``.
     """
+
+    class_id = "ttl"
 
     def __init__(self, inner: TypeSerializer[Any]) -> None:
         self.inner = inner
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow struct type of a value and a time."""
         import pyarrow as pa
 
         return pa.struct([("value", self.inner.arrow_type), ("last_access_ms", pa.int64())])
 
     @property
     def is_immutable(self) -> bool:
-        """Return whether values are immutable and can be shared."""
-        return is_immutable(self.inner)
+        return self.inner.is_immutable
 
     def to_arrow(self, values: Sequence[TtlValue | None]) -> Any:
-        """
-        Return an Arrow array of structs, with null for ``None``.
-
-        :raises UnsupportedStateError: if a value has another type.
-        """
         return self._structs_of(values, self.inner.to_arrow)
 
     def from_arrow(self, array: Any) -> list[TtlValue | None]:
-        """Return the values of an array as new objects."""
         return self._with_times(self.inner.from_arrow(array.field(0)), array)
 
     def copy(self, value: TtlValue) -> TtlValue:
-        """Return a copy of a value that shares no mutable object with it."""
         if self.is_immutable or value.value is None:
             return value
         return TtlValue(self.inner.copy(value.value), value.last_access_ms)
 
     def freezing(self) -> Freezing:
-        """Return the frozen form: the frozen form of the inner value with its time of last access."""
-        inner = freezing_of(self.inner)
+        inner = self.inner.freezing()
         return Freezing(
             lambda value: TtlValue(inner.freeze(value.value), value.last_access_ms),
             None if inner.thaw is None else lambda frozen: TtlValue(inner.thawed(frozen.value), frozen.last_access_ms),
@@ -295,17 +255,14 @@ class TtlSerializer:
             lambda frozen: self._structs_of(frozen, inner.write),
         )
 
-    def snapshot(self) -> SerializerSnapshot:
-        """Return the snapshot that later versions are compared with."""
-        config = {"value": encode_snapshot(self.inner.snapshot())}
-        return SerializerSnapshot(class_id=CLASS_ID, version=_VERSION, config=config)
+    def config(self) -> dict[str, Any]:
+        return {"value": encode_snapshot(self.inner.snapshot())}
 
-    def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Compare the inner serializers; state without access times is incompatible, as its times are unknown."""
-        if old.class_id != CLASS_ID:
-            return Compatibility(outcome=Outcome.INCOMPATIBLE, reason="had no times of last use")
-        require_known_version(old, _VERSION)
-        return _keeping_times(self.inner.resolve_compatibility(decode_snapshot(old.config["value"])))
+    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
+        return _keeping_times(self.inner.resolve_compatibility(decode_snapshot(config["value"])))
+
+    def _resolve_other(self, old: SerializerSnapshot) -> Compatibility:
+        return incompatible("had no times of last use")
 
     def _structs_of(self, values: Sequence[Any], write: Callable[[Sequence[Any]], Any]) -> Any:
         import pyarrow as pa
@@ -320,11 +277,9 @@ class TtlSerializer:
             return [item if valid else None for item, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
         return found
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TtlSerializer) and self.inner == other.inner
-
-    def __hash__(self) -> int:
-        return hash((CLASS_ID, self.inner))
+    @property
+    def _identity(self) -> Any:
+        return self.inner
 
 
 def _keeping_times(inner: Compatibility) -> Compatibility:

@@ -1,9 +1,6 @@
 """
 Nested values as Arrow columns, and Arrow types that Spark, DuckDB and Polars read.
 
-State freezes mutable values on every write and copies them on every read. An in-place change by user code therefore never
-reaches the state. Immutable values are shared.
-
 Several types of state have no equivalent in Spark. Their columns are stored in a type that represents every value.
 """
 
@@ -12,11 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import time
+from functools import reduce
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.base import own_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -31,73 +28,59 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     require_known_version,
 )
 
-CLASS_ID = "optional"
-_VERSION = 1
 
-
-class OptionalSerializer:
+class OptionalSerializer(TypeSerializer[Any]):
     """
     Serializer that permits ``None``; the Arrow column is the same, since every column is nullable.
 
+    A type that becomes optional is compatible as is.
+
     :param value: The serializer of the values other than ``None``.
     """
+
+    class_id = "optional"
 
     def __init__(self, value: TypeSerializer[Any]) -> None:
         self.value = value
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of the column."""
         return self.value.arrow_type
 
     @property
     def is_immutable(self) -> bool:
-        """Return whether values are immutable and can be shared."""
-        return is_immutable(self.value)
+        return self.value.is_immutable
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """Return an Arrow array of values, with null for ``None``."""
         return self.value.to_arrow(values)
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the values of an array as new objects."""
         return self.value.from_arrow(array)
 
     def own(self, value: Any) -> Any:
-        """
-        Return a value as a checkpoint restores it; ``None`` is permitted.
-
-        :raises UnsupportedStateError: if a value has another type.
-        """
-        return None if value is None else own_of(self.value)(value)
+        return None if value is None else self.value.own(value)
 
     def copy(self, value: Any) -> Any:
-        """Return a copy of a value that shares no mutable object with it."""
         return None if value is None else self.value.copy(value)
 
-    def snapshot(self) -> SerializerSnapshot:
-        """Return the snapshot that later versions are compared with."""
-        config = {"value": encode_snapshot(self.value.snapshot())}
-        return SerializerSnapshot(class_id=CLASS_ID, version=_VERSION, config=config)
+    def config(self) -> dict[str, Any]:
+        return {"value": encode_snapshot(self.value.snapshot())}
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Compare the inner serializers; a type that becomes optional is compatible as is."""
         verdict = self.value.resolve_compatibility(value_of(old))
         if verdict.serializer is None:
             return verdict
         assert verdict.migrate is not None  # noqa: S101 - reconfigured verdicts define it
         return reconfigured(verdict.reason, OptionalSerializer(verdict.serializer), verdict.migrate)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OptionalSerializer) and self.value == other.value
-
-    def __hash__(self) -> int:
-        return hash((CLASS_ID, self.value))
+    @property
+    def _identity(self) -> Any:
+        return self.value
 
 
 def is_optional(snapshot: SerializerSnapshot) -> bool:
     """Return whether a snapshot belongs to an optional type."""
-    return snapshot.class_id == CLASS_ID
+    return snapshot.class_id == OptionalSerializer.class_id
 
 
 def value_of(snapshot: SerializerSnapshot) -> SerializerSnapshot:
@@ -108,18 +91,13 @@ def value_of(snapshot: SerializerSnapshot) -> SerializerSnapshot:
     """
     if not is_optional(snapshot):
         return snapshot
-    require_known_version(snapshot, _VERSION)
+    require_known_version(snapshot, OptionalSerializer.version)
     return decode_snapshot(snapshot.config["value"])
 
 
 def without_optional(serializer: TypeSerializer[Any]) -> TypeSerializer[Any]:
     """Return the inner serializer of an optional one; each kind of state defines how it treats ``None``."""
     return serializer.value if isinstance(serializer, OptionalSerializer) else serializer
-
-
-def is_immutable(serializer: TypeSerializer[Any]) -> bool:
-    """Return whether the values of a serializer are immutable; the default is ``False``."""
-    return bool(getattr(serializer, "is_immutable", False))
 
 
 def resolve_part(new: TypeSerializer[Any], old: SerializerSnapshot, default: Any = None) -> Compatibility:
@@ -248,7 +226,8 @@ def _values_differ(a: Any, b: Any) -> Any:
 
     kind = a.type
     if types.is_struct(kind):
-        return _any_of([differing(x, y) for x, y in zip(a.flatten(), b.flatten(), strict=True)], len(a))
+        fields = map(differing, a.flatten(), b.flatten())
+        return reduce(pc.or_, fields, pa.repeat(pa.scalar(False), len(a)))
     if types.is_map(kind) or types.is_list(kind):
         return _lists_differ(a, b)
     if types.is_null(kind):
@@ -258,16 +237,6 @@ def _values_differ(a: Any, b: Any) -> Any:
         are_nan = pc.and_(pc.is_nan(a), pc.is_nan(b))
         return pc.fill_null(pc.and_(pc.not_equal(a, b), pc.invert(are_nan)), True)
     return pc.fill_null(pc.not_equal(a, b), True)
-
-
-def _any_of(columns: list[Any], length: int) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    found = pa.repeat(pa.scalar(False), length)
-    for column in columns:
-        found = pc.or_(found, column)
-    return found
 
 
 def _lists_differ(a: Any, b: Any) -> Any:
@@ -292,33 +261,6 @@ def _elements(lists: Any) -> Any:
         return lists.flatten()
     keys, values = entries_of_array(lists)
     return pa.StructArray.from_arrays([keys, values], names=["key", "value"])
-
-
-class Freezing(NamedTuple):
-    """Conversions between values, their frozen form in state, and Arrow."""
-
-    freeze: Callable[[Any], Any]
-    """Returns the frozen form of a value; raises ``UnsupportedStateError`` for a value of another type."""
-    thaw: Callable[[Any], Any] | None
-    """Returns the value of a frozen form; ``None`` if the frozen form is the value itself."""
-    read: Callable[[Any], list[Any]]
-    """Returns the frozen forms of an Arrow array, with ``None`` for null."""
-    write: Callable[[Sequence[Any]], Any]
-    """Returns the Arrow array of frozen forms, with null for ``None``."""
-
-    def thawed(self, frozen: Any) -> Any:
-        """Return the value of a frozen form, ``None`` for ``None``."""
-        return frozen if self.thaw is None or frozen is None else self.thaw(frozen)
-
-
-def freezing_of(serializer: TypeSerializer[Any]) -> Freezing:
-    """Return the ``freezing`` of a serializer; by default, immutable values are shared and others copied."""
-    special = getattr(serializer, "freezing", None)
-    if special is not None:
-        found: Freezing = special()
-        return found
-    thaw = None if is_immutable(serializer) else serializer.copy
-    return Freezing(own_of(serializer), thaw, serializer.from_arrow, serializer.to_arrow)
 
 
 DESCRIPTION = b"statecheck"

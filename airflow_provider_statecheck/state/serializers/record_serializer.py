@@ -9,34 +9,27 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import call, is_
-from typing import Any, NamedTuple
+from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.base import (
-    AbstractSerializer,
-    Own,
-    compiled_check,
-    own_of,
-    own_through_arrow,
-    plain_of,
-)
 from airflow_provider_statecheck.state.serializers.nested_columns import (
-    Freezing,
     OptionalSerializer,
-    is_immutable,
     nulls_of_array,
     require_no_none,
     resolve_part,
 )
-from airflow_provider_statecheck.state.serializers.record_shapes import RecordShape, RowTaker, require_records
+from airflow_provider_statecheck.state.serializers.record_shapes import RecordShape, RowTaker
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
+    Freezing,
     Outcome,
+    Own,
+    Plain,
     TypeSerializer,
     after_migration,
     decode_snapshot,
@@ -44,6 +37,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     incompatible,
     migrated,
     reconfigured,
+    require_class,
     serializer_from_now_on,
     whole,
 )
@@ -61,7 +55,7 @@ class RecordField:
     """Returns the value for records that were written without the field."""
 
 
-class RecordSerializer(AbstractSerializer[Any]):
+class RecordSerializer(TypeSerializer[Any]):
     """
     Serializer of one class of records as an Arrow struct with one column per field.
 
@@ -80,7 +74,6 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def arrow_type(self) -> Any:
-        """Return the Arrow struct type."""
         import pyarrow as pa
 
         return pa.struct([(field.name, field.serializer.arrow_type) for field in self.fields])
@@ -91,29 +84,18 @@ class RecordSerializer(AbstractSerializer[Any]):
         return tuple(field.name for field in self.fields)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """
-        Return an Arrow array of structs, with null for ``None``.
 
-        :raises UnsupportedStateError: if a record has another class or a field has another type.
-        """
-        import pyarrow as pa
-
-        if not require_records(self.shape, values):
-            return pa.StructArray.from_arrays(self._columns(values), fields=list(self.arrow_type))
-        present = self.to_arrow([value for value in values if value is not None])
-        return present.take(_places(values))
+        has_nulls = require_class(values, self.shape.type, self.shape.name)
+        return self._structs(values, has_nulls, lambda present: self.shape.columns(present, self.names))
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the records of an array as new objects."""
         return _with_nulls(array, self._records)
 
     @cached_property
     def is_immutable(self) -> bool:
-        """Return whether values are immutable and can be shared."""
         return not (self.shape.can_be_changed or self._copies)
 
     def copy(self, value: Any) -> Any:
-        """Return a copy of a record that shares no mutable object with it."""
         if value is None or self.is_immutable:
             return value
         parts = zip(self._copies.items(), self._take_copied(value), strict=True)
@@ -123,33 +105,27 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def own(self) -> Own:
-        """
-        Return the function that validates and copies a record; it is fast if every field has a cheap test.
-
-        The function raises ``UnsupportedStateError`` for another class of records or a field of another type.
-        """
         if not self.is_immutable:
             return self._validated
         plain_row, own = self._plain_row, self._validated
         return lambda value: own(value) if plain_row(value) is None else value
 
     def freezing(self) -> Freezing:
-        """Return the frozen form: a tuple of field values if it suffices to rebuild the record, otherwise the record or a copy."""
+        # A tuple of the field values, if it suffices to rebuild the record.
         make = self.shape.row_maker(self.names) if self.shape.can_be_changed and not self._copies else None
         if make is None:
-            return Freezing(self.own, None if self.is_immutable else self.copy, self.from_arrow, self.to_arrow)
+            return super().freezing()
         return Freezing(self._frozen_row, make, self._rows, self._from_rows)
 
     def config(self) -> dict[str, Any]:
-        """Return the names, types, aliases and defaults of the fields."""
         return {"fields": [_field_config(field) for field in self.fields]}
 
-    def with_fields(self, fields: Sequence[RecordField]) -> RecordSerializer:
-        """Return a serializer of the same class of records with other columns."""
-        return RecordSerializer(self.shape, fields)
-
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        return resolve_record(self, config["fields"])
+        matches = [_matched(field, self, config["fields"]) for field in self.fields]
+        placed = [(f"field {match.field.name}", match.verdict) for match in matches]
+        placed.append(("", _resolve_dropped(matches, config["fields"])))
+        placed.append(("", _resolve_order(self, matches)))
+        return whole(placed, lambda: _rearranged(self, matches), lambda array: _converted(array, self, matches))
 
     def _records(self, array: Any) -> list[Any]:
         return self.shape.build(dict(zip(self.names, self._values(array), strict=True)))
@@ -157,7 +133,7 @@ class RecordSerializer(AbstractSerializer[Any]):
     def _validated(self, value: Any) -> Any:
         row = self._validated_row(value)
         if row is None:
-            return own_through_arrow(self, value)
+            return super().own(value)
         if not self.shape.can_be_changed and all(map(is_, row, self._take(value))):
             return value
         return self.shape.with_values(value, dict(zip(self.names, row, strict=True)))
@@ -178,23 +154,25 @@ class RecordSerializer(AbstractSerializer[Any]):
         return restored
 
     def _from_rows(self, rows: Sequence[Any]) -> Any:
+        none = ((),) * len(self.fields)
+        return self._structs(rows, None in rows, lambda present: zip(*present, strict=True) if present else none)
+
+    def _structs(
+        self, rows: Sequence[Any], has_nulls: bool, columns_of: Callable[[Sequence[Any]], Iterable[Sequence[Any]]]
+    ) -> Any:
+        """Return an Arrow array of structs, with null for ``None``; ``columns_of`` gets the other rows."""
         import pyarrow as pa
 
-        present = [row for row in rows if row is not None]
-        columns = zip(*present, strict=True) if present else ((),) * len(self.fields)
+        columns = columns_of([row for row in rows if row is not None] if has_nulls else rows)
         arrays = [self._column(field, column) for field, column in zip(self.fields, columns, strict=True)]
-        array = pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
-        return array if len(present) == len(rows) else array.take(_places(rows))
+        structs = pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
+        return structs.take(_places(rows)) if has_nulls else structs
 
     def _rows(self, array: Any) -> list[Any]:
         return _with_nulls(array, lambda present: list(zip(*self._values(present), strict=True)))
 
     def _values(self, array: Any) -> list[list[Any]]:
         return [field.serializer.from_arrow(array.field(i)) for i, field in enumerate(self.fields)]
-
-    def _columns(self, values: Sequence[Any]) -> list[Any]:
-        columns = self.shape.columns(values, self.names)
-        return [self._column(field, column) for field, column in zip(self.fields, columns, strict=True)]
 
     def _column(self, field: RecordField, values: Sequence[Any]) -> Any:
         place = f"the field {field.name} of {self.shape.name}"
@@ -216,11 +194,11 @@ class RecordSerializer(AbstractSerializer[Any]):
     @cached_property
     def _plain_row(self) -> Callable[[Any], tuple[Any, ...] | None]:
         """Return a function that returns the field values of a record, or ``None`` if a value fails its cheap test."""
-        plain = [plain_of(field.serializer) for field in self.fields]
+        plain = [field.serializer.plain for field in self.fields]
         known = [each for each in plain if each is not None]
         if len(known) < len(plain):
             return lambda _: None
-        kind, take, fits = self.shape.type, self._take, compiled_check(known)
+        kind, take, fits = self.shape.type, self._take, _compiled_check(known)
 
         def plain_row(value: Any) -> tuple[Any, ...] | None:
             if type(value) is not kind:
@@ -235,19 +213,34 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def _owns(self) -> tuple[Own, ...]:
-        return tuple(own_of(field.serializer) for field in self.fields)
+        return tuple(field.serializer.own for field in self.fields)
 
     @cached_property
     def _copies(self) -> dict[str, Callable[[Any], Any]]:
-        return {field.name: field.serializer.copy for field in self.fields if not is_immutable(field.serializer)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"shape": self.shape, "fields": self.fields}
+        return {field.name: field.serializer.copy for field in self.fields if not field.serializer.is_immutable}
 
     @property
     def _identity(self) -> Any:
         # Defaults are functions, and two equal defaults may be different functions.
         return (self.shape.type, tuple(replace(field, default=None) for field in self.fields))
+
+
+def _compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]:
+    """
+    Return a function that tests each value of a row against its column.
+
+    The function runs for every record that is put into state. It is compiled to one expression, because a loop takes five
+    times as long.
+    """
+    names: dict[str, Any] = {}
+    terms = [f"len(row) == {len(columns)}"]
+    for at, (kind, fits, bounds) in enumerate(columns):
+        names |= {f"kind{at}": kind, f"fits{at}": fits}
+        terms.append(f"type(row[{at}]) is kind{at}")
+        terms += [] if bounds is None else [f"{bounds[0]} <= row[{at}] <= {bounds[1]}"]
+        terms += [] if fits is None else [f"fits{at}(row[{at}])"]
+    check: Callable[[Sequence[Any]], bool] = eval(f"lambda row: {' and '.join(terms)}", names)  # noqa: S307 - only the above
+    return check
 
 
 def _with_nulls(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
@@ -284,20 +277,6 @@ class _Match:
     source: int | None
     """Index of the former column; ``None`` for an added field."""
     verdict: Compatibility
-
-
-def resolve_record(new: RecordSerializer, old_fields: Sequence[Mapping[str, Any]]) -> Compatibility:
-    """
-    Compare the fields of a record with those of its snapshot.
-
-    :param new: The serializer of the record.
-    :param old_fields: The fields in the config of the snapshot.
-    """
-    matches = [_matched(field, new, old_fields) for field in new.fields]
-    placed = [(f"field {match.field.name}", match.verdict) for match in matches]
-    placed.append(("", _resolve_dropped(matches, old_fields)))
-    placed.append(("", _resolve_order(new, matches)))
-    return whole(placed, lambda: _rearranged(new, matches), lambda array: _converted(array, new, matches))
 
 
 def _matched(field: RecordField, new: RecordSerializer, old_fields: Sequence[Mapping[str, Any]]) -> _Match:
@@ -345,12 +324,11 @@ def _resolve_order(new: RecordSerializer, matches: Sequence[_Match]) -> Compatib
 
 def _rearranged(new: RecordSerializer, matches: Sequence[_Match]) -> RecordSerializer:
     in_old_order = sorted(matches, key=lambda match: match.source or 0)
-    return new.with_fields(
-        [
-            replace(match.field, serializer=serializer_from_now_on(match.verdict, match.field.serializer))
-            for match in in_old_order
-        ]
-    )
+    fields = [
+        replace(match.field, serializer=serializer_from_now_on(match.verdict, match.field.serializer))
+        for match in in_old_order
+    ]
+    return RecordSerializer(new.shape, fields)
 
 
 def _converted(array: Any, new: RecordSerializer, matches: Sequence[_Match]) -> Any:
@@ -361,16 +339,13 @@ def _converted(array: Any, new: RecordSerializer, matches: Sequence[_Match]) -> 
 
 
 def _column(array: Any, match: _Match) -> Any:
+    import pyarrow as pa
+
     if match.source is not None:
         return migrated(match.verdict, array.field(match.source))
     default = _default_of(match.field)
-    return _repeated(default() if default else match.field.serializer.to_arrow([None]), len(array))
-
-
-def _repeated(one: Any, count: int) -> Any:
-    import pyarrow as pa
-
-    return one.take(pa.nulls(count, pa.int64()).fill_null(0))
+    one = default() if default else match.field.serializer.to_arrow([None])
+    return one.take(pa.nulls(len(array), pa.int64()).fill_null(0))
 
 
 def _default_of(field: RecordField) -> Callable[[], Any] | None:
@@ -379,6 +354,8 @@ def _default_of(field: RecordField) -> Callable[[], Any] | None:
 
 
 _Default = Callable[[], Any] | None
+_SerializerOf = Callable[[str, Any], TypeSerializer[Any]]
+"""Returns the serializer of a field for its name and its declared type."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -395,50 +372,39 @@ class Aliases:
         object.__setattr__(self, "names", names)
 
 
-class DeclaredField(NamedTuple):
-    """Field as declared in its class."""
-
-    name: str
-    type: Any
-    aliases: tuple[str, ...]
-    default: _Default
-
-
-def fields_of_dataclass(cls: Any) -> list[DeclaredField]:
+def fields_of_dataclass(cls: Any, serializer_of: _SerializerOf) -> list[RecordField]:
     """
     Return the fields of a dataclass.
 
     :raises UnsupportedStateError: if a type cannot be resolved or the class has an ``InitVar``.
     """
-    hints = type_hints(cls)
+    hints = _type_hints(cls)
     if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
         raise UnsupportedStateError(
             f"Expected {cls.__qualname__} to be constructed from its fields only, found an InitVar; make it a field."
         )
-    return [_declared(field.name, hints[field.name], _default(field), field) for field in dataclasses.fields(cls)]
+    return [
+        _declared(field.name, hints[field.name], _default(field), serializer_of, field.metadata.get("aliases", ()))
+        for field in dataclasses.fields(cls)
+    ]
 
 
-def fields_of_named_tuple(cls: Any) -> list[DeclaredField]:
+def fields_of_named_tuple(cls: Any, serializer_of: _SerializerOf) -> list[RecordField]:
     """
     Return the fields of a named tuple class.
 
     :raises UnsupportedStateError: if the type of a field is missing or cannot be resolved.
     """
-    hints = type_hints(cls)
+    hints = _type_hints(cls)
     for name in {*cls._fields} - {*hints}:
         raise UnsupportedStateError(
             f"Expected a type for the field {name} of {cls.__qualname__}; use typing.NamedTuple."
         )
     defaults = {name: partial(_same, value) for name, value in cls._field_defaults.items()}
-    return [_declared(name, hints[name], defaults.get(name)) for name in cls._fields]
+    return [_declared(name, hints[name], defaults.get(name), serializer_of) for name in cls._fields]
 
 
-def type_hints(cls: type) -> dict[str, Any]:
-    """
-    Return the type hints of a class.
-
-    :raises UnsupportedStateError: if a name in a hint cannot be resolved.
-    """
+def _type_hints(cls: type) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except (NameError, TypeError) as error:
@@ -447,12 +413,13 @@ def type_hints(cls: type) -> dict[str, Any]:
         ) from error
 
 
-def _declared(name: str, hint: Any, default: _Default, field: Any = None) -> DeclaredField:
-    aliases = tuple(field.metadata.get("aliases", ())) if field is not None else ()
+def _declared(
+    name: str, hint: Any, default: _Default, serializer_of: _SerializerOf, aliases: Sequence[str] = ()
+) -> RecordField:
     if typing.get_origin(hint) is typing.Annotated:
         hint, *extras = typing.get_args(hint)
-        aliases += tuple(alias for extra in extras if isinstance(extra, Aliases) for alias in extra.names)
-    return DeclaredField(name, hint, aliases, default)
+        aliases = [*aliases, *(alias for extra in extras if isinstance(extra, Aliases) for alias in extra.names)]
+    return RecordField(name=name, serializer=serializer_of(name, hint), aliases=tuple(aliases), default=default)
 
 
 def _default(field: Any) -> _Default:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
-from types import NoneType
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 
@@ -16,78 +16,63 @@ RowTaker = Callable[[Any], tuple[Any, ...]]
 """Returns field values of a record; raises ``AttributeError`` or ``LookupError`` if a field is missing."""
 
 
-class RecordShape(Protocol):
+class RecordShape(ABC):
     """Conversion between one class of records and columns."""
 
-    @property
-    def name(self) -> str:
-        """Return the name of the record class for messages."""
-        ...
+    name: str
+    """Name of the record class for messages."""
+    type: type
+    """Class of the records."""
+    can_be_changed: bool = False
+    """Whether the fields of a record are mutable."""
 
-    @property
-    def type(self) -> type:
-        """Return the class of the records."""
-        ...
-
-    @property
-    def can_be_changed(self) -> bool:
-        """Return whether the fields of a record are mutable."""
-        ...
-
+    @abstractmethod
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
         """
         Return one column of values per field.
 
         :raises UnsupportedStateError: if a record has other fields.
         """
-        ...
 
+    @abstractmethod
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         """Return the records whose field values the columns contain."""
-        ...
 
+    @abstractmethod
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
         """Return a copy of a record with some fields replaced."""
-        ...
 
+    @abstractmethod
     def row_taker(self, names: Sequence[str]) -> RowTaker:
         """Return a function that returns the values of some fields of a record."""
-        ...
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
         """Return a function that builds a record from field values, or ``None`` if none is cheaper than a copy."""
-        ...
+        return None
 
 
-class DataclassShape:
+class DataclassShape(RecordShape):
     """
     Shape of a dataclass; fields with ``init=False`` are set after the constructor call.
 
     :param cls: The dataclass.
     """
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: Any) -> None:
         self.type = cls
         self.name = cls.__qualname__
+        self.can_be_changed = not cls.__dataclass_params__.frozen
         fields = dataclasses.fields(cls)
         self._positional = [field.name for field in fields if field.init and not field.kw_only]
         self._keywords = [field.name for field in fields if field.init and field.kw_only]
         self._late = [field.name for field in fields if not field.init]
-        self._is_plain = not any("__slots__" in vars(base) for base in cls.__mro__[:-1]) and not hasattr(
-            cls, "__copy__"
-        )
-
-    @property
-    def can_be_changed(self) -> bool:
-        """Return whether the dataclass is not frozen."""
-        return not self.type.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        has_slots = any("__slots__" in vars(base) for base in cls.__mro__[:-1])
+        self._is_plain = not has_slots and not hasattr(cls, "__copy__")
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
-        """Return one column of values per field."""
         return [list(map(attrgetter(name), records)) for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return the records whose field values the columns contain."""
         if self._keywords or not self._positional:
             records = self._built_by_keyword(columns)
         else:
@@ -98,18 +83,16 @@ class DataclassShape:
         return records
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return a copy of a record with some fields replaced."""
         other = self._copied(record)
         for name, value in values.items():
             object.__setattr__(other, name, value)
         return other
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return a function that returns the values of some fields of a record."""
         return _taker(attrgetter, names)
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
-        """Return the constructor if it takes exactly these fields by position and only assigns them."""
+        # The constructor suffices if it takes exactly these fields by position and only assigns them.
         cls: Any = self.type
         is_plain = cls.__dataclass_params__.init and not hasattr(cls, "__post_init__")
         if not is_plain or self._late or self._keywords or list(names) != self._positional:
@@ -131,84 +114,64 @@ class DataclassShape:
         return [self.type(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-class NamedTupleShape:
+class NamedTupleShape(RecordShape):
     """
     Shape of a named tuple class.
 
     :param cls: The named tuple class.
     """
 
-    can_be_changed = False
-
     def __init__(self, cls: Any) -> None:
-        self.type: type = cls
+        self.type = cls
         self.name = cls.__qualname__
-        self._names: tuple[str, ...] = cls._fields
+        self.names: tuple[str, ...] = cls._fields
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
-        """Return one column of values per field."""
-        return [list(map(itemgetter(self._names.index(name)), records)) for name in names]
+        return [list(map(itemgetter(self.names.index(name)), records)) for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return the records whose field values the columns contain."""
         make: Callable[[Any], Any] = partial(tuple.__new__, self.type)
-        return list(map(make, zip(*(columns[name] for name in self._names), strict=True)))
+        return list(map(make, zip(*(columns[name] for name in self.names), strict=True)))
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return a copy of a record with some fields replaced."""
         return record._replace(**values)
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return a function that returns the values of some fields of a record."""
-        return _taker(attrgetter, names)
-
-    def row_maker(self, names: Sequence[str]) -> None:
-        """Return ``None``: tuples are immutable and need no separate frozen form."""
+        return _taker(itemgetter, [*map(self.names.index, names)])
 
 
-class TupleShape:
+class TupleShape(NamedTupleShape):
     """
     Shape of plain tuples of one length, with the field names ``_1``, ``_2`` and so on, as in Spark.
 
     :param length: The number of items.
     """
 
-    type: type = tuple
-    can_be_changed = False
+    type = tuple
 
     def __init__(self, length: int) -> None:
         self.name = f"tuple of {length}"
         self.names = tuple(f"_{i + 1}" for i in range(length))
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
-        """
-        Return one column of values per field.
-
-        :raises UnsupportedStateError: if a tuple has another length.
-        """
         for length in {*map(len, records)} - {len(self.names)}:
             raise UnsupportedStateError(f"Expected tuples of {len(self.names)} items, found one of {length}.")
-        return [list(map(itemgetter(self.names.index(name)), records)) for name in names]
+        return super().columns(records, names)
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return the records whose field values the columns contain."""
         return list(zip(*(columns[name] for name in self.names), strict=True))
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return a copy of a record with some fields replaced."""
         return tuple(values.get(name, value) for name, value in zip(self.names, record, strict=True))
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return a function that returns some items of a tuple; for all items, it does not check the length."""
-        return tuple if tuple(names) == self.names else _taker(itemgetter, [*map(self.names.index, names)])
-
-    def row_maker(self, names: Sequence[str]) -> None:
-        """Return ``None``: tuples are immutable and need no separate frozen form."""
+        # For all items, the length is not checked.
+        return tuple if tuple(names) == self.names else super().row_taker(names)
 
 
-class DictShape:
+class DictShape(RecordShape):
     """
-    Shape of dictionaries by field name, for structs without a Python class.
+    Shape of dictionaries by field name, for structs without a Python class; a missing key stands for ``None``.
 
     :param names: The field names.
     """
@@ -222,11 +185,6 @@ class DictShape:
         self._known = frozenset(names)
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
-        """
-        Return one column of values per field, with ``None`` for a missing key.
-
-        :raises UnsupportedStateError: if a key is not a field name.
-        """
         for key in set().union(*records) - {*self.names}:
             raise UnsupportedStateError(
                 f"Expected a dict with the keys {', '.join(self.names)}, found the key {key!r}."
@@ -234,17 +192,13 @@ class DictShape:
         return [[record.get(name) for record in records] for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return the records whose field values the columns contain."""
         rows = zip(*(columns[name] for name in self.names), strict=True)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return a copy of a record with some fields replaced."""
         return {**record, **values}
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return a function that returns some values of a dictionary, with ``None`` for a missing key."""
-
         def take(record: Any) -> tuple[Any, ...]:
             if not self._known >= record.keys():
                 raise LookupError(*(record.keys() - self._known))
@@ -253,7 +207,6 @@ class DictShape:
         return take
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
-        """Return a function that builds a dictionary from field values."""
         return lambda row: dict(zip(names, row, strict=True))
 
 
@@ -275,31 +228,15 @@ class HashableDictShape(DictShape):
     can_be_changed = False
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return the records whose field values the columns contain."""
         return list(map(HashableRecord, super().build(columns)))
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return a copy of a record with some fields replaced."""
         return HashableRecord({**record, **values})
 
     def row_maker(self, names: Sequence[str]) -> None:
-        """Return ``None``: the records are immutable and need no separate frozen form."""
+        return None
 
 
 def _taker(getter: Callable[..., Callable[[Any], Any]], names: Sequence[Any]) -> RowTaker:
     take: Callable[[Any], Any] = getter(*names) if names else lambda _: ()
     return take if len(names) != 1 else lambda record: (take(record),)
-
-
-def require_records(shape: RecordShape, values: Sequence[Any]) -> bool:
-    """
-    Validate the class of records and return whether some are ``None``.
-
-    :raises UnsupportedStateError: if a value has another class; subclasses are rejected too.
-    """
-    kinds = {*map(type, values)}
-    for kind in kinds - {shape.type, NoneType}:
-        raise UnsupportedStateError(
-            f"Expected {shape.name}, found {kind.__module__}.{kind.__qualname__}; convert it, or declare another type."
-        )
-    return NoneType in kinds

@@ -19,7 +19,6 @@ from airflow_provider_statecheck.state.serializers.arrow_serializer import (
     decode_type,
     serializer_of_arrow_type,
 )
-from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
 from airflow_provider_statecheck.state.serializers.custom_serializer import (
     CustomSerializer,
     OpaqueSerializer,
@@ -29,7 +28,6 @@ from airflow_provider_statecheck.state.serializers.custom_serializer import (
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.record_serializer import (
-    DeclaredField,
     RecordField,
     RecordSerializer,
     fields_of_dataclass,
@@ -93,9 +91,9 @@ def _scalar(declared: Any) -> TypeSerializer[Any] | None:
 
     if isinstance(declared, pa.DataType):
         return serializer_of_arrow_type(declared)
-    make = _PLAIN.get(declared) if isinstance(declared, type) else None
-    if make is not None:
-        return serializer_of_arrow_type(make())
+    plain = _plain_type(declared) if isinstance(declared, type) else None
+    if plain is not None:
+        return serializer_of_arrow_type(plain)
     if declared is datetime:
         return DatetimeSerializer()
     if declared is UUID:
@@ -103,26 +101,20 @@ def _scalar(declared: Any) -> TypeSerializer[Any] | None:
     return EnumSerializer(declared) if isinstance(declared, type) and issubclass(declared, Enum) else None
 
 
-def _arrow(factory: str, *args: Any) -> Callable[[], Any]:
-    def make() -> Any:
-        import pyarrow as pa
+def _plain_type(declared: type) -> Any:
+    import pyarrow as pa
 
-        return getattr(pa, factory)(*args)
-
-    return make
-
-
-_PLAIN: dict[type, Callable[[], Any]] = {
-    bool: _arrow("bool_"),
-    int: _arrow("int64"),
-    float: _arrow("float64"),
-    str: _arrow("string"),
-    bytes: _arrow("binary"),
-    Decimal: _arrow("decimal128", DECIMAL_PRECISION, DECIMAL_SCALE),
-    date: _arrow("date32"),
-    time: _arrow("time64", "us"),
-    timedelta: _arrow("duration", "us"),
-}
+    return {
+        bool: pa.bool_(),
+        int: pa.int64(),
+        float: pa.float64(),
+        str: pa.string(),
+        bytes: pa.binary(),
+        Decimal: pa.decimal128(DECIMAL_PRECISION, DECIMAL_SCALE),
+        date: pa.date32(),
+        time: pa.time64("us"),
+        timedelta: pa.duration("us"),
+    }.get(declared)
 
 
 def _generic(declared: Any, outer: _Outer) -> TypeSerializer[Any] | None:
@@ -156,29 +148,22 @@ def _tuple(arguments: tuple[Any, ...], outer: _Outer) -> TypeSerializer[Any]:
 
 
 def _record(cls: type, outer: _Outer) -> TypeSerializer[Any]:
+    def serializer_of_field(name: str, declared: Any) -> TypeSerializer[Any]:
+        try:
+            return _resolved(declared, (*outer, cls))
+        except UnsupportedStateError as error:
+            raise UnsupportedStateError(f"In the field {name} of {cls.__qualname__}: {error}") from error
+
     if dataclasses.is_dataclass(cls):
-        return _of_fields(DataclassShape(cls), fields_of_dataclass(cls), (*outer, cls))
+        return RecordSerializer(DataclassShape(cls), fields_of_dataclass(cls, serializer_of_field))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return _of_fields(NamedTupleShape(cls), fields_of_named_tuple(cls), (*outer, cls))
+        return RecordSerializer(NamedTupleShape(cls), fields_of_named_tuple(cls, serializer_of_field))
     raise _unsupported(cls.__qualname__, _advice(cls))
 
 
-def _of_fields(shape: RecordShape, declared: list[DeclaredField], outer: _Outer) -> TypeSerializer[Any]:
-    return RecordSerializer(shape, [_field(shape, field, outer) for field in declared])
-
-
-def _field(shape: RecordShape, field: DeclaredField, outer: _Outer) -> RecordField:
-    try:
-        serializer = _resolved(field.type, outer)
-    except UnsupportedStateError as error:
-        raise UnsupportedStateError(f"In the field {field.name} of {shape.name}: {error}") from error
-    return RecordField(name=field.name, serializer=serializer, aliases=field.aliases, default=field.default)
-
-
 def _serializer_object(declared: Any) -> TypeSerializer[Any]:
-    if hasattr(declared, "to_arrow") and hasattr(declared, "resolve_compatibility"):
-        found: TypeSerializer[Any] = declared
-        return found
+    if isinstance(declared, TypeSerializer):
+        return declared
     if isinstance(declared, CustomSerializer):
         return SerializerAdapter(declared)
     raise _unsupported(repr(declared), "Pass an object with serialize, deserialize, class_id and version.")
@@ -229,7 +214,7 @@ def _restored(snapshot: SerializerSnapshot, shape: _Shape) -> TypeSerializer[Any
             f"Expected a type of state that this release knows, found {snapshot.class_id!r} in version {snapshot.version}; "
             f"restore with the release that wrote the checkpoint, or a newer one."
         )
-    require_known_version(snapshot, AbstractSerializer.version)
+    require_known_version(snapshot, TypeSerializer.version)
     try:
         return make(snapshot.config, shape)
     except (LookupError, TypeError, AttributeError) as error:

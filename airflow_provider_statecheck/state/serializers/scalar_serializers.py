@@ -13,18 +13,8 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.base import (
-    AbstractSerializer,
-    Own,
-    Plain,
-    own_of,
-    own_through_arrow,
-    plain_of,
-)
 from airflow_provider_statecheck.state.serializers.nested_columns import (
-    Freezing,
     entries_of_array,
-    is_immutable,
     list_array,
     map_array,
     nulls_of,
@@ -38,12 +28,16 @@ from airflow_provider_statecheck.state.serializers.nested_columns import (
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
+    Freezing,
+    Own,
+    Plain,
     TypeSerializer,
     decode_snapshot,
     encode_snapshot,
     incompatible,
     kept_distinct,
     migrated,
+    require_class,
     serializer_from_now_on,
     whole,
 )
@@ -53,9 +47,9 @@ _SINGLETON_ZONES = (None, UTC)
 """Time zones that a checkpoint restores as the same object."""
 
 
-class DatetimeSerializer(AbstractSerializer[datetime]):
+class DatetimeSerializer(TypeSerializer[datetime]):
     """
-    Serializer of ``datetime`` as a struct of local time, time zone and fold.
+    Serializer of ``datetime`` as a struct of local time, time zone (its key or fixed offset, null without one) and fold.
 
     The struct preserves the time zone. For instants only, declare ``pyarrow.timestamp("us", tz="UTC")``.
     """
@@ -64,21 +58,14 @@ class DatetimeSerializer(AbstractSerializer[datetime]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the struct type: local time, name or offset of the time zone (nullable), and fold."""
         import pyarrow as pa
 
         return pa.struct([("local", pa.timestamp("us")), ("zone", pa.string()), ("fold", pa.bool_())])
 
     def to_arrow(self, values: Sequence[datetime | None]) -> Any:
-        """
-        Return an Arrow array of values, with null for ``None``.
-
-        :raises UnsupportedStateError: if a value has another type, or its time zone has neither a key nor a fixed offset.
-        """
         import pyarrow as pa
 
-        for kind in {*map(type, values)} - {datetime, NoneType}:
-            _reject_type(kind)
+        require_class(values, datetime, "datetime.datetime")
         clock = [v if v is None or v.tzinfo is None else v.replace(tzinfo=None) for v in values]
         local = pa.array(clock, pa.timestamp("us"))
         zone = pa.array([None if v is None or v.tzinfo is None else _name_of(v.tzinfo) for v in values], pa.string())
@@ -86,7 +73,6 @@ class DatetimeSerializer(AbstractSerializer[datetime]):
         return pa.StructArray.from_arrays([local, zone, fold], fields=list(self.arrow_type), mask=local.is_null())
 
     def from_arrow(self, array: Any) -> list[datetime | None]:
-        """Return the values of an array."""
         clock, zones, folds = array.flatten()
         rows = zip(clock.to_numpy(zero_copy_only=False).tolist(), zones.to_pylist(), folds.to_pylist(), strict=True)
         return [
@@ -95,15 +81,7 @@ class DatetimeSerializer(AbstractSerializer[datetime]):
         ]
 
     def own(self, value: Any) -> datetime:
-        """Return a ``datetime`` as a checkpoint restores it."""
         return value if type(value) is datetime and value.tzinfo in _SINGLETON_ZONES else super().own(value)
-
-    def config(self) -> dict[str, Any]:
-        """Return an empty configuration."""
-        return {}
-
-    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        return AS_IS
 
 
 @lru_cache(maxsize=1024)
@@ -136,13 +114,7 @@ def _zone_of(name: str | None) -> tzinfo | None:
     return datetime.strptime(name, "%z").tzinfo
 
 
-def _reject_type(kind: type) -> None:
-    raise UnsupportedStateError(
-        f"Expected datetime.datetime, found {kind.__module__}.{kind.__qualname__}; convert it, or declare another type."
-    )
-
-
-class EnumNames(AbstractSerializer[Any]):
+class EnumNames(TypeSerializer[Any]):
     """
     Serializer of enum members as their names, for readers without the enum class.
 
@@ -156,17 +128,11 @@ class EnumNames(AbstractSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of strings."""
         import pyarrow as pa
 
         return pa.string()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """
-        Return an Arrow array of names, with null for ``None``.
-
-        :raises UnsupportedStateError: if a value is not one of the names.
-        """
         import pyarrow as pa
 
         for value in {*values} - {*self._names, None}:
@@ -174,12 +140,10 @@ class EnumNames(AbstractSerializer[Any]):
         return pa.array(values, self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the names of an array."""
         found: list[Any] = array.to_pylist()
         return found
 
     def config(self) -> dict[str, Any]:
-        """Return the names."""
         return {"names": list(self._names)}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
@@ -214,11 +178,6 @@ class EnumSerializer(EnumNames):
         self._enum = enum
 
     def to_arrow(self, values: Sequence[Enum | None]) -> Any:
-        """
-        Return an Arrow array of names, with null for ``None``.
-
-        :raises UnsupportedStateError: if a value is not a member of the enum.
-        """
         import pyarrow as pa
 
         for kind in {*map(type, values)} - {self._enum, NoneType}:
@@ -226,17 +185,14 @@ class EnumSerializer(EnumNames):
         return pa.array([None if value is None else value._name_ for value in values], self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the members whose names are in an array."""
         members = self._enum.__members__
         return [None if name is None else members[name] for name in array.to_pylist()]
 
     @property
     def plain(self) -> Plain:
-        """Return the cheap test: every member of the enum can be stored."""
         return Plain(self._enum)
 
     def own(self, value: Any) -> Any:
-        """Return a member unchanged."""
         return value if type(value) is self._enum else super().own(value)
 
     @property
@@ -244,53 +200,37 @@ class EnumSerializer(EnumNames):
         return self._enum
 
 
-class UuidSerializer(AbstractSerializer[UUID]):
+class UuidSerializer(TypeSerializer[UUID]):
     """Serializer of UUIDs as 16 bytes each."""
 
     class_id = "uuid"
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of 16 bytes."""
         import pyarrow as pa
 
         return pa.binary(16)
 
     def to_arrow(self, values: Sequence[UUID | None]) -> Any:
-        """
-        Return an Arrow array of values, with null for ``None``.
-
-        :raises UnsupportedStateError: if a value has another type.
-        """
         import pyarrow as pa
 
-        for kind in {*map(type, values)} - {UUID, NoneType}:
-            raise UnsupportedStateError(f"Expected uuid.UUID, found {kind.__module__}.{kind.__qualname__}; convert it.")
+        require_class(values, UUID, "uuid.UUID")
         return pa.array([None if value is None else value.bytes for value in values], self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[UUID | None]:
-        """Return the values of an array."""
         return [None if value is None else UUID(bytes=value) for value in array.to_pylist()]
 
     plain = Plain(UUID)
 
     def own(self, value: Any) -> UUID:
-        """Return a UUID unchanged."""
         return value if type(value) is UUID else super().own(value)
-
-    def config(self) -> dict[str, Any]:
-        """Return an empty configuration."""
-        return {}
-
-    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        return AS_IS
 
 
 COLLECTIONS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 """Supported collection classes by the name that snapshots store."""
 
 
-class CollectionSerializer(AbstractSerializer[Any]):
+class CollectionSerializer(TypeSerializer[Any]):
     """
     Serializer of collections whose elements have one type.
 
@@ -306,27 +246,17 @@ class CollectionSerializer(AbstractSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow list type."""
         import pyarrow as pa
 
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """
-        Return an Arrow array of lists, with null for ``None``.
-
-        :raises UnsupportedStateError: if a collection has another class or an element has another type.
-        """
-        for kind in {*map(type, values)} - {self.collection, NoneType}:
-            raise UnsupportedStateError(
-                f"Expected a {self.collection.__name__}, found {kind.__module__}.{kind.__qualname__}."
-            )
+        require_class(values, self.collection, f"a {self.collection.__name__}")
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
         require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
         return list_array(offsets_of(values), elements, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the collections of an array as new objects."""
         elements = self.element.from_arrow(array.flatten())
         lists = [elements[start:end] for start, end in pairwise(offsets_of_array(array).to_pylist())]
         found: list[Any] = lists if self.collection is list else list(map(self.collection, lists))
@@ -336,23 +266,16 @@ class CollectionSerializer(AbstractSerializer[Any]):
 
     @property
     def is_immutable(self) -> bool:
-        """Return whether values are immutable and can be shared."""
-        return self.collection in (tuple, frozenset) and is_immutable(self.element)
+        return self.collection in (tuple, frozenset) and self.element.is_immutable
 
     def copy(self, value: Any) -> Any:
-        """Return a copy of a collection that shares no mutable object with it."""
         if value is None or self.is_immutable:
             return value
-        return self.collection(value if is_immutable(self.element) else map(self.element.copy, value))
+        return self.collection(value if self.element.is_immutable else map(self.element.copy, value))
 
     @cached_property
     def own(self) -> Own:
-        """
-        Return the function that validates and copies a collection; it is fast if the elements have a cheap test.
-
-        The function raises ``UnsupportedStateError`` for another collection class or element type.
-        """
-        plain = plain_of(self.element)
+        plain = self.element.plain
         if plain is None:
             return self._validated
         kind: Any = self.collection
@@ -366,12 +289,10 @@ class CollectionSerializer(AbstractSerializer[Any]):
         return owned
 
     def freezing(self) -> Freezing:
-        """Return the frozen form: a copy of the collection that only the state references."""
-        thaw = self.collection if is_immutable(self.element) else self.copy
+        thaw = self.collection if self.element.is_immutable else self.copy
         return Freezing(self.own, None if self.is_immutable else thaw, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
-        """Return the collection class and the snapshot of the elements."""
         return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
@@ -391,20 +312,17 @@ class CollectionSerializer(AbstractSerializer[Any]):
         kind: Any = self.collection
         if type(value) is kind:
             try:
-                return kind(map(own_of(self.element), value))
+                return kind(map(self.element.own, value))
             except UnsupportedStateError:
                 pass  # The conversion to Arrow raises the detailed error.
-        return own_through_arrow(self, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"collection": self.collection, "element": self.element}
+        return super().own(value)
 
     @property
     def _identity(self) -> Any:
         return (self.collection, self.element)
 
 
-class DictSerializer(AbstractSerializer[dict[Any, Any]]):
+class DictSerializer(TypeSerializer[dict[Any, Any]]):
     """
     Serializer of dictionaries; it preserves the order of entries.
 
@@ -413,6 +331,7 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
     """
 
     class_id = "dict"
+    is_immutable = False
 
     def __init__(self, key: TypeSerializer[Any], value: TypeSerializer[Any]) -> None:
         self.key = key
@@ -420,19 +339,12 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow map type."""
         import pyarrow as pa
 
         return pa.map_(self.key.arrow_type, self.value.arrow_type)
 
     def to_arrow(self, values: Sequence[dict[Any, Any] | None]) -> Any:
-        """
-        Return an Arrow array of maps, with null for ``None``.
-
-        :raises UnsupportedStateError: if a value is not a ``dict``, or a key or an item has another type.
-        """
-        for kind in {*map(type, values)} - {dict, NoneType}:
-            raise UnsupportedStateError(f"Expected a dict, found {kind.__module__}.{kind.__qualname__}.")
+        require_class(values, dict, "a dict")
         present = [value for value in values if value is not None]
         keys = self.key.to_arrow(list(chain.from_iterable(present)))
         items = self.value.to_arrow(list(chain.from_iterable(value.values() for value in present)))
@@ -442,43 +354,29 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
         return map_array(offsets_of(values), keys, items, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[dict[Any, Any] | None]:
-        """Return the dictionaries of an array as new objects."""
         keys, values = entries_of_array(array)
         pairs = list(zip(self.key.from_arrow(keys), self.value.from_arrow(values), strict=True))
         bounds = pairwise(offsets_of_array(array).to_pylist())
         valid = array.is_valid().to_pylist()
         return [dict(pairs[start:end]) if ok else None for ok, (start, end) in zip(valid, bounds, strict=True)]
 
-    @property
-    def is_immutable(self) -> bool:
-        """Return ``False``, since dictionaries are mutable."""
-        return False
-
     def copy(self, value: Any) -> Any:
-        """Return a copy of a dictionary that shares no mutable object with it."""
-        if value is None or is_immutable(self.value):
+        if value is None or self.value.is_immutable:
             return value if value is None else dict(value)
         return {key: self.value.copy(item) for key, item in value.items()}
 
     def own(self, value: Any) -> Any:
-        """
-        Return a dictionary as a checkpoint restores it, without any mutable object of the given one.
-
-        :raises UnsupportedStateError: if the value is not a ``dict``, or a key or an item has another type.
-        """
         if type(value) is dict and None not in value:
             try:
-                return dict(zip(map(own_of(self.key), value), map(own_of(self.value), value.values()), strict=True))
+                return dict(zip(map(self.key.own, value), map(self.value.own, value.values()), strict=True))
             except UnsupportedStateError:
                 pass  # The conversion to Arrow raises the detailed error.
         return super().own(value)
 
     def freezing(self) -> Freezing:
-        """Return the frozen form: a copy of the dictionary that only the state references."""
-        return Freezing(self.own, dict if is_immutable(self.value) else self.copy, self.from_arrow, self.to_arrow)
+        return Freezing(self.own, dict if self.value.is_immutable else self.copy, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
-        """Return the snapshots of the keys and the values."""
         return {"key": encode_snapshot(self.key.snapshot()), "value": encode_snapshot(self.value.snapshot())}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:

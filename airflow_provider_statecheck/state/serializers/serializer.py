@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from functools import cached_property
+from types import NoneType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    IncompatibleCheckpointError,
+    UnsupportedStateError,
+)
 
 T = TypeVar("T")
+Own = Callable[[Any], Any]
+"""Validates a value and returns the object that state retains; raises ``UnsupportedStateError`` for a value of another type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,37 +61,162 @@ class Compatibility:
     """Whether migration may make two values equal, which would lose map keys or set elements."""
 
 
-class TypeSerializer(Protocol[T]):
-    """Converter between values of one type and an Arrow column; picklable, used by one thread at a time."""
+class Plain(NamedTuple):
+    """Cheap test for immutable values that a checkpoint restores unchanged."""
+
+    kind: type
+    """Exact class of the values; subclasses do not match."""
+    fits: Callable[[Any], bool] | None = None
+    """Further condition on a value; ``None`` if class and bounds are sufficient."""
+    bounds: tuple[int, int] | None = None
+    """Smallest and largest permitted value, both inclusive; ``None`` if unbounded."""
+
+    def all_fit(self, values: Collection[Any]) -> bool:
+        """Return whether all values pass the test."""
+        if not {self.kind}.issuperset(map(type, values)):
+            return False
+        if self.bounds is not None and values:
+            return bool(self.bounds[0] <= min(values) and max(values) <= self.bounds[1])
+        return self.fits is None or all(map(self.fits, values))
+
+
+class Freezing(NamedTuple):
+    """Conversions between values, their frozen form in state, and Arrow."""
+
+    freeze: Own
+    """Returns the frozen form of a value; raises ``UnsupportedStateError`` for a value of another type."""
+    thaw: Callable[[Any], Any] | None
+    """Returns the value of a frozen form; ``None`` if the frozen form is the value itself."""
+    read: Callable[[Any], list[Any]]
+    """Returns the frozen forms of an Arrow array, with ``None`` for null."""
+    write: Callable[[Sequence[Any]], Any]
+    """Returns the Arrow array of frozen forms, with null for ``None``."""
+
+    def thawed(self, frozen: Any) -> Any:
+        """Return the value of a frozen form, ``None`` for ``None``."""
+        return frozen if self.thaw is None or frozen is None else self.thaw(frozen)
+
+
+class TypeSerializer(ABC, Generic[T]):
+    """
+    Converter between values of one type and an Arrow column; picklable, used by one thread at a time.
+
+    State freezes mutable values on every write and copies them on every read. An in-place change by user code therefore
+    never reaches the state. Immutable values are shared.
+    """
+
+    class_id: ClassVar[str]
+    """Kind of serializer in snapshots."""
+    version: ClassVar[int] = 1
+    """Version of the layout of ``config``."""
 
     @property
+    @abstractmethod
     def arrow_type(self) -> Any:
         """Return the Arrow type of the column."""
-        ...
 
+    @abstractmethod
     def to_arrow(self, values: Sequence[T | None]) -> Any:
         """
         Return an Arrow array of values, with null for ``None``.
 
-        :raises UnsupportedStateError: if a value has another type.
+        :raises UnsupportedStateError: if a value has another type, or the column would not restore an equal value.
         """
-        ...
 
+    @abstractmethod
     def from_arrow(self, array: Any) -> list[T | None]:
         """Return the values of an array as new objects."""
-        ...
+
+    def config(self) -> dict[str, Any]:
+        """Return the parameters of the serializer as JSON values; none by default."""
+        return {}
+
+    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
+        """Compare with the ``config`` of the same class in a supported version."""
+        return AS_IS
+
+    @property
+    def is_immutable(self) -> bool:
+        """Return whether values are immutable and can be shared."""
+        return True
+
+    @property
+    def plain(self) -> Plain | None:
+        """Return the cheap test of values, or ``None`` if there is none."""
+        return None
 
     def copy(self, value: T) -> T:
         """Return a copy of a value that shares no mutable object with it."""
-        ...
+        return value
+
+    def own(self, value: Any) -> Any:
+        """
+        Return a value as a checkpoint restores it, without any mutable object of the given one.
+
+        :raises UnsupportedStateError: if the value is ``None`` or has another type.
+        """
+        array = self.to_arrow([value])
+        if array.null_count:
+            raise UnsupportedStateError(
+                f"Expected {describe(self.snapshot())}, found None; declare the type as optional, or leave the value out."
+            )
+        return self.from_arrow(array)[0]
+
+    def freezing(self) -> Freezing:
+        """Return the conversions of the frozen form; by default, immutable values are shared and others copied."""
+        return Freezing(self.own, None if self.is_immutable else self.copy, self.from_arrow, self.to_arrow)
 
     def snapshot(self) -> SerializerSnapshot:
         """Return the snapshot that later versions are compared with."""
-        ...
+        return SerializerSnapshot(class_id=self.class_id, version=self.version, config=self.config())
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Return whether this serializer can restore state that was written with ``old``."""
-        ...
+        """
+        Return whether this serializer can restore state that was written with ``old``.
+
+        :raises IncompatibleCheckpointError: if a newer version of this class wrote the snapshot.
+        """
+        if old.class_id != self.class_id:
+            return self._resolve_other(old)
+        require_known_version(old, self.version)
+        return self._resolve(old.config)
+
+    def _resolve_other(self, old: SerializerSnapshot) -> Compatibility:
+        return incompatible(f"was {describe(old)}, is now {describe(self.snapshot())}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and type(other) is type(self) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash((type(self), describe(self.snapshot())))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({describe(self.snapshot())})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Cached functions cannot be pickled.
+        cls = type(self)
+        return {n: each for n, each in vars(self).items() if not isinstance(getattr(cls, n, None), cached_property)}
+
+    @property
+    def _identity(self) -> Any:
+        return self.config()
+
+
+def require_class(values: Iterable[Any], kind: type, name: str) -> bool:
+    """
+    Require values of one class, or ``None``, and return whether some are ``None``.
+
+    :param kind: The class; subclasses are rejected too.
+    :param name: Name of the class for the error message.
+    :raises UnsupportedStateError: if a value has another class.
+    """
+    kinds = {*map(type, values)}
+    for found in kinds - {kind, NoneType}:
+        raise UnsupportedStateError(
+            f"Expected {name}, found {found.__module__}.{found.__qualname__}; convert it, or declare another type."
+        )
+    return NoneType in kinds
 
 
 def encode_snapshot(snapshot: SerializerSnapshot) -> dict[str, Any]:

@@ -46,11 +46,11 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.columns import StateColumns
-from airflow_provider_statecheck.state.reading.state_reader import StateRowsReader, StateView, columns_of
+from airflow_provider_statecheck.state.reading.state_reader import StateReader
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
-from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, KeyedSubtask
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles
 from airflow_provider_statecheck.state.writing.new_rows import split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -194,7 +194,7 @@ class CanonicalCopies(StateCopies):
             files: KeyedFiles | None = None
             for content in contents:
                 files = files or self._keyed_files(operator, index, owned, content.key, operator.max_parallelism)
-                files.write(content.schema, self._rows(content).tables(content.all_key_groups))
+                files.write(content.schema, self._reader(content).rows(content.all_key_groups))
             if files is not None:
                 yield index, files
 
@@ -218,10 +218,10 @@ class CanonicalCopies(StateCopies):
     ) -> tuple[StateRuns, ...]:
         """Return the rows of a state in their new key groups, for each range of them."""
         assert self._max_parallelism is not None  # noqa: S101 - for the type checker
-        rows, columns = self._rows(content), columns_of(content, StateView())
+        reader = self._reader(content)
         reading = Reading(spilled, BlockCache(0), ArrowStateSettings())
-        runs = tuple(StateRuns(content.schema, columns.layout, rows.form, reading) for _ in ranges)
-        for table in self._rows_in_new_groups(content, self._max_parallelism):
+        runs = tuple(StateRuns(content.schema, reader.columns.layout, reader.form, reading) for _ in ranges)
+        for table in self._rows_in_new_groups(reader, self._max_parallelism):
             for each, part in zip(runs, split_by_ranges(table, ranges), strict=True):
                 each.add(part)
             if sum(each.memory_bytes for each in runs) > self._bytes_at_once:
@@ -232,8 +232,14 @@ class CanonicalCopies(StateCopies):
     def _keyed_files(
         self, operator: OperatorState, index: int, owned: KeyGroupRange, key: SerializerSnapshot, max_parallelism: int
     ) -> KeyedFiles:
-        subtask = KeyedSubtask(uid=operator.uid, index=index, owned=owned, key=key, max_parallelism=max_parallelism)
-        return KeyedFiles(self._parquet, subtask)
+        return KeyedFiles(
+            files=self._parquet,
+            uid=operator.uid,
+            subtask=index,
+            owned=owned,
+            key=key,
+            max_parallelism=max_parallelism,
+        )
 
     def _contents(self, operator: OperatorState, handles: tuple[KeyedStateHandle, ...]) -> Iterator[StateContent]:
         for handle in handles:
@@ -250,20 +256,20 @@ class CanonicalCopies(StateCopies):
                     taken_at_ms=self._taken_at_ms,
                 )
 
-    def _rows(self, content: StateContent) -> StateRowsReader:
-        rows = StateRowsReader(self.storage, content, columns_of(content, StateView()))
+    def _reader(self, content: StateContent) -> StateReader:
+        reader = StateReader(self.storage, content)
         if has_custom(content.schema):
-            runs = rows.files(content.all_key_groups).runs
+            runs = reader.files(content.all_key_groups).runs
             _require_one_type(content.schema, [part.state for parts in runs for part in parts])
             _require_one_type(
                 content.schema, [s for h in content.handles for s in written_schemas(self.storage, [h]).keyed]
             )
-        return rows
+        return reader
 
-    def _rows_in_new_groups(self, content: StateContent, max_parallelism: int) -> Iterator[Any]:
-        columns, rows = columns_of(content, StateView()), self._rows(content)
+    def _rows_in_new_groups(self, reader: StateReader, max_parallelism: int) -> Iterator[Any]:
+        content, columns = reader.content, reader.columns
         for window in content.windows(content.all_key_groups, self._bytes_at_once):
-            tables = (columns.layout.conform(t, namespace=True, deleted=False) for t in rows.tables(window))
+            tables = (columns.layout.conform(t, namespace=True, deleted=False) for t in reader.rows(window))
             regrouped = [_with_groups(columns, table, max_parallelism) for table in tables]
             if regrouped:
                 yield merge_tables(regrouped)
@@ -323,7 +329,7 @@ def rescale_max_parallelism(
     _require_one_stage(source)
     require_parallelism(max((state.parallelism for state in source.operator_states), default=1), max_parallelism)
     copies = CanonicalCopies(storage, directory, source, max_parallelism=max_parallelism)
-    try:
+    with deleting_on_failure(storage, directory):
         return write_copies(
             copies,
             source,
@@ -331,6 +337,13 @@ def rescale_max_parallelism(
             properties=CheckpointProperties.for_savepoint(),
             request_key=source.request_key,
         )
+
+
+@contextlib.contextmanager
+def deleting_on_failure(storage: CheckpointStorage, directory: str) -> Iterator[None]:
+    """Delete the directory of a savepoint if the block raises."""
+    try:
+        yield
     except BaseException:
         # Without metadata the directory is not a savepoint, so files that cannot be deleted are orphans.
         with contextlib.suppress(StorageError):

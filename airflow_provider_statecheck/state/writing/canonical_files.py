@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
 from typing import Any
@@ -75,13 +75,10 @@ class CanonicalFiles:
     directory: str
     epoch: int
 
-    def directory_of(self, uid: str, kind: str, state: str) -> str:
-        """Return the directory of the files of a state."""
-        return f"{self.directory}/{STATE_DIRECTORY}/{slug(uid)}/{kind}/{slug(state)}"
-
-    def file_name(self, subtask: int, number: int) -> str:
-        """Return the name of a file of a state."""
-        return f"{self.epoch}-{subtask:05d}-{number:05d}.parquet"
+    def uri_of(self, uid: str, kind: str, state: str, subtask: int, number: int) -> str:
+        """Return the URI of a file of a state."""
+        directory = f"{self.directory}/{STATE_DIRECTORY}/{slug(uid)}/{kind}/{slug(state)}"
+        return f"{directory}/{self.epoch}-{subtask:05d}-{number:05d}.parquet"
 
     def write(self, uri: str, data: bytes) -> FileStateHandle:
         """
@@ -98,39 +95,28 @@ class CanonicalFiles:
 
         :raises StorageError: if the storage fails.
         """
-        directory = self.directory_of(uid, state.mode.value, state.name)
         handles = []
         for number, elements in enumerate(state.pieces):
             piece = WrittenState(state.name, state.mode, (elements,))
-            file = self.write(f"{directory}/{self.file_name(subtask, number)}", encode_parquet(piece))
+            uri = self.uri_of(uid, state.mode.value, state.name, subtask, number)
+            file = self.write(uri, encode_parquet(piece))
             handles.append(OperatorStateHandle(states=((piece.stored_name, piece.meta),), stream=file))
         return tuple(handles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedSubtask:
-    """Subtask with keyed state."""
+class KeyedFiles:
+    """Writer of the keyed states of a subtask."""
 
+    files: CanonicalFiles
+    """Writer of the savepoint."""
     uid: str
-    """Uid of its operator."""
-    index: int
+    """Uid of the operator."""
+    subtask: int
     owned: KeyGroupRange
     key: SerializerSnapshot
     max_parallelism: int
-
-
-class KeyedFiles:
-    """
-    Writer of the keyed states of a subtask.
-
-    :param files: Writer of the savepoint.
-    :param subtask: The subtask.
-    """
-
-    def __init__(self, files: CanonicalFiles, subtask: KeyedSubtask) -> None:
-        self._files = files
-        self._subtask = subtask
-        self._states: dict[str, StateFiles] = {}
+    _states: dict[str, StateFiles] = field(default_factory=dict)
 
     def write(self, state: StateSchema, tables: Iterable[Any]) -> None:
         """
@@ -140,7 +126,7 @@ class KeyedFiles:
         :param tables: Tables in the layout of the state backends.
         :raises StorageError: if the storage fails.
         """
-        columns = StateColumns(restored_keys(self._subtask.key), registered(state), with_times=True, namespaces=True)
+        columns = StateColumns(restored_keys(self.key), registered(state), with_times=True, namespaces=True)
         schema, conform = columns.layout.schema(namespace=True, deleted=False), columns.layout.conform
         open_file = partial(ParquetPartFile, columns=columns, description=self._description(state))
         numbers = count()
@@ -159,33 +145,27 @@ class KeyedFiles:
         states = tuple(self._states.values())
         if not states:
             return None
-        subtask = self._subtask
         return KeyedStateHandle(
             backend_id=CANONICAL_ID,
-            key_group_range=subtask.owned,
+            key_group_range=self.owned,
             checkpoint_id=checkpoint_id,
             shared=tuple((part.path, part.handle) for files in states for run in files.runs for part in run),
-            meta=self._write_index(encode_meta(SnapshotMeta(subtask.key, subtask.max_parallelism, states))),
+            meta=self._write_index(encode_meta(SnapshotMeta(self.key, self.max_parallelism, states))),
         )
 
     def _write_index(self, data: bytes) -> StreamStateHandle:
-        name = f"{self._files.epoch}-{hashlib.sha256(data).hexdigest()[:32]}"
+        name = f"{self.files.epoch}-{hashlib.sha256(data).hexdigest()[:32]}"
         if len(data) <= DEFAULT_INLINE_THRESHOLD:
-            return ByteStreamStateHandle(f"{self._subtask.uid}/{self._subtask.index}/{name}", data)
-        return self._files.write(f"{self._files.directory}/{name}", data)
+            return ByteStreamStateHandle(f"{self.uid}/{self.subtask}/{name}", data)
+        return self.files.write(f"{self.files.directory}/{name}", data)
 
     def _open(self, state: str, number: int) -> CheckpointStateOutputStream:
-        directory = self._files.directory_of(self._subtask.uid, KEYED, state)
-        uri = f"{directory}/{self._files.file_name(self._subtask.index, number)}"
-        return BufferedStateOutputStream(partial(self._files.write, uri), buffer_size=_BUFFER_BYTES, inline_threshold=0)
+        uri = self.files.uri_of(self.uid, KEYED, state, self.subtask, number)
+        return BufferedStateOutputStream(partial(self.files.write, uri), buffer_size=_BUFFER_BYTES, inline_threshold=0)
 
     def _description(self, state: StateSchema) -> dict[str, Any]:
-        schemas = OperatorSchemas(key=self._subtask.key, keyed=(state,))
-        return {
-            "uid": self._subtask.uid,
-            "number_of_key_groups": self._subtask.max_parallelism,
-            "schemas": encode_schemas(schemas),
-        }
+        schemas = encode_schemas(OperatorSchemas(key=self.key, keyed=(state,)))
+        return {"uid": self.uid, "number_of_key_groups": self.max_parallelism, "schemas": schemas}
 
 
 class ParquetPartFile(PartFile):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, new_savepoint_uri, operator_id_of
@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     KeyedStateHandle,
-    KeyGroupRange,
     OperatorState,
     OperatorSubtaskState,
     key_group_range_of,
@@ -27,7 +26,6 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     StateMigrationError,
-    StorageError,
     UnknownStateError,
 )
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
@@ -38,8 +36,8 @@ from airflow_provider_statecheck.state.reading.columns import key_column_names
 from airflow_provider_statecheck.state.reading.state_reader import registered, restored_keys
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import describe
-from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies
-from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, KeyedSubtask
+from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, deleting_on_failure
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles
 from airflow_provider_statecheck.state.writing.new_rows import NewRows, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
@@ -50,177 +48,6 @@ EDITS = "edits"
 """Key of the audit entries in the values of the stage."""
 _FIRST = 1
 """Checkpoint id, epoch and generation of a savepoint without a base."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTarget:
-    """State that a savepoint replaces or adds, and the parallelism of its operator."""
-
-    stage: str
-    function: str
-    uid: str
-    """Uid of the operator."""
-    rows: NewRows
-    parallelism: int
-
-    @property
-    def ranges(self) -> tuple[KeyGroupRange, ...]:
-        """Return the key group range of each subtask."""
-        return tuple(key_group_ranges(self.parallelism, self.rows.max_parallelism))
-
-
-class SavepointEdit:
-    """
-    Writer of an edited savepoint in a new directory.
-
-    The metadata file is written last. The base does not change, and the savepoint does not reference its files.
-
-    :param storage: Storage of the savepoint.
-    :param target: Parent directory of the savepoint.
-    :param place: State to replace or add.
-    :param base: Checkpoint that provides all other state; ``None`` for a savepoint with this state only.
-    :param now: Creation time of a savepoint without a base, in ISO format.
-    """
-
-    def __init__(
-        self,
-        storage: CheckpointStorage,
-        target: str,
-        place: StateTarget,
-        base: CheckpointStates | None,
-        now: str,
-    ) -> None:
-        self._storage = storage
-        self._place = place
-        self._base = base
-        self._source = _bootstrap(place.stage, now) if base is None else base.document
-        self.directory = new_savepoint_uri(target, JobId(self._source.job_id))
-        self.files = CanonicalFiles(storage, self.directory, self._source.epoch)
-        self._copies = CanonicalCopies(
-            storage, self.directory, self._source, without=(place.uid, place.rows.state.name)
-        )
-
-    @contextlib.contextmanager
-    def deleting_on_failure(self) -> Iterator[None]:
-        """Delete the directory of the savepoint if the block raises."""
-        try:
-            yield
-        except BaseException:
-            # Files that remain without metadata are not a savepoint, and the first error is the cause.
-            with contextlib.suppress(StorageError):
-                self._storage.delete_directory(self.directory)
-            raise
-
-    def finish(self, written: Sequence[KeyedStateHandle | None], edit: dict[str, Any]) -> str:
-        """
-        Copy all other state, write the metadata and return the pointer.
-
-        :param written: Handle of each subtask from :func:`write_subtask`.
-        :param edit: Audit entry for the metadata.
-        :raises CheckpointNotFoundError: if a file of the base is missing.
-        :raises CorruptStateError: if a file of the base is corrupt.
-        :raises StorageError: if the storage fails.
-        """
-        source, copies = self._source, self._copies
-        document = replace(
-            source,
-            properties=CheckpointProperties.for_savepoint(),
-            has_commit=False,
-            snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
-            state=InlineStateHandle(value=self._values(edit)),
-            operator_states=tuple(self._operators(written)),
-        )
-        write_metadata(self._storage, self.directory, document)
-        return self.directory
-
-    def _values(self, edit: dict[str, Any]) -> dict[str, Any]:
-        values = {} if self._base is None else self._base.values()
-        of_stage = values.get(STAGE, {})
-        return values | {STAGE: of_stage | {EDITS: [*of_stage.get(EDITS, ()), edit]}}
-
-    def _operators(self, written: Sequence[KeyedStateHandle | None]) -> Iterator[OperatorState]:
-        function = None if self._base is None else function_of(self._base, self._place.function)
-        for operator in self._source.operator_states:
-            if function is not None and operator.uid == function.operator.uid:
-                yield self._edited(function, written)
-            else:
-                yield self._copies.of_operator(operator)
-        if function is None:
-            yield self._with_new(self._new_operator(), OperatorSchemas(), written)
-
-    def _edited(self, function: FunctionState, written: Sequence[KeyedStateHandle | None]) -> OperatorState:
-        return self._with_new(self._copies.of_operator(function.operator), function.schemas, written)
-
-    def _with_new(
-        self, operator: OperatorState, schemas: OperatorSchemas, written: Sequence[KeyedStateHandle | None]
-    ) -> OperatorState:
-        subtasks = dict(operator.subtask_states)
-        for index, handle in enumerate(written):
-            if handle is not None:
-                found = subtasks.get(index, OperatorSubtaskState())
-                subtasks[index] = replace(found, managed_keyed=(*found.managed_keyed, handle))
-        kept = {index: each for index, each in subtasks.items() if each.has_state}
-        return replace(operator, subtask_states=kept, coordinator_state=self._coordinator_state(schemas))
-
-    def _coordinator_state(self, schemas: OperatorSchemas) -> ByteStreamStateHandle:
-        rows = self._place.rows
-        others = tuple(each for each in schemas.keyed if each.name != rows.state.name)
-        now = replace(schemas, key=rows.keys.snapshot(), keyed=(*others, rows.state.schema()))
-        encoded = json.dumps(encode_schemas(now), sort_keys=True, separators=(",", ":"))
-        return ByteStreamStateHandle(new_key(), encoded.encode())
-
-    def _new_operator(self) -> OperatorState:
-        return OperatorState(
-            operator_id=operator_id_of(self._place.uid),
-            uid=self._place.uid,
-            name=self._place.function,
-            parallelism=self._place.parallelism,
-            max_parallelism=self._place.rows.max_parallelism,
-        )
-
-
-def function_of(states: CheckpointStates, uid: str) -> FunctionState | None:
-    """Return the function with a uid and all of its states, ``None`` if the checkpoint has no such function."""
-    found = next((each for each in states.functions() if uid in (each.uid, each.operator.uid)), None)
-    return None if found is None else states.complete(found)
-
-
-def _bootstrap(stage: str, now: str) -> CheckpointDocument:
-    # A job name that no running job has, because a sink must not treat it as a checkpoint of its job.
-    job = f"bootstrap/{stage}"
-    return CheckpointDocument(
-        job_id=job_id_of(job),
-        job_name=job,
-        operator_id=operator_id_of(stage),
-        uid=stage,
-        checkpoint_id=_FIRST,
-        epoch=_FIRST,
-        generation=_FIRST,
-        snapshots=(),
-        state=InlineStateHandle(value={}),
-        created_at=now,
-    )
-
-
-def write_subtask(
-    files: CanonicalFiles, uid: str, new: NewRows, rows: Any, *, subtask: int, parallelism: int
-) -> KeyedStateHandle | None:
-    """
-    Write the rows of one subtask and return their handle, ``None`` without rows.
-
-    :param files: Writer of the savepoint.
-    :param uid: Uid of the operator.
-    :param new: Description of the state.
-    :param rows: Rows as returned by :meth:`NewRows.of`.
-    :raises StorageError: if the storage fails.
-    """
-    owned = key_group_range_of(subtask, parallelism, new.max_parallelism)
-    key = new.keys.snapshot()
-    written = KeyedFiles(
-        files, KeyedSubtask(uid=uid, index=subtask, owned=owned, key=key, max_parallelism=new.max_parallelism)
-    )
-    written.write(new.state.schema(), [rows])
-    return written.handle(_FIRST)
 
 
 def write_savepoint(
@@ -272,69 +99,206 @@ def write_savepoint(
         state=state,
         stage=stage,
         function=function,
+        target=target,
         key=key,
         max_parallelism=max_parallelism,
-        parallelism=1,
+        base=base,
+        by=by,
+        storage_options=storage_options or {},
+        allowed_locations=allowed_locations,
+        clock=clock or SystemClock(),
     )
-    source = None if base is None else load_base(base, stage, storage_options, allowed_locations)
-    place = target_of(given, table.schema, source)
-    rows = place.rows.of(table)
-    now = (clock or SystemClock()).now().isoformat()
-    edit = open_edit(place, source, target, storage_options, now)
-    with edit.deleting_on_failure():
-        parts = enumerate(split_by_ranges(rows, place.ranges))
-        written = [
-            write_subtask(edit.files, place.uid, place.rows, part, subtask=subtask, parallelism=place.parallelism)
-            for subtask, part in parts
-        ]
-        return edit.finish(written, audit_of(place, base, rows.num_rows, by, now))
+    return write_given(given, table.schema, partial(_write_table, table))
 
 
-def load_base(
-    pointer: str, stage: str, storage_options: Mapping[str, Any] | None, allowed_locations: Sequence[str]
-) -> CheckpointStates:
-    """
-    Load the checkpoint that provides all other state; of a savepoint of the whole job, the part of the stage.
-
-    :raises UnknownStateError: if the savepoint has no part of the stage; the message lists the stages.
-    :raises CheckpointNotFoundError: if the pointer refers to a missing checkpoint.
-    :raises StorageError: if the storage fails.
-    """
-    base = CheckpointStates.load(pointer, storage_options, allowed_locations)
-    return base.of_stage(stage) if base.document.parts else base
+def _write_table(data: Any, target: StateTarget, files: CanonicalFiles) -> WrittenState:
+    rows = target.rows.of(data)
+    ranges = key_group_ranges(target.parallelism, target.rows.max_parallelism)
+    written = [
+        write_subtask(files, target.uid, target.rows, part, subtask=subtask, parallelism=target.parallelism)
+        for subtask, part in enumerate(split_by_ranges(rows, ranges))
+    ]
+    return written, rows.num_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenState:
-    """User-supplied description of the state of a savepoint."""
+    """Arguments of :func:`write_savepoint`, of which the parallelism is for an operator that is missing in the base."""
 
     state: StateDescriptor[Any] | str
     stage: str
     function: str
-    key: Sequence[str] | None
-    max_parallelism: int | None
+    target: str
+    key: Sequence[str] | None = None
+    max_parallelism: int | None = None
+    parallelism: int = 1
+    base: str | None = None
+    by: str | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    allowed_locations: Sequence[str] = ()
+    clock: Clock = field(default_factory=SystemClock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTarget:
+    """State that a savepoint replaces or adds, and the parallelism of its operator."""
+
+    stage: str
+    function: str
+    uid: str
+    """Uid of the operator."""
+    rows: NewRows
     parallelism: int
-    """Parallelism of an operator that is missing in the base."""
 
 
-def target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> StateTarget:
+WrittenState = tuple[Sequence[KeyedStateHandle | None], int]
+"""Handle of each subtask from :func:`write_subtask`, and number of rows."""
+
+
+def write_given(given: GivenState, schema: Any, write: Callable[[StateTarget, CanonicalFiles], WrittenState]) -> str:
     """
-    Return the state and the operator that a savepoint writes.
+    Write a savepoint to a new directory and return its pointer; raises as :func:`write_savepoint`.
 
-    :param given: Description of the state by the user.
+    The metadata is written last. The base does not change, and the savepoint does not reference its files.
+
+    :param given: The state, its base and the parent directory of the savepoint.
     :param schema: Arrow schema of the rows.
-    :param base: Checkpoint that provides all other state.
-    :raises InvalidConfigurationError: if an argument is missing or differs from the base.
-    :raises UnknownStateError: if the state is given by name and is missing in the base.
-    :raises IncompatibleCheckpointError: if the base belongs to another stage.
-    :raises StateMigrationError: if the key differs from that of the base.
-    :raises UnsupportedStateError: if a type is not supported as state.
+    :param write: Writes the rows of the state.
     """
-    if base is not None and base.document.uid != given.stage:
+    base = None if given.base is None else _load_base(given.base, given)
+    target = _target_of(given, schema, base)
+    parent = normalise_pointer(given.target)
+    storage = CheckpointStorage.open(parent, **dict(given.storage_options))
+    if base is not None:
+        storage = storage.within(storage.allowed | base.storage.allowed)
+    now = given.clock.now().isoformat()
+    source = _bootstrap(given.stage, now) if base is None else base.document
+    directory = new_savepoint_uri(parent, JobId(source.job_id))
+    with deleting_on_failure(storage, directory):
+        written, rows = write(target, CanonicalFiles(storage, directory, source.epoch))
+        edit = {
+            "at": now,
+            "by": given.by or _user(),
+            "function": given.function,
+            "state": target.rows.state.name,
+            "rows": rows,
+            "base": None if given.base is None else redact(given.base),
+        }
+        copies = CanonicalCopies(storage, directory, source, without=(target.uid, target.rows.state.name))
+        document = replace(
+            source,
+            properties=CheckpointProperties.for_savepoint(),
+            has_commit=False,
+            snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
+            state=InlineStateHandle(value=_values({} if base is None else base.values(), edit)),
+            operator_states=tuple(_operators(copies, target, base, written)),
+        )
+        write_metadata(storage, directory, document)
+    return directory
+
+
+def _values(values: dict[str, Any], edit: dict[str, Any]) -> dict[str, Any]:
+    of_stage = values.get(STAGE, {})
+    return values | {STAGE: of_stage | {EDITS: [*of_stage.get(EDITS, ()), edit]}}
+
+
+def _operators(
+    copies: CanonicalCopies,
+    target: StateTarget,
+    base: CheckpointStates | None,
+    written: Sequence[KeyedStateHandle | None],
+) -> Iterator[OperatorState]:
+    function = None if base is None else _function_of(base, target.function)
+    for operator in () if base is None else base.document.operator_states:
+        copied = copies.of_operator(operator)
+        is_edited = function is not None and operator.uid == function.operator.uid
+        yield _with_new(copied, function.schemas, target.rows, written) if function and is_edited else copied
+    if function is None:
+        new = OperatorState(
+            operator_id=operator_id_of(target.uid),
+            uid=target.uid,
+            name=target.function,
+            parallelism=target.parallelism,
+            max_parallelism=target.rows.max_parallelism,
+        )
+        yield _with_new(new, OperatorSchemas(), target.rows, written)
+
+
+def _with_new(
+    operator: OperatorState, schemas: OperatorSchemas, rows: NewRows, written: Sequence[KeyedStateHandle | None]
+) -> OperatorState:
+    subtasks = dict(operator.subtask_states)
+    for index, handle in enumerate(written):
+        if handle is not None:
+            found = subtasks.get(index, OperatorSubtaskState())
+            subtasks[index] = replace(found, managed_keyed=(*found.managed_keyed, handle))
+    kept = {index: each for index, each in subtasks.items() if each.has_state}
+    others = tuple(each for each in schemas.keyed if each.name != rows.state.name)
+    now = replace(schemas, key=rows.keys.snapshot(), keyed=(*others, rows.state.schema()))
+    encoded = json.dumps(encode_schemas(now), sort_keys=True, separators=(",", ":"))
+    coordinator_state = ByteStreamStateHandle(new_key(), encoded.encode())
+    return replace(operator, subtask_states=kept, coordinator_state=coordinator_state)
+
+
+def _function_of(states: CheckpointStates, uid: str) -> FunctionState | None:
+    found = next((each for each in states.functions() if uid in (each.uid, each.operator.uid)), None)
+    return None if found is None else states.complete(found)
+
+
+def _load_base(pointer: str, given: GivenState) -> CheckpointStates:
+    base = CheckpointStates.load(pointer, given.storage_options, given.allowed_locations)
+    base = base.of_stage(given.stage) if base.document.parts else base
+    if base.document.uid != given.stage:
         raise IncompatibleCheckpointError(
             f"Expected a checkpoint of stage {given.stage!r} as base, found one of {base.document.uid!r}; set the stage of the base."
         )
-    function = None if base is None else function_of(base, given.function)
+    return base
+
+
+def _bootstrap(stage: str, now: str) -> CheckpointDocument:
+    # A job name that no running job has, because a sink must not treat it as a checkpoint of its job.
+    job = f"bootstrap/{stage}"
+    return CheckpointDocument(
+        job_id=job_id_of(job),
+        job_name=job,
+        operator_id=operator_id_of(stage),
+        uid=stage,
+        checkpoint_id=_FIRST,
+        epoch=_FIRST,
+        generation=_FIRST,
+        snapshots=(),
+        state=InlineStateHandle(value={}),
+        created_at=now,
+    )
+
+
+def write_subtask(
+    files: CanonicalFiles, uid: str, new: NewRows, rows: Any, *, subtask: int, parallelism: int
+) -> KeyedStateHandle | None:
+    """
+    Write the rows of one subtask and return their handle, ``None`` without rows.
+
+    :param files: Writer of the savepoint.
+    :param uid: Uid of the operator.
+    :param new: Description of the state.
+    :param rows: Rows as returned by :meth:`NewRows.of`.
+    :raises StorageError: if the storage fails.
+    """
+    owned = key_group_range_of(subtask, parallelism, new.max_parallelism)
+    written = KeyedFiles(
+        files=files,
+        uid=uid,
+        subtask=subtask,
+        owned=owned,
+        key=new.keys.snapshot(),
+        max_parallelism=new.max_parallelism,
+    )
+    written.write(new.state.schema(), [rows])
+    return written.handle(_FIRST)
+
+
+def _target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> StateTarget:
+    function = None if base is None else _function_of(base, given.function)
     max_parallelism = _max_parallelism(given, base, function)
     rows = NewRows(_state(given, function), _keys(given, schema, function), max_parallelism)
     parallelism = min(given.parallelism, max_parallelism) if function is None else function.operator.parallelism
@@ -406,29 +370,6 @@ def _max_parallelism(given: GivenState, base: CheckpointStates | None, function:
             f"with 'airflow statecheck rescale'."
         )
     return int(known or wanted or 0)
-
-
-def open_edit(
-    place: StateTarget, base: CheckpointStates | None, target: str, storage_options: Mapping[str, Any] | None, now: str
-) -> SavepointEdit:
-    """Start the edit of a new savepoint, without writing any file."""
-    directory = normalise_pointer(target)
-    storage = CheckpointStorage.open(directory, **dict(storage_options or {}))
-    if base is not None:
-        storage = storage.within(storage.allowed | base.storage.allowed)
-    return SavepointEdit(storage, directory, place, base, now)
-
-
-def audit_of(place: StateTarget, base: str | None, rows: int, by: str | None, now: str) -> dict[str, Any]:
-    """Return the audit entry of a savepoint: its author, time, state and base."""
-    return {
-        "at": now,
-        "by": by or _user(),
-        "function": place.function,
-        "state": place.rows.state.name,
-        "rows": rows,
-        "base": None if base is None else redact(base),
-    }
 
 
 def _user() -> str:

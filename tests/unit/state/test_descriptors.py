@@ -62,13 +62,10 @@ def every_kind(name: Any = "s", **options: Any) -> dict[StateKind, StateDescript
 
 @pytest.mark.parametrize("kind", StateKind)
 class TestEveryKind:
-    def test_it_has_its_kind(self, kind: StateKind) -> None:
-        assert every_kind()[kind].kind is kind
-
     def test_it_can_be_sent_to_an_executor(self, kind: StateKind) -> None:
         descriptor = every_kind(ttl=DAY, queryable_name="q")[kind]
         before = pickle.loads(pickle.dumps(descriptor))
-        assert (before.name, before.ttl, before.queryable_name) == ("s", DAY, "q")
+        assert (before.kind, before.name, before.ttl, before.queryable_name) == (kind, "s", DAY, "q")
         assert before.serializer.snapshot() == descriptor.serializer.snapshot()
         assert pickle.loads(pickle.dumps(descriptor)).serializer.snapshot() == descriptor.serializer.snapshot()
 
@@ -112,19 +109,14 @@ def test_only_a_map_has_keys() -> None:
     assert descriptor.key_serializer is descriptor.key_serializer
 
 
-def test_a_default_is_copied_for_each_read() -> None:
-    descriptor = ValueStateDescriptor("v", list[int], [1])
-    first = descriptor.default
-    assert first is not None
-    first.append(2)
-    assert descriptor.default == [1]
+def test_a_default_and_a_first_accumulator_are_copied_for_each_read() -> None:
+    value: Any = ValueStateDescriptor("v", list[int], [1])
+    value.default.append(2)
+    assert value.default == [1]
     assert ValueStateDescriptor("v", int).default is None
-
-
-def test_the_first_accumulator_is_copied_for_each_key() -> None:
-    descriptor = FoldingStateDescriptor("f", [0], lambda a, b: [*a, b], list[int])
-    descriptor.initial.append(2)
-    assert descriptor.initial == [0]
+    folding = FoldingStateDescriptor("f", [0], lambda a, b: [*a, b], list[int])
+    folding.initial.append(2)
+    assert folding.initial == [0]
 
 
 def test_whether_a_whole_value_may_be_none_is_for_its_kind_of_state_to_say() -> None:
@@ -184,11 +176,12 @@ def test_a_value_expires_when_its_time_is_over() -> None:
     config = StateTtlConfig(timedelta(milliseconds=10))
     assert not config.is_expired(100, 109)
     assert config.is_expired(100, 110)
-    assert not StateTtlConfig(timedelta(milliseconds=10), UpdateType.DISABLED).is_expired(100, 10**9)
 
 
 def test_a_disabled_time_to_live_is_none() -> None:
-    assert ValueStateDescriptor("v", int, ttl=StateTtlConfig(timedelta(1), UpdateType.DISABLED)).ttl is None
+    disabled = StateTtlConfig(timedelta(milliseconds=10), UpdateType.DISABLED)
+    assert not disabled.is_expired(100, 10**9)
+    assert ValueStateDescriptor("v", int, ttl=disabled).ttl is None
 
 
 def test_a_time_to_live_is_a_config() -> None:

@@ -1,4 +1,4 @@
-"""Verdicts on the state of a checkpoint from its schemas alone."""
+"""Types of state in checkpoint metadata: as JSON and back, and verdicts on them from the schemas alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.exceptions import StateMigrationError
+from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError, StateMigrationError
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import (
@@ -24,9 +24,10 @@ from airflow_provider_statecheck.state.schemas import (
     verdicts,
 )
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from tests.unit.state.serializers.record_types import Colour
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
+from tests.unit.state.serializers.record_types import Colour, Renamed
 from tests.unit.state.serializers.test_custom_serializers import SketchSerializer
+from tests.unit.state.serializers.test_round_trips import EVERY_TYPE, TYPES
 from tests.unit.state.serializers.test_type_evolution import (
     Added,
     AddedWithoutDefault,
@@ -35,9 +36,111 @@ from tests.unit.state.serializers.test_type_evolution import (
     Old,
     OldKey,
     OtherType,
-    RenamedField,
     Reordered,
 )
+
+UNKNOWN = SerializerSnapshot(class_id="of the future", version=7, config={"a": [1, None]})
+
+
+def travelled(schemas: OperatorSchemas) -> OperatorSchemas:
+    return decode_schemas(json.loads(json.dumps(encode_schemas(schemas), allow_nan=False)))
+
+
+def schemas(value: SerializerSnapshot) -> OperatorSchemas:
+    text = serializer_of(str).snapshot()
+    return OperatorSchemas(
+        key=text,
+        keyed=(
+            StateSchema(name="v", kind=StateKind.VALUE, value=value, ttl=True, ttl_ms=5),
+            StateSchema(name="m", kind=StateKind.MAP, key=text, value=value),
+        ),
+        operator=(StateSchema(name="l", kind=StateKind.LIST, value=value),),
+    )
+
+
+@EVERY_TYPE
+def test_every_type_comes_back_equal(name: str) -> None:
+    written = schemas(serializer_of(TYPES[name][0]).snapshot())
+    assert travelled(written) == written
+
+
+def test_a_queryable_name_comes_back_and_another_one_describes_the_same_state() -> None:
+    value = serializer_of(int).snapshot()
+    named, renamed = (StateSchema(name="v", kind=StateKind.VALUE, value=value, queryable_name=n) for n in ("a", None))
+
+    found = travelled(OperatorSchemas(keyed=(named, renamed))).keyed
+
+    assert [each.queryable_name for each in found] == ["a", None]
+    assert named == renamed
+
+
+def test_schemas_of_earlier_releases_have_no_queryable_name() -> None:
+    encoded = encode_schemas(schemas(UNKNOWN))
+    for state in (*encoded["keyed"], *encoded["operator"]):
+        del state["queryable_name"]
+
+    assert [each.queryable_name for each in decode_schemas(encoded).keyed] == [None, None]
+
+
+def test_an_operator_without_state_comes_back() -> None:
+    assert travelled(OperatorSchemas()) == OperatorSchemas()
+
+
+def test_aliases_and_defaults_are_kept_for_a_verdict_without_the_class() -> None:
+    assert serializer_of(Renamed).snapshot().config["fields"] == [
+        {
+            "name": "name",
+            "type": {"class_id": "arrow", "version": 1, "config": {"type": "string"}},
+            "aliases": ["title", "caption"],
+        },
+        {
+            "name": "size",
+            "type": {"class_id": "arrow", "version": 1, "config": {"type": "int64"}},
+            "aliases": ["length"],
+            "default": True,
+        },
+    ]
+
+
+def test_a_class_that_nobody_knows_here_is_no_error_before_its_state_is_used() -> None:
+    assert travelled(schemas(UNKNOWN)) == schemas(UNKNOWN)
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", None])
+def test_another_version_is_refused_with_its_number(version: Any) -> None:
+    encoded = encode_schemas(OperatorSchemas()) | {"version": version}
+    with pytest.raises(IncompatibleCheckpointError, match=f"of version 1, found {version!r}"):
+        decode_schemas(encoded)
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        {},
+        None,
+        {"version": 1, "key": None, "keyed": [{}], "operator": []},
+        {"version": 1, "key": None, "keyed": None, "operator": []},
+        {"version": 1, "key": 3, "keyed": [], "operator": []},
+        {"version": 1, "key": {"class_id": 1, "version": 1, "config": {}}, "keyed": [], "operator": []},
+    ],
+    ids=str,
+)
+def test_other_json_is_corrupt(encoded: Any) -> None:
+    with pytest.raises(CorruptStateError):
+        decode_schemas(encoded)
+
+
+def test_an_unknown_kind_of_state_is_corrupt() -> None:
+    encoded = encode_schemas(schemas(UNKNOWN))
+    encoded["operator"][0]["kind"] = "stack"
+    with pytest.raises(CorruptStateError):
+        decode_schemas(encoded)
+
+
+@pytest.mark.parametrize("encoded", [{}, [], None, {"class_id": "a", "version": "1", "config": {}}], ids=str)
+def test_a_snapshot_of_other_json_is_corrupt(encoded: Any) -> None:
+    with pytest.raises(CorruptStateError):
+        decode_snapshot(encoded)
 
 
 def state(
@@ -52,10 +155,6 @@ def keyed(*states: StateSchema, key: Any = None) -> OperatorSchemas:
     return OperatorSchemas(key=key, keyed=states)
 
 
-def travelled(schemas: OperatorSchemas) -> OperatorSchemas:
-    return decode_schemas(json.loads(json.dumps(encode_schemas(schemas))))
-
-
 def fate(old: StateSchema, new: StateSchema) -> Verdict:
     (verdict,) = verdicts(travelled(keyed(old)), travelled(keyed(new)))
     assert verdicts(OperatorSchemas(operator=(old,)), OperatorSchemas(operator=(new,)))[0].fate is verdict.fate
@@ -65,17 +164,11 @@ def fate(old: StateSchema, new: StateSchema) -> Verdict:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (int, int, Fate.AS_IS),
         (Old, Old, Fate.AS_IS),
         (Old, Reordered, Fate.RECONFIGURED),
         (Old, Added, Fate.MIGRATED),
-        (Old, RenamedField, Fate.MIGRATED),
         (Old, NoneReplaced, Fate.MIGRATED),
         (Old, AddedWithoutDefault, Fate.INCOMPATIBLE),
-        (Old, OtherType, Fate.INCOMPATIBLE),
-        (list[Old], list[Added], Fate.MIGRATED),
-        (pa.int32(), int, Fate.MIGRATED),
-        (int, float, Fate.INCOMPATIBLE),
         (int, Colour, Fate.INCOMPATIBLE),
     ],
     ids=str,

@@ -14,9 +14,7 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     MapFunction,
     RichMapFunction,
     as_map_function,
-    overrides,
     processes_batches,
-    processes_elements,
     require_keyed_process_function,
     wants_end_of_input,
 )
@@ -76,27 +74,18 @@ class TestPlainFunctions:
 
 
 class TestOptionalMethods:
-    def test_only_defined_methods_are_found(self) -> None:
-        assert processes_elements(ByElement())
-        assert not processes_batches(ByElement())
-        assert not wants_end_of_input(ByElement())
-        assert processes_batches(ByBatch())
-        assert not processes_elements(ByBatch())
-
-    def test_inherited_methods_are_found(self) -> None:
-        assert processes_elements(AtTheEnd())
-        assert wants_end_of_input(AtTheEnd())
-
-    def test_methods_of_a_mixin_are_found(self) -> None:
-        assert processes_batches(Mixed())
+    @pytest.mark.parametrize(
+        ("function", "takes_batches", "has_end"),
+        [(ByElement(), False, False), (ByBatch(), True, False), (AtTheEnd(), False, True), (Mixed(), True, False)],
+        ids=["of elements", "of batches", "inherited", "of a mixin"],
+    )
+    def test_defined_methods_are_found(self, function: Any, takes_batches: bool, has_end: bool) -> None:
+        assert (processes_batches(function), wants_end_of_input(function)) == (takes_batches, has_end)
 
     def test_a_method_of_the_object_alone_is_found(self) -> None:
         function = ByElement()
         function.process_batch = lambda table, context: table  # type: ignore[method-assign]
         assert processes_batches(function)
-
-    def test_an_object_without_the_method_does_not_override_it(self) -> None:
-        assert not overrides(object(), KeyedProcessFunction, "process_batch")
 
     def test_a_function_must_take_elements_or_batches(self) -> None:
         class Neither(KeyedProcessFunction[str, int, int]):

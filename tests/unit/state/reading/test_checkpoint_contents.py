@@ -116,6 +116,7 @@ def test_finished_items_of_a_source_are_listed(tmp_path: Path) -> None:
     found = contents(job.publish(driver_state("stage/source", source), driver_state("stage/sink", {"open": []})))
     assert found.finished_items() == (FinishedItems(loop="source", count=2),)
     assert found.items("source", limit=10).items == ("a", "b")
+    assert found.states() == ()
 
 
 @pytest.mark.parametrize("progress", [{"offset": 7}, {"listing": "a.csv", "progress": 7}, [1, 2], None])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer, TtlValue
-from airflow_provider_statecheck.state.serializers.nested_columns import freezing_of
+from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
 
@@ -79,7 +79,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 def test_each_reader_gets_a_value_of_its_own(kind: Any, value: Any, expires: bool) -> None:
     serializer: Any = TtlSerializer(serializer_of(kind)) if expires else serializer_of(kind)
     stored = TtlValue(value, 7) if expires else value
-    form = freezing_of(serializer)
+    form = serializer.freezing()
     array = serializer.to_arrow([None, stored])
     expected = serializer.from_arrow(array)[1]
     nothing, kept = form.read(array)
@@ -97,7 +97,7 @@ def test_each_reader_gets_a_value_of_its_own(kind: Any, value: Any, expires: boo
 def test_what_is_kept_of_a_value_stays_when_the_value_is_changed(kind: Any, value: Any, expires: bool) -> None:
     serializer: Any = TtlSerializer(serializer_of(kind)) if expires else serializer_of(kind)
     given = deepcopy(value)
-    form = freezing_of(serializer)
+    form = serializer.freezing()
     kept = form.freeze(TtlValue(given, 7) if expires else given)
     before = serializer.to_arrow([TtlValue(value, 7) if expires else value, None])
     _change(given)
@@ -106,8 +106,8 @@ def test_what_is_kept_of_a_value_stays_when_the_value_is_changed(kind: Any, valu
 
 def test_fields_in_another_order_than_the_arguments_are_not_mixed_up() -> None:
     serializer: Any = serializer_of(Plain)
-    turned = serializer.with_fields(serializer.fields[::-1])
-    form = freezing_of(turned)
+    turned = RecordSerializer(serializer.shape, serializer.fields[::-1])
+    form = turned.freezing()
     array = turned.to_arrow([Plain(1, "x")])
     assert form.thawed(form.read(array)[0]) == form.thawed(form.freeze(Plain(1, "x"))) == Plain(1, "x")
     assert form.write([form.freeze(Plain(1, "x"))]).equals(array)
@@ -115,7 +115,7 @@ def test_fields_in_another_order_than_the_arguments_are_not_mixed_up() -> None:
 
 def test_entry_without_a_value_keeps_its_time() -> None:
     serializer: Any = TtlSerializer(serializer_of(Plain))
-    form = freezing_of(serializer)
+    form = serializer.freezing()
     array = serializer.to_arrow([TtlValue(None, 7)])
     (kept,) = form.read(array)
     assert form.thawed(kept) == TtlValue(None, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import sys
@@ -142,17 +143,33 @@ def storage(tmp_path: Path) -> CheckpointStorage:
 
 
 @pytest.fixture
-def job(backend: str, storage: CheckpointStorage) -> Iterator[StatefulJob]:
-    made = StatefulJob(storage, BACKENDS[backend](), DESCRIPTORS)
-    yield made
-    made.close()
+def make_job(storage: CheckpointStorage) -> Iterator[Callable[..., StatefulJob]]:
+    """Return a function that makes a job, which may restore the savepoint with a pointer."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            descriptors: list[Any] = DESCRIPTORS, backend: str = "arrow", pointer: str = "", **options: Any
+        ) -> StatefulJob:
+            allowed = storage.allowing(pointer) if pointer else storage
+            made = StatefulJob(allowed, BACKENDS[backend](), descriptors, **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
 
 
 @pytest.fixture
-def arrow_job(storage: CheckpointStorage) -> Iterator[StatefulJob]:
-    made = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS)
-    yield made
-    made.close()
+def job(backend: str, make_job: Callable[..., StatefulJob]) -> StatefulJob:
+    return make_job(backend=backend)
+
+
+@pytest.fixture
+def arrow_job(make_job: Callable[..., StatefulJob]) -> StatefulJob:
+    return make_job()
+
+
+def operator_of(pointer: str) -> OperatorState:
+    return CheckpointStates.load(pointer).document.operator_states[0]
 
 
 def filled(job: StatefulJob, keys: int = 12, parallelism: int = 3) -> str:
@@ -307,18 +324,18 @@ def test_file_is_found_by_the_uid_and_the_name_of_the_state(job: StatefulJob) ->
 @pytest.mark.parametrize("target", sorted(BACKENDS))
 @pytest.mark.parametrize("parallelism", rest_in_soak([1, 4], 4))
 def test_any_backend_restores_it_at_any_parallelism(
-    job: StatefulJob, storage: CheckpointStorage, target: str, parallelism: int
+    job: StatefulJob, storage: CheckpointStorage, target: str, parallelism: int, make_job: Callable[..., StatefulJob]
 ) -> None:
     checkpoint = filled(job)
     expected = content(job)
     pointer = savepoint(checkpoint)
-    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS, job_name="heir", now_ms=job.now_ms)
-    heir.open(parallelism, CheckpointStates.load(pointer).document.operator_states[0])
+    heir = make_job(DESCRIPTORS, target, pointer, job_name="heir", now_ms=job.now_ms)
+    heir.open(parallelism, operator_of(pointer))
     assert content(heir) == expected
     heir.state("key 4", "value").update(-4)
     heir.state("key 5", "tags").clear()
     later = heir.save()
-    again = StatefulJob(heir.storage, BACKENDS[target](), DESCRIPTORS, job_name="again", now_ms=job.now_ms)
+    again = make_job(DESCRIPTORS, target, pointer, job_name="again", now_ms=job.now_ms)
     again.open(2, CheckpointStates.of(heir.storage, later).document.operator_states[0])
     assert content(again) == expected | {
         "key 4": (-4, *expected["key 4"][1:]),
@@ -326,32 +343,30 @@ def test_any_backend_restores_it_at_any_parallelism(
     }
     save(later, storage=heir.storage)
     assert shown(directory_of(later), "amounts") == shown(pointer, "amounts")
-    again.close()
-    heir.close()
 
 
 @pytest.mark.parametrize("target", sorted(BACKENDS))
-def test_state_without_a_descriptor_is_carried_on(job: StatefulJob, storage: CheckpointStorage, target: str) -> None:
+def test_state_without_a_descriptor_is_carried_on(
+    job: StatefulJob, make_job: Callable[..., StatefulJob], target: str
+) -> None:
     pointer = savepoint(filled(job))
-    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS[:1], job_name="heir")
-    heir.open(2, CheckpointStates.load(pointer).document.operator_states[0])
+    heir = make_job(DESCRIPTORS[:1], target, pointer, job_name="heir")
+    heir.open(2, operator_of(pointer))
     heir.state("key 4", "value").update(-4)
     later = heir.save()
     assert shown(later, "tags", allowed_locations=[pointer]) == shown(pointer, "tags")
-    heir.close()
 
 
-def test_values_expire_after_a_restore(job: StatefulJob, storage: CheckpointStorage) -> None:
+def test_values_expire_after_a_restore(job: StatefulJob, make_job: Callable[..., StatefulJob]) -> None:
     pointer = savepoint(filled(job))
-    heir = StatefulJob(storage.allowing(pointer), BACKENDS["arrow"](), DESCRIPTORS, now_ms=job.now_ms - 1000 + 100_000)
-    heir.open(2, CheckpointStates.load(pointer).document.operator_states[0])
+    heir = make_job(DESCRIPTORS, "arrow", pointer, now_ms=job.now_ms - 1000 + 100_000)
+    heir.open(2, operator_of(pointer))
     assert [heir.state(f"key {i}", "seen").value() for i in (2, 3)] == [None, 103]
-    heir.close()
 
 
 @pytest.mark.parametrize("target", ["fs", "arrow"])
 def test_native_savepoint_has_the_files_of_the_backend(
-    job: StatefulJob, backend: str, storage: CheckpointStorage, target: str
+    job: StatefulJob, backend: str, make_job: Callable[..., StatefulJob], target: str
 ) -> None:
     checkpoint = filled(job)
     expected = content(job)
@@ -361,10 +376,9 @@ def test_native_savepoint_has_the_files_of_the_backend(
     assert after.operator_states[0].state_size == before.operator_states[0].state_size
     if backend != "arrow" and target == "arrow":
         return
-    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS, job_name="heir", now_ms=job.now_ms)
+    heir = make_job(DESCRIPTORS, target, pointer, job_name="heir", now_ms=job.now_ms)
     heir.open(2, after.operator_states[0])
     assert content(heir) == expected
-    heir.close()
 
 
 def digests(document: CheckpointDocument) -> list[str]:
@@ -406,16 +420,18 @@ def test_range_of_key_groups_reads_only_its_row_groups(arrow_job: StatefulJob) -
 
 @pytest.mark.parametrize("target", sorted(BACKENDS))
 @pytest.mark.parametrize("damage", ["row group", "footer", "truncated"])
-def test_damaged_file_is_refused(arrow_job: StatefulJob, storage: CheckpointStorage, damage: str, target: str) -> None:
+def test_damaged_file_is_refused(
+    arrow_job: StatefulJob, make_job: Callable[..., StatefulJob], damage: str, target: str
+) -> None:
     pointer = savepoint(filled(arrow_job))
     for file in files_of(pointer):
         data = bytearray(file.read_bytes())
         data[{"row group": 30, "footer": -20, "truncated": 0}[damage]] ^= damage != "truncated"
         file.write_bytes(data[:-10] if damage == "truncated" else data)
-    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS, job_name="heir")
+    heir = make_job(DESCRIPTORS, target, pointer, job_name="heir")
 
     def read() -> None:
-        heir.open(2, CheckpointStates.load(pointer).document.operator_states[0])
+        heir.open(2, operator_of(pointer))
         content(heir)
 
     with pytest.raises((CorruptStateError, BackendRestoreError), match="corrupt"):
@@ -436,14 +452,14 @@ def test_damaged_file_is_refused(arrow_job: StatefulJob, storage: CheckpointStor
     ],
 )
 def test_forged_description_is_refused(
-    arrow_job: StatefulJob, storage: CheckpointStorage, forge: Callable[[Any, bytes], Any], target: str
+    arrow_job: StatefulJob, make_job: Callable[..., StatefulJob], forge: Callable[[Any, bytes], Any], target: str
 ) -> None:
     arrow_job.descriptors = DESCRIPTORS[:1]
     arrow_job.open(1)
     arrow_job.state("key 0", "value").update(1)
     pointer = savepoint(arrow_job.save())
     [file] = files_of(pointer)
-    operator = CheckpointStates.load(pointer).document.operator_states[0]
+    operator = operator_of(pointer)
     [handle] = operator.subtask_states[0].managed_keyed
     assert isinstance(handle, KeyedStateHandle)
     assert isinstance(handle.meta, ByteStreamStateHandle)
@@ -451,7 +467,7 @@ def test_forged_description_is_refused(
     [files] = meta.states
     forged = replace(meta, states=(replace(files, runs=((forge(files.runs[0][0], file.read_bytes()),),)),))
     handle = replace(handle, meta=ByteStreamStateHandle("forged", encode_meta(forged)))
-    heir = StatefulJob(storage.allowing(pointer), BACKENDS[target](), DESCRIPTORS[:1], job_name="heir")
+    heir = make_job(DESCRIPTORS[:1], target, pointer, job_name="heir")
 
     def read() -> None:
         heir.open(1, operator.put_state(0, OperatorSubtaskState(managed_keyed=(handle,))))
@@ -539,31 +555,29 @@ def test_file_of_another_writer_is_not_replaced(job: StatefulJob) -> None:
 )
 @pytest.mark.parametrize("ttl", [None, TTL], ids=["", "ttl"])
 def test_types_that_spark_lacks_are_stored_in_others_and_come_back(
-    storage: CheckpointStorage, kind: Any, value: Any, stored: Any, ttl: StateTtlConfig | None
+    make_job: Callable[..., StatefulJob], kind: Any, value: Any, stored: Any, ttl: StateTtlConfig | None
 ) -> None:
-    job = StatefulJob(storage, BACKENDS["arrow"](), [ValueStateDescriptor("odd", kind, ttl=ttl)])
+    job = make_job([ValueStateDescriptor("odd", kind, ttl=ttl)])
     job.open(1)
     job.state("ann", "odd").update(value)
     pointer = savepoint(job.save())
     [file] = files_of(pointer, "odd")
     assert pq.ParquetFile(file).read().to_pylist()[0]["value"] == stored
-    for backend in BACKENDS.values():
-        heir = StatefulJob(storage.allowing(pointer), backend(), job.descriptors, job_name="heir", now_ms=job.now_ms)
-        heir.open(1, CheckpointStates.load(pointer).document.operator_states[0])
+    for backend in BACKENDS:
+        heir = make_job(job.descriptors, backend, pointer, job_name="heir", now_ms=job.now_ms)
+        heir.open(1, operator_of(pointer))
         assert heir.state("ann", "odd").value() == value
-        heir.close()
-    job.close()
 
 
 @pytest.mark.parametrize(
     ("kind", "value"), [(pa.decimal256(60, -2), Decimal(100)), (pa.duration("s"), timedelta.max.days * DAY)]
 )
 def test_what_parquet_cannot_hold_is_refused(
-    storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, kind: Any, value: Any
+    make_job: Callable[..., StatefulJob], monkeypatch: pytest.MonkeyPatch, kind: Any, value: Any
 ) -> None:
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    job = StatefulJob(storage, BACKENDS["arrow"](), [ValueStateDescriptor("odd", kind)])
+    job = make_job([ValueStateDescriptor("odd", kind)])
     job.open(1)
     job.state("ann", "odd").update(value)
     pointer = job.save()
@@ -571,35 +585,30 @@ def test_what_parquet_cannot_hold_is_refused(
         save(pointer)
     gc.collect()
     assert unraisable == []
-    job.close()
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
-def test_map_with_keys_of_a_narrow_decimal(storage: CheckpointStorage, backend: str) -> None:
-    job = StatefulJob(storage, BACKENDS[backend](), [MapStateDescriptor("odd", pa.decimal32(5, 2), int)])
+def test_map_with_keys_of_a_narrow_decimal(make_job: Callable[..., StatefulJob], backend: str) -> None:
+    job = make_job([MapStateDescriptor("odd", pa.decimal32(5, 2), int)], backend)
     job.open(1)
     for text in ("2.50", "-1.25", "10.00"):
         job.state("ann", "odd").put(Decimal(text), 1)
     pointer = savepoint(job.save())
     [file] = files_of(pointer)
     assert pq.read_table(file)["map_key"].to_pylist() == [Decimal("-1.25"), Decimal("2.50"), Decimal("10.00")]
-    job.close()
 
 
-def test_expiry_of_a_time_to_live_without_end_fits_its_column(storage: CheckpointStorage) -> None:
-    job = StatefulJob(
-        storage, BACKENDS["arrow"](), [ValueStateDescriptor("seen", int, ttl=StateTtlConfig(timedelta.max))]
-    )
+def test_expiry_of_a_time_to_live_without_end_fits_its_column(make_job: Callable[..., StatefulJob]) -> None:
+    job = make_job([ValueStateDescriptor("seen", int, ttl=StateTtlConfig(timedelta.max))])
     job.open(1)
     job.state("ann", "seen").update(1)
     [file] = files_of(savepoint(job.save()))
     [expiry] = pq.read_table(file)["expires_at"].cast(pa.int64()).to_pylist()
     assert expiry > 100_000 * timedelta(days=365) // timedelta(microseconds=1)
-    job.close()
 
 
-def test_names_of_key_columns_that_the_file_uses_get_a_prefix(storage: CheckpointStorage) -> None:
-    job = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS[:1], keys=KEYS)
+def test_names_of_key_columns_that_the_file_uses_get_a_prefix(make_job: Callable[..., StatefulJob]) -> None:
+    job = make_job(DESCRIPTORS[:1], keys=KEYS)
     job.open(1)
     key = ("a", date(2026, 1, 2), 5)
     job.state(key, "value").update(1)
@@ -609,22 +618,19 @@ def test_names_of_key_columns_that_the_file_uses_get_a_prefix(storage: Checkpoin
     assert pq.ParquetFile(file).read().to_pylist() == [
         {"key_group": group, "key_key_group": "a", "day": key[1], "key_Value": 5, "namespace": "", "value": 1}
     ]
-    job.close()
 
 
-def test_large_key_group_has_several_row_groups(storage: CheckpointStorage) -> None:
-    job = StatefulJob(storage, BACKENDS["fs"](), [ValueStateDescriptor("text", str)], max_parallelism=1)
+def test_large_key_group_has_several_row_groups(make_job: Callable[..., StatefulJob]) -> None:
+    job = make_job([ValueStateDescriptor("text", str)], "fs", max_parallelism=1)
     job.open(1)
     for number in range(12):
         job.state(f"key {number:02}", "text").update("x" * (1 << 20))
     pointer = savepoint(job.save())
     [file] = files_of(pointer, "text")
     assert 2 < pq.read_metadata(file).num_row_groups < 12
-    heir = StatefulJob(storage.allowing(pointer), BACKENDS["arrow"](), job.descriptors, max_parallelism=1)
-    heir.open(1, CheckpointStates.load(pointer).document.operator_states[0])
+    heir = make_job(job.descriptors, "arrow", pointer, max_parallelism=1)
+    heir.open(1, operator_of(pointer))
     assert [len(heir.state(f"key {number:02}", "text").value()) for number in range(12)] == [1 << 20] * 12
-    heir.close()
-    job.close()
 
 
 def test_state_of_an_unknown_backend_is_refused(arrow_job: StatefulJob) -> None:
@@ -656,8 +662,8 @@ def test_state_that_fails_to_convert_fails_the_savepoint_and_not_the_stage(
         save(pointer)
 
 
-def test_several_versions_of_a_serializer_of_the_user_are_refused(storage: CheckpointStorage) -> None:
-    job = StatefulJob(storage, BACKENDS["fs"](), [ValueStateDescriptor("sketch", Words())])
+def test_several_versions_of_a_serializer_of_the_user_are_refused(make_job: Callable[..., StatefulJob]) -> None:
+    job = make_job([ValueStateDescriptor("sketch", Words())], "fs")
     job.open(1)
     job.state("ann", "sketch").update(["a"])
     old = job.operator().subtask_states[0].managed_keyed
@@ -669,7 +675,6 @@ def test_several_versions_of_a_serializer_of_the_user_are_refused(storage: Check
     pointer = job.publish(new.put_state(0, both))
     with pytest.raises(UnsupportedStateError, match=r"'sketch'.*one version of its serializer"):
         save(pointer)
-    job.close()
 
 
 def test_several_versions_of_a_serializer_in_the_files_of_a_subtask_are_refused(storage: CheckpointStorage) -> None:

@@ -172,11 +172,6 @@ def test_time_of_last_use_is_given_with_state_that_expires(job: StatefulJob, tar
     assert job.state("ann", "seen").value() is None
 
 
-def test_state_that_expires_needs_times(target: str) -> None:
-    with pytest.raises(InvalidConfigurationError, match="last_access"):
-        written(numbers(1), SEEN, target)
-
-
 def test_metadata_say_who_made_it_when_and_of_what(job: StatefulJob, target: str) -> None:
     fill(job)
     base = job.save()
@@ -201,6 +196,9 @@ def test_state_of_another_function_is_added_and_the_rest_is_carried(job: Statefu
     assert CheckpointStates.load(pointer).document.relocatable
     with pytest.raises(InvalidConfigurationError, match="'balance', 'days'"):
         read_state(pointer, "value")
+    edited = write_savepoint(data.slice(1), "value", target=target, base=pointer, stage=STAGE, function="days")
+    assert shown_of(edited, "days") == [(2, 20)]
+    assert shown_of(edited, FUNCTION) == shown(base, "value")
 
 
 def shown_of(pointer: str, uid: str) -> list[tuple[Any, ...]]:
@@ -209,13 +207,25 @@ def shown_of(pointer: str, uid: str) -> list[tuple[Any, ...]]:
     )
 
 
-def test_key_twice_is_refused(target: str) -> None:
-    data = pa.table({"account": ["a", "b", "a"], "value": [1, 2, 3]})
-    with pytest.raises(InvalidConfigurationError, match=r"1 rows too many.*'a'"):
-        written(data, VALUE, target)
-    entries = pa.table({"account": ["a", "a"], "map_key": ["x", "x"], "map_value": [1, 2]})
-    with pytest.raises(InvalidConfigurationError, match="'x'"):
-        written(entries, AMOUNTS, target)
+ENTRIES = pa.table({"account": ["a", "a"], "map_key": ["x", "x"], "map_value": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "reason"),
+    [
+        (pa.table({"account": ["a", "b", "a"], "value": [1, 2, 3]}), VALUE, r"1 rows too many.*'a'"),
+        (ENTRIES, AMOUNTS, "'x'"),
+        (pa.table({"account": ["a"], "value": pa.array([[]], pa.list_(pa.string()))}), TAGS, "an empty one"),
+        (pa.table({"account": ["a"], "value": [1], "more": [1]}), VALUE, r"account, value.*more"),
+        (pa.table({"account": pa.array(["a", None]), "value": [1, 2]}), VALUE, "account"),
+        (pa.table({"account": ["a"], "value": [1]}), SEEN, "last_access"),
+    ],
+    ids=["key twice", "entry twice", "empty list", "another column", "no key", "no time of last use"],
+)
+def test_rows_that_are_not_those_of_state_are_refused(target: str, data: Any, state: Any, reason: str) -> None:
+    expected = UnsupportedStateError if state is TAGS else InvalidConfigurationError
+    with pytest.raises(expected, match=reason):
+        written(data, state, target)
 
 
 @pytest.mark.parametrize(
@@ -234,24 +244,6 @@ def test_values_that_do_not_fit_the_type_are_refused(target: str, value: Any, re
     data = pa.Table.from_pylist([{"account": "a", "value": good}, {"account": "b", "value": value}])
     with pytest.raises(UnsupportedStateError, match=reason):
         written(data, ACCOUNT, target)
-
-
-def test_empty_list_is_no_state(target: str) -> None:
-    data = pa.table({"account": ["a"], "value": pa.array([[]], pa.list_(pa.string()))})
-    with pytest.raises(UnsupportedStateError, match="empty"):
-        written(data, TAGS, target)
-
-
-def test_other_columns_are_refused(target: str) -> None:
-    data = numbers(1).append_column("more", pa.array([1]))
-    with pytest.raises(InvalidConfigurationError, match=r"account, value.*more"):
-        written(data, VALUE, target)
-
-
-def test_rows_without_a_key_are_refused(target: str) -> None:
-    data = pa.table({"account": pa.array(["a", None]), "value": [1, 2]})
-    with pytest.raises(InvalidConfigurationError, match="account"):
-        written(data, VALUE, target)
 
 
 def test_failure_leaves_no_savepoint(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
