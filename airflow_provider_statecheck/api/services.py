@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, UnknownLiveness, replaced
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
+from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, observed_store
 from airflow_provider_statecheck.checkpoint.records import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.configuration import StateServingSettings
@@ -186,7 +186,7 @@ class Services:
 
     @cached_property
     def _store(self) -> JobStore:
-        return ObservedJobStore(self._rows, *self._observers())
+        return observed_store(self._rows, *self._observers())
 
     def _observers(self) -> Iterator[CoordinatorObserver]:
         if self.observer is not None:

@@ -112,7 +112,6 @@ class MalformedMessageError(ValueError):
 
     The text does not quote the data, which may contain a secret in the wrong field.
 
-    :param expected: Description of the expected value.
     :param path: Path of the value in the message, outermost field first.
     """
 

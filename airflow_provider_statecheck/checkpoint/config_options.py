@@ -25,8 +25,6 @@ class ConfigOption(Generic[Value]):
     """
     Descriptor of a setting that is validated on assignment and can be read from a mapping.
 
-    :param key: Key in a mapping.
-    :param default: Default value.
     :param parse: Parser of a value; its first argument is the name for the error.
     :param old_keys: Deprecated keys in order of precedence, after ``key``.
     :param is_valid: Predicate for values in range.

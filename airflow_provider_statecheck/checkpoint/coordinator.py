@@ -90,7 +90,6 @@ class AttemptCoordinator:
 
     Implements ``CheckpointCoordinatorGateway``, so in-process callers use it directly.
 
-    :param store: The job store.
     :param liveness: Source of the liveness of other tasks, unknown by default.
     """
 
@@ -433,7 +432,13 @@ def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: Acknowledg
         checkpoint = transitions.complete(tx, checkpoint, transitions.acknowledged(tx, checkpoint, request))
         _subsume_older(tx, attempt, checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.DISCARDED:
-        statistics.acknowledged_late(tx, checkpoint, request)
+        statistics.acknowledged_late(
+            tx,
+            checkpoint,
+            state_size_bytes=request.state_size_bytes,
+            full_size_bytes=request.full_size_bytes,
+            counts=statistics.truncated_counts(request.counts),
+        )
     return AcknowledgeReply(
         result=result, effects=transitions.effects_of(tx, attempt.operator_id), checkpoint=checkpoint
     )

@@ -176,7 +176,6 @@ class CheckpointFailureManager:
     The count is kept in memory: a new coordinator starts at 0.
 
     :param tolerable: The number of consecutive failures to tolerate, ``UNLIMITED_TOLERABLE_FAILURES`` for no limit.
-    :param callback: The callback that fails the job.
     :param statistics: The statistics that record every failure.
     :raises InvalidConfigurationError: if ``tolerable`` is negative.
     """
@@ -203,8 +202,6 @@ class CheckpointFailureManager:
         """
         Count a failed checkpoint and fail the job if the tolerable number is exceeded.
 
-        :param error: The cause of the failure.
-        :param properties: The properties of the checkpoint.
         :param checkpoint_id: The id, ``UNKNOWN_CHECKPOINT_ID`` if it had none yet.
         :param attempt_id: The attempt that failed the checkpoint, ``None`` for the coordinator.
         :param operator: The name of the operator that failed it, for messages.

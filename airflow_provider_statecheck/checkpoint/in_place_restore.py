@@ -33,7 +33,6 @@ def begin(tx: JobTransaction, operator: OperatorRecord, action: ActionRecord) ->
     Let the attempts of an operator take a restore until one of them completes a checkpoint.
 
     :param operator: Operator without a choice and without another restore in place.
-    :param action: Action with the restore.
     """
     tx.save_action(action)
     operator = replace(operator, in_place_restore=action.request_key)

@@ -13,24 +13,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, cast
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
-from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
-    RowsVersion,
-    SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.store import (
-    CheckpointPage,
     JobStore,
     JobTransaction,
-    JobView,
-    LatestCheckpoints,
 )
 
 
@@ -72,72 +65,34 @@ class CoordinatorObserver(Protocol):
         ...
 
 
-class ObservedJobStore:
+def observed_store(store: JobStore, *observers: CoordinatorObserver) -> JobStore:
     """
-    Job store that notifies observers about the changes of each transaction.
+    Return a job store that notifies observers about the changes of each transaction.
 
-    :param store: Underlying store.
     :param observers: Observers to notify, in this order.
     """
+    return cast("JobStore", _ObservedStore(store, observers))
 
-    def __init__(self, store: JobStore, *observers: CoordinatorObserver) -> None:
+
+class _ObservedStore:
+    """Job store that observes the transactions of another one, and delegates all other calls to it."""
+
+    def __init__(self, store: JobStore, observers: tuple[CoordinatorObserver, ...]) -> None:
         self._store = store
         self._observers = observers
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
     @contextmanager
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[JobTransaction]:
-        """Begin a transaction on a job, and notify the observers after the commit."""
+    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[_ObservedTransaction]:
         with self._store.transaction(job_id, create_as=create_as) as tx:
             observed = _ObservedTransaction(tx)
-            yield cast("JobTransaction", observed)
+            yield observed
             job = tx.job
         for change in observed.changes:
             for observer in self._observers:
                 observer.changed(job, change)
-
-    def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return the claim of a snapshot of any job."""
-        return self._store.claim(pointer)
-
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
-        return self._store.jobs()
-
-    def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
-        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
-        return self._store.dag_ids(beside=beside)
-
-    def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
-        """Return the jobs that the tasks of a Dag run have worked on, the most recently active first."""
-        return self._store.jobs_of_run(dag_id, run_id)
-
-    def job_overviews(self, page: JobsPage) -> JobList:
-        """Return a page of the list of jobs."""
-        return self._store.job_overviews(page)
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return a consistent view of a job."""
-        return self._store.describe(job_id)
-
-    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
-        """Return a request of a job by its key."""
-        return self._store.request(job_id, request_key)
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job."""
-        return self._store.checkpoint(job_id, checkpoint_id)
-
-    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
-        return self._store.checkpoints(job_id, page)
-
-    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest restorable checkpoint of an operator, or ``None``."""
-        return self._store.latest(job_id, operator_id)
-
-    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
-        return self._store.latest_checkpoints(job_id, known_version)
 
 
 class _ObservedTransaction:

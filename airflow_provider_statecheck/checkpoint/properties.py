@@ -339,8 +339,6 @@ class CheckpointOptions:
     """
     Options of a checkpoint for the tasks that take it.
 
-    :param checkpoint_type: Type of the snapshot.
-    :param target_location: Location of its files.
     :raises InvalidConfigurationError: if either is missing or of another class.
     """
 
@@ -359,11 +357,7 @@ class CheckpointOptions:
 
     @classmethod
     def for_savepoint(cls, location: CheckpointStorageLocationReference) -> CheckpointOptions:
-        """
-        Return the options of a savepoint.
-
-        :param location: Location of its files.
-        """
+        """Return the options of a savepoint."""
         return cls(CheckpointType.SAVEPOINT, location)
 
 

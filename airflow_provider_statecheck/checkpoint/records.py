@@ -451,7 +451,6 @@ def time_of_job(seen_at: datetime, now: datetime) -> datetime:
     Return the current time of a job.
 
     :param seen_at: Time of the latest transaction of the job.
-    :param now: Time of the clock.
     """
     return now if is_too_far_ahead(seen_at, now) else max(seen_at, now)
 
@@ -467,7 +466,6 @@ def clamp_times(record: Record, now: datetime) -> Record:
 
     A timeout keeps its duration, and a lease expires.
 
-    :param record: Row of a job.
     :param now: Time of the corrected clock.
     """
     values = {field.name: getattr(record, field.name) for field in fields(record)}

@@ -63,11 +63,7 @@ log = logging.getLogger(__name__)
 
 
 class RivalError(Exception):
-    """
-    Another task, or another run of the task, has an open attempt of the operator.
-
-    :param rival: The open attempt.
-    """
+    """Another task, or another run of the task, has an open attempt of the operator."""
 
     def __init__(self, rival: AttemptRecord) -> None:
         super().__init__(rival.owner.label)
@@ -259,7 +255,6 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
 
     :param previous: Previous attempt of the operator; the last attempt of the same run if that run took the newest
         checkpoint.
-    :param request: The registration.
     """
     if previous is None:
         return StartDecision(False, "first attempt")

@@ -63,8 +63,6 @@ def forgettable_rows(
     """
     Return rows of an operator that ended before a time and that neither a restore nor a running attempt needs.
 
-    :param tx: Transaction that removes the rows.
-    :param operator_id: Id of the operator.
     :param before: Exclusive upper bound of the time at which a row ended.
     :param limit: Maximum number of rows of each kind; ``None`` for all.
     :param storage_base: Checkpoint directory of the attempts; ``None`` for any. Garbage collection finds directories in the
@@ -184,11 +182,7 @@ def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
 
 
 def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord], now: datetime) -> datetime | None:
-    """
-    Return the time of the last call of a running attempt whose tokens have expired since; ``None`` for other attempts.
-
-    :param checkpoints: Checkpoints of the operator.
-    """
+    """Return the time of the last call of a running attempt whose tokens have expired; ``None`` for other attempts."""
     if attempt.status is not AttemptStatus.RUNNING:
         return None
     own = (c for c in checkpoints if c.epoch == attempt.epoch)

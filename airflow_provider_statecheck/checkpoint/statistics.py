@@ -17,7 +17,6 @@ from typing import Any, Final
 from airflow_provider_statecheck.checkpoint.codec import decode, encode, json_size, truncated
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -369,18 +368,16 @@ def restored(tx: JobTransaction, attempt: AttemptRecord, checkpoint: CheckpointR
         save(tx, attempt.operator_id, changed)
 
 
-def acknowledged_late(tx: JobTransaction, aborted: CheckpointRecord, message: AcknowledgeCheckpoint) -> None:
-    """Record the size of an aborted checkpoint and the time of its late acknowledgement."""
+def acknowledged_late(tx: JobTransaction, aborted: CheckpointRecord, **found: Any) -> None:
+    """
+    Record the time of the first late acknowledgement of an aborted checkpoint.
+
+    :param found: What the acknowledgement says, by the fields of ``CheckpointEntry``.
+    """
     known = load(tx, aborted.operator_id)
     if known.is_late(aborted.checkpoint_id):
         return
-    changed = known.annotated(
-        aborted.checkpoint_id,
-        state_size_bytes=message.state_size_bytes,
-        full_size_bytes=message.full_size_bytes,
-        counts=truncated_counts(message.counts),
-        late_at=tx.now,
-    )
+    changed = known.annotated(aborted.checkpoint_id, late_at=tx.now, **found)
     if changed != known:
         save(tx, aborted.operator_id, changed)
 

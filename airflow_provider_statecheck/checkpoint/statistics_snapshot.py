@@ -152,9 +152,6 @@ def custody_of(view: JobView, checkpoint: CheckpointRecord) -> Custody:
     Return the owner of a snapshot, and whether its directory may be deleted by hand.
 
     The rows of a job do not contain claims of other jobs; only ``dispose`` checks them.
-
-    :param view: Rows of the job.
-    :param checkpoint: Snapshot in the view.
     """
     owner = _owner(checkpoint)
     reason = _reason_to_keep(view, checkpoint, owner)
@@ -209,8 +206,6 @@ class CheckpointStatsTracker:
     The coordinator counts completed and aborted checkpoints with their rows. Reports add details that the rows do not
     contain, and are idempotent except for failures without an id.
 
-    :param rows: Rows of the job.
-    :param leader: Attempt of the operator.
     :param history_size: Maximum length of the history, from 0 to ``HISTORY_SIZE``.
     :raises InvalidConfigurationError: for a history size out of range.
     """

@@ -243,33 +243,48 @@ def end_outdated_requests(tx: JobTransaction, attempt: AttemptRecord, *, is_want
     """
     Fail the open requests of earlier attempts for a savepoint at their end that is not one at the end of a new attempt.
 
-    :param attempt: The new attempt.
     :param is_wanted: Whether it requests a savepoint at its end, and takes over the request of an earlier attempt of its run.
     """
     for request in tx.open_requests(attempt.operator_id):
         asking = tx.attempt_by_key(request.request_key) if request.properties.is_terminate else None
         if asking is None or (is_wanted and asking.owner.run_key == attempt.owner.run_key):
             continue
-        _fail_request(tx, request, f"not taken before attempt {attempt.epoch} ({attempt.owner.label}) started")
+        message = f"not taken before attempt {attempt.epoch} ({attempt.owner.label}) started"
+        fail_request(tx, request, CheckpointFailureReason.ATTEMPT_ENDED, message)
 
 
 def end_unserved_requests(tx: JobTransaction, operator_id: OperatorId, request_keys: Collection[str]) -> None:
     """Fail the queued requests for a savepoint at the end of attempts whose run has ended."""
     for request in tx.open_requests(operator_id):
         if request.request_key in request_keys and request.status is RequestStatus.QUEUED:
-            _fail_request(tx, request, "not taken before the run ended: the stage did not finish")
+            message = "not taken before the run ended: the stage did not finish"
+            fail_request(tx, request, CheckpointFailureReason.ATTEMPT_ENDED, message)
 
 
-def _fail_request(tx: JobTransaction, request: SnapshotRequest, message: str) -> None:
-    tx.save_request(
-        replace(
-            request,
-            status=RequestStatus.FAILED,
-            ended_at=tx.now,
-            failure_reason=CheckpointFailureReason.ATTEMPT_ENDED.value,
-            failure_message=message,
-        )
+def fail_request(
+    tx: JobTransaction,
+    request: SnapshotRequest,
+    reason: CheckpointFailureReason,
+    message: str = "",
+    *,
+    failed_by: str | None = None,
+) -> SnapshotRequest:
+    """
+    Fail a request and return it.
+
+    :param message: Failure message; that of the reason by default.
+    :param failed_by: Key of the request for which the full queue refuses it.
+    """
+    failed = replace(
+        request,
+        status=RequestStatus.FAILED,
+        ended_at=tx.now,
+        failure_reason=reason.value,
+        failure_message=message or reason.message,
+        failed_by=failed_by,
     )
+    tx.save_request(failed)
+    return failed
 
 
 def request_savepoint_at_end(tx: JobTransaction, attempt: AttemptRecord) -> None:
@@ -384,7 +399,6 @@ def open_effects(
     Return the checkpoints to delete and to retain, the savepoints to take and the commits to make for an operator.
 
     :param checkpoints: Checkpoints of the operator that are not discarded, oldest first.
-    :param generation: Current generation of the operator.
     :param attempt: Newest attempt, which pins its restored checkpoint while it runs.
     :param requests: Open requests to the operator.
     """
@@ -402,13 +416,7 @@ def open_effects(
 def protected_checkpoints(
     checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
 ) -> frozenset[int]:
-    """
-    Return the ids of checkpoints whose files must not be deleted, even if their rows have ended.
-
-    :param checkpoints: Checkpoints of the operator.
-    :param generation: Current generation of the operator.
-    :param attempt: Newest attempt.
-    """
+    """Return the ids of checkpoints whose files must not be deleted, even if their rows have ended."""
     return frozenset(_pinned(attempt) | _rolled_back(checkpoints, generation, attempt))
 
 

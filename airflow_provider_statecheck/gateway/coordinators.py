@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
+from functools import partial
 from random import Random
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import (
-    DEFAULT_LEASE,
-    USED_SETTINGS,
-    CheckpointCoordinator,
-)
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import FutureWaiter
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OwnershipOf
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter, StateHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -35,7 +32,18 @@ from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.uris import normalise_base
 
-SETTINGS = (*USED_SETTINGS, "num_retained", "tolerable_failed_checkpoints", "savepoint_dir")
+SETTINGS = (
+    "checkpoint_interval",
+    "timeout",
+    "min_pause_between_checkpoints",
+    "max_concurrent_checkpoints",
+    "externalized_checkpoint_retention",
+    "checkpoints_after_tasks_finish",
+    "cleaner_parallel_mode",
+    "num_retained",
+    "tolerable_failed_checkpoints",
+    "savepoint_dir",
+)
 """The settings of a configuration that a coordinator of several operators uses."""
 
 
@@ -63,17 +71,14 @@ def new_coordinator(
     Return a coordinator of several operators, with its stores, its failure manager and its deleter.
 
     :param rows: The rows of the job: in process, such as ``AlignedCheckpoints`` on a ``SqlJobStore``, or over HTTP.
-    :param storage: The storage of the checkpoint directory.
     :param config: The settings, of which only :data:`SETTINGS` may be assigned.
     :param leader: The leader, from ``rows.lead``.
-    :param job_name: The name of the job.
     :param tasks: The tasks of the operators, which are notified of the end of a checkpoint.
     :param callback: The callback that fails the job after too many failed checkpoints.
     :param fail_task: The callback that fails a task after an error on a completion.
     :param executor: The executor that notifies tasks and deletes files.
     :param tasks_to_trigger: The tasks to trigger, by default all.
     :param tasks_to_wait_for: The tasks that must acknowledge, by default all.
-    :param operator_coordinators: The coordinators of operators.
     :param checkpoint_storage: The storage of manifests and metadata, by default files on ``storage``.
     :param clock: The clock of periodic checkpoints, by default the system clock.
     :param random: The source of the delay before the first periodic checkpoint.
@@ -88,12 +93,9 @@ def new_coordinator(
     documents = DocumentCache(lambda _: storage)
     files = checkpoint_storage or SnapshotFiles(storage, job_id, job_name, config.savepoint_dir, documents=documents)
 
-    def owns(savepoint: str) -> bool:
-        return rows.owns(OwnershipOf(leader=leader, location=savepoint))
-
     return CheckpointCoordinator(
         job_id,
-        config.subset(USED_SETTINGS),
+        config,
         tasks if tasks_to_trigger is None else tasks_to_trigger,
         tasks if tasks_to_wait_for is None else tasks_to_wait_for,
         tasks,
@@ -105,7 +107,7 @@ def new_coordinator(
         _failure_manager(rows, config, leader, callback),
         rows=rows,
         leader=leader,
-        discarder=StorageDiscarder(storage, job_id, owns),
+        discarder=StorageDiscarder(storage, job_id, partial(rows.owns, leader)),
         fail_task=fail_task,
         clock=clock or SystemClock(),
         random=random or Random(),  # noqa: S311 - it only delays

@@ -116,8 +116,6 @@ def mapping_failures(base_url: str, url: str) -> Iterator[None]:
     """
     Map the failure of a request without a reply to an error of this package.
 
-    :param base_url: Root URL of the server.
-    :param url: URL of the request.
     :raises CoordinatorUnavailableError: if the request did not reach the server.
     :raises CommitStateUnknownError: if the reply was lost.
     :raises InvalidConfigurationError: if the URL is invalid.
@@ -206,11 +204,7 @@ class Credentials(Protocol):
 
 
 class GivenToken:
-    """
-    Credentials with a single token from another process.
-
-    :param token: The token.
-    """
+    """Credentials with a single token from another process."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -233,10 +227,6 @@ class HttpCalls:
     An interface of the coordinator over HTTP, with the token of a task: each method of the interface is a request.
 
     The token is replaced when it has expired, as in a garbage collection that takes longer than its validity.
-
-    :param verbs: Calls of the interface.
-    :param client: Client of the server.
-    :param credentials: Source of new tokens.
     """
 
     def __init__(self, verbs: Mapping[str, Verb], client: HttpClient, credentials: Credentials) -> None:
@@ -273,8 +263,6 @@ class HttpGateway(HttpCalls):
     Each attempt has its own token. If the token of an attempt that was registered or adopted here expires, the gateway
     obtains a new one and adopts the attempt with it.
 
-    :param client: Client of the server.
-    :param credentials: Source of new tokens.
     :param tokens: Tokens of attempts that were registered by another process.
     """
 
@@ -351,8 +339,6 @@ class AsyncJobReader:
     Reader of one job with a read token, which it can renew.
 
     :param base_url: Root URL of Airflow's api-server.
-    :param token: Read token of the job.
-    :param client: Client for the requests.
     """
 
     def __init__(self, base_url: str, token: str, client: httpx.AsyncClient) -> None:

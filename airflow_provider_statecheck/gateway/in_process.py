@@ -12,7 +12,7 @@ from typing import Any, cast
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
+from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, observed_store
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.retrying import retrying
 
@@ -40,5 +40,5 @@ def gateway_on_engine(
     :param observer: Observer of all committed changes.
     """
     store = cast("JobStore", importlib.import_module(_STORES).SqlJobStore(engine))
-    observed = store if observer is None else ObservedJobStore(store, observer)
+    observed = store if observer is None else observed_store(store, observer)
     return retrying(AttemptCoordinator(observed, liveness))

@@ -84,7 +84,6 @@ def checkpoints_as_of(
 
     A savepoint of the whole job is returned only for its id or pointer, as the checkpoint of its coordinator.
 
-    :param view: Rows of the job.
     :param checkpoint_id: Id of the checkpoint.
     :param pointer: Pointer of the checkpoint or savepoint.
     :param at: Time at which a returned checkpoint was the newest completed one of its operator. An operator that had made a fresh
@@ -214,11 +213,7 @@ def find_fork_source(
     A deleted checkpoint is reported as a problem of the source: it fails only a fork without checkpoints, because
     retries of a fork restore the fork's own checkpoints.
 
-    :param gateway: Gateway to the coordinator.
-    :param storage: Storage of the checkpoints.
-    :param job: Name of the forked job.
     :param wanted: A checkpoint id, ``run:<run>``, ``before:<run>``, or a pointer.
-    :param uid: Uid of the operator to restore.
     :param renamed_uids: Former uid to current uid of renamed operators.
     :param allow_non_restored_state: Whether to start without state if the checkpoint is of another operator.
     :return: ``None`` if the operator starts without state.

@@ -79,11 +79,7 @@ class Verb:
         return [is_dataclass(kind) for kind in self.parameters.values()] == [True]
 
     def send(self, client: Client, token: str, *arguments: Any, **named: Any) -> Any:
-        """
-        Make the call over HTTP.
-
-        :param arguments: Arguments of the method.
-        """
+        """Make the call over HTTP."""
         given = self.signature.bind(*arguments, **named).arguments
         if self.is_read:
             return self.decoded(client.get(self.address(**given), token))

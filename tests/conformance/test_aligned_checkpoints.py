@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     CoordinatorRows,
     EndHandles,
     EnqueueRequest,
-    OutcomeOf,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -203,7 +202,7 @@ class AlignedContract:
             early = AbortCheckpoints(leader=job.leader, scope=AbortScope.QUEUED, reason=reason, request_key=key)
             assert job.rows.abort(early) == ()
         assert job.status(1) == "pending"
-        failed = job.rows.outcome(OutcomeOf(leader=job.leader, request_key="b" * 32)).request
+        failed = job.rows.outcome(job.leader, "b" * 32).request
         assert failed is not None
         assert failed.failure_reason == reason.value
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
@@ -50,11 +50,11 @@ JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
 
 
-def _statuses(gateway: CheckpointCoordinatorGateway) -> dict[int, CheckpointStatus]:
+def _statuses(gateway: Gateway) -> dict[int, CheckpointStatus]:
     return {c.checkpoint_id: c.status for c in gateway.describe(JOB).checkpoints}
 
 
-def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: AttemptStatus) -> None:
+def _finish(gateway: Gateway, grant: AttemptGrant, status: AttemptStatus) -> None:
     gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
 
 
@@ -73,15 +73,11 @@ class CoordinatorContract(
 
     # --- register
 
-    def test_first_attempt_starts_fresh_with_epoch_and_generation_one(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_first_attempt_starts_fresh_with_epoch_and_generation_one(self, gateway: Gateway) -> None:
         grant = gateway.register(make_registration())
         assert (grant.attempt.epoch, grant.generation, grant.is_restore) == (1, 1, False)
 
-    def test_registration_repeated_with_one_key_gives_the_same_epoch(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_registration_repeated_with_one_key_gives_the_same_epoch(self, gateway: Gateway) -> None:
         request = make_registration()
         first = gateway.register(request)
         complete_checkpoint(gateway, first.attempt)
@@ -89,14 +85,14 @@ class CoordinatorContract(
         assert again.attempt == first.attempt
         assert not again.is_restore
 
-    def test_registration_of_a_replaced_attempt_repeated_is_stale(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_registration_of_a_replaced_attempt_repeated_is_stale(self, gateway: Gateway) -> None:
         request = make_registration()
         gateway.register(request)
         gateway.register(make_registration())
         with pytest.raises(StaleAttemptError):
             gateway.register(request)
 
-    def test_retry_restores_the_newest_completed_checkpoint(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_retry_restores_the_newest_completed_checkpoint(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         complete_checkpoint(gateway, first.attempt)
@@ -106,29 +102,25 @@ class CoordinatorContract(
         assert retry.generation == first.generation
 
     def test_retry_without_any_completed_checkpoint_is_a_fresh_start_in_a_new_generation(
-        self, gateway: CheckpointCoordinatorGateway
+        self, gateway: Gateway
     ) -> None:
         gateway.register(make_registration())
         retry = gateway.register(make_registration())
         assert (retry.is_restore, retry.generation) == (False, 2)
 
-    def test_pending_checkpoint_of_the_fenced_attempt_is_aborted_and_awaits_its_discard(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_pending_checkpoint_of_the_fenced_attempt_is_aborted_and_awaits_its_discard(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         gateway.trigger(TriggerCheckpoint(attempt=first.attempt, request_key=new_key()))
         retry = gateway.register(make_registration())
         assert _statuses(gateway) == {1: CheckpointStatus.ABORTED}
         assert [c.checkpoint_id for c in retry.effects.discards] == [1]
 
-    def test_fenced_attempt_is_recorded_as_fenced(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_fenced_attempt_is_recorded_as_fenced(self, gateway: Gateway) -> None:
         gateway.register(make_registration())
         gateway.register(make_registration())
         assert [a.status for a in gateway.describe(JOB).attempts] == [AttemptStatus.FENCED, AttemptStatus.RUNNING]
 
-    def test_settings_out_of_range_are_refused_before_anything_is_written(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_settings_out_of_range_are_refused_before_anything_is_written(self, gateway: Gateway) -> None:
         with pytest.raises(InvalidConfigurationError, match="num_retained"):
             gateway.register(make_registration(num_retained=0))
         with pytest.raises(CheckpointNotFoundError):
@@ -138,7 +130,7 @@ class CoordinatorContract(
 
     @pytest.mark.parametrize("ended", [AttemptStatus.FAILED, None], ids=["failed", "died"])
     def test_clear_after_failure_restores_and_compares_fingerprints(
-        self, gateway: CheckpointCoordinatorGateway, ended: AttemptStatus | None
+        self, gateway: Gateway, ended: AttemptStatus | None
     ) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
@@ -147,22 +139,20 @@ class CoordinatorContract(
         cleared = gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
         assert (cleared.is_restore, cleared.verify_fingerprints) == (True, True)
 
-    def test_clear_after_success_restarts_in_a_new_generation(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_clear_after_success_restarts_in_a_new_generation(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         _finish(gateway, first, AttemptStatus.FINISHED)
         cleared = gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
         assert (cleared.is_restore, cleared.generation) == (False, 2)
 
-    def test_retry_after_a_success_that_airflow_never_saw_restores(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_retry_after_a_success_that_airflow_never_saw_restores(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         _finish(gateway, first, AttemptStatus.FINISHED)
         assert gateway.register(make_registration()).is_restore
 
-    def test_on_clear_resume_keeps_changed_steps_even_after_success(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_on_clear_resume_keeps_changed_steps_even_after_success(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         _finish(gateway, first, AttemptStatus.FINISHED)
@@ -170,31 +160,27 @@ class CoordinatorContract(
         cleared = gateway.register(make_registration(owner=owner, on_clear=OnClear.RESUME))
         assert (cleared.is_restore, cleared.verify_fingerprints) == (True, False)
 
-    def test_on_clear_restart_starts_over_after_a_clear_but_not_after_a_retry(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_on_clear_restart_starts_over_after_a_clear_but_not_after_a_retry(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration(on_clear=OnClear.RESTART))
         complete_checkpoint(gateway, first.attempt)
         assert gateway.register(make_registration(on_clear=OnClear.RESTART)).is_restore
         owner = make_owner(clear_marker="5/0")
         assert not gateway.register(make_registration(owner=owner, on_clear=OnClear.RESTART)).is_restore
 
-    def test_new_run_under_an_old_logical_date_restarts(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_new_run_under_an_old_logical_date_restarts(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         again = gateway.register(make_registration(owner=make_owner(run_id="manual__2")))
         assert (again.is_restore, again.generation) == (False, 2)
 
-    def test_new_run_under_an_old_logical_date_resumes_in_the_test_namespace(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_new_run_under_an_old_logical_date_resumes_in_the_test_namespace(self, gateway: Gateway) -> None:
         name = "test/sales"
         first = gateway.register(make_registration(job_name=name))
         complete_checkpoint(gateway, first.attempt)
         again = gateway.register(make_registration(job_name=name, owner=make_owner(run_id="temporary__2")))
         assert again.is_restore
 
-    def test_a_named_job_goes_on_in_the_next_run(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_named_job_goes_on_in_the_next_run(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         _finish(gateway, first, AttemptStatus.FINISHED)
@@ -202,7 +188,7 @@ class CoordinatorContract(
         assert gateway.register(make_registration(owner=tomorrow)).is_restore
 
     def test_a_restart_that_dies_before_its_first_checkpoint_does_not_fall_back_to_the_old_generation(
-        self, gateway: CheckpointCoordinatorGateway
+        self, gateway: Gateway
     ) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
@@ -214,16 +200,14 @@ class CoordinatorContract(
 
     # --- trigger, acknowledge, decline
 
-    def test_ids_start_at_one_and_are_never_used_again(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_ids_start_at_one_and_are_never_used_again(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         trigger = TriggerCheckpoint(attempt=first.attempt, request_key=new_key())
         assert gateway.trigger(trigger).checkpoint_id == 1
         second = gateway.register(make_registration())
         assert gateway.trigger(replace(trigger, attempt=second.attempt, request_key=new_key())).checkpoint_id == 2
 
-    def test_ids_begin_above_what_the_storage_holds_and_the_attempt_is_warned(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_ids_begin_above_what_the_storage_holds_and_the_attempt_is_warned(self, gateway: Gateway) -> None:
         """Rows that came from a backup know less than the storage."""
         grant = gateway.register(make_registration(newest_on_storage=7))
         assert "contains checkpoint 7, which is not in the database" in grant.warning
@@ -233,9 +217,7 @@ class CoordinatorContract(
         assert again.warning == ""
         assert gateway.trigger(replace(trigger, attempt=again.attempt, request_key=new_key())).checkpoint_id == 9
 
-    def test_a_driver_that_registers_again_tells_what_the_storage_holds(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_a_driver_that_registers_again_tells_what_the_storage_holds(self, gateway: Gateway) -> None:
         request = make_registration()
         attempt = gateway.register(request).attempt
         again = gateway.register(replace(request, newest_on_storage=7))
@@ -244,15 +226,11 @@ class CoordinatorContract(
         assert gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id == 8
 
     @pytest.mark.parametrize("found", [-1, 10_000_001])
-    def test_a_number_on_storage_that_no_coordinator_draws_is_refused(
-        self, gateway: CheckpointCoordinatorGateway, found: int
-    ) -> None:
+    def test_a_number_on_storage_that_no_coordinator_draws_is_refused(self, gateway: Gateway, found: int) -> None:
         with pytest.raises(InvalidConfigurationError, match="newest_on_storage"):
             gateway.register(make_registration(newest_on_storage=found))
 
-    def test_a_pending_checkpoint_carries_the_key_that_its_metadata_repeat(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_a_pending_checkpoint_carries_the_key_that_its_metadata_repeat(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         key = new_key()
         assert gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=key)).request_key == key
@@ -261,22 +239,20 @@ class CoordinatorContract(
         "uri", [f"memory://base/{'f' * 32}/chk-1/_metadata", f"memory://base/{JOB}/chk-1", "memory://base/_metadata"]
     )
     def test_metadata_elsewhere_than_in_the_directory_of_the_checkpoint_are_refused(
-        self, gateway: CheckpointCoordinatorGateway, uri: str
+        self, gateway: Gateway, uri: str
     ) -> None:
         attempt = gateway.register(make_registration()).attempt
         with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
             complete_checkpoint(gateway, attempt, metadata_uri=uri)
         assert _statuses(gateway) == {1: CheckpointStatus.PENDING}
 
-    def test_trigger_repeated_with_one_key_leaves_one_pending_checkpoint(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_trigger_repeated_with_one_key_leaves_one_pending_checkpoint(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         request = TriggerCheckpoint(attempt=attempt, request_key=new_key())
         assert gateway.trigger(request) == gateway.trigger(request)
         assert len(gateway.describe(JOB).checkpoints) == 1
 
-    def test_acknowledgement_completes_and_keeps_what_it_said(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_acknowledgement_completes_and_keeps_what_it_said(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         message = make_acknowledgement(attempt, pending.checkpoint_id, state_size_bytes=7, full_size_bytes=9)
@@ -291,9 +267,7 @@ class CoordinatorContract(
             {"snapshots": 1},
         )
 
-    def test_repeated_acknowledgement_answers_with_the_open_effects(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_repeated_acknowledgement_answers_with_the_open_effects(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration(num_retained=1)).attempt
         complete_checkpoint(gateway, attempt)
         pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
@@ -303,16 +277,12 @@ class CoordinatorContract(
         assert again.effects == first.effects
         assert [c.checkpoint_id for c in again.effects.discards] == [1]
 
-    def test_acknowledgement_of_an_unknown_checkpoint_changes_nothing(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_acknowledgement_of_an_unknown_checkpoint_changes_nothing(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         assert gateway.acknowledge(make_acknowledgement(attempt, 99)).result is AcknowledgeResult.UNKNOWN
         assert gateway.latest(JOB, OPERATOR) is None
 
-    def test_acknowledgement_after_the_timeout_is_discarded(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
-    ) -> None:
+    def test_acknowledgement_after_the_timeout_is_discarded(self, gateway: Gateway, clock: ManualClock) -> None:
         attempt = gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
         pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         clock.advance(11)
@@ -323,7 +293,7 @@ class CoordinatorContract(
         assert [c.checkpoint_id for c in reply.effects.discards] == [1]
 
     def test_a_checkpoint_whose_id_is_drawn_before_its_work_has_the_time_that_it_asked_for(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+        self, gateway: Gateway, clock: ManualClock
     ) -> None:
         attempt = gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
         request = TriggerCheckpoint(attempt=attempt, request_key=new_key(), timeout_seconds=100.0)
@@ -335,15 +305,13 @@ class CoordinatorContract(
         assert not gateway.acknowledge(make_acknowledgement(attempt, late.checkpoint_id)).is_completed
 
     @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e12])
-    def test_a_time_out_of_range_is_refused(self, gateway: CheckpointCoordinatorGateway, seconds: float) -> None:
+    def test_a_time_out_of_range_is_refused(self, gateway: Gateway, seconds: float) -> None:
         attempt = gateway.register(make_registration()).attempt
         with pytest.raises(InvalidConfigurationError, match="timeout_seconds"):
             gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key(), timeout_seconds=seconds))
         assert gateway.describe(JOB).checkpoints == ()
 
-    def test_time_within_a_job_never_runs_backwards(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
-    ) -> None:
+    def test_time_within_a_job_never_runs_backwards(self, gateway: Gateway, clock: ManualClock) -> None:
         attempt = gateway.register(make_registration()).attempt
         clock.advance(100)
         first = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
@@ -352,7 +320,7 @@ class CoordinatorContract(
         assert second.triggered_at == first.triggered_at
 
     def test_a_job_follows_a_clock_that_was_far_ahead_and_was_set_right(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+        self, gateway: Gateway, clock: ManualClock
     ) -> None:
         attempt = gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
         clock.advance(24 * 3600)
@@ -371,7 +339,7 @@ class CoordinatorContract(
         assert not gateway.acknowledge(make_acknowledgement(attempt, pending)).is_completed
 
     def test_a_checkpoint_that_was_pending_before_the_clock_was_far_ahead_keeps_its_time(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+        self, gateway: Gateway, clock: ManualClock
     ) -> None:
         attempt = gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
         pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
@@ -384,9 +352,7 @@ class CoordinatorContract(
         assert (row.triggered_at, row.expires_at) == (pending.triggered_at, pending.expires_at)
         assert gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id)).is_completed
 
-    def test_completion_aborts_older_pending_checkpoints_of_the_operator(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_completion_aborts_older_pending_checkpoints_of_the_operator(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         complete_checkpoint(gateway, attempt)
@@ -394,7 +360,7 @@ class CoordinatorContract(
         assert [r.status for r in rows] == [CheckpointStatus.ABORTED, CheckpointStatus.COMPLETED]
         assert rows[0].failure_reason == CheckpointFailureReason.CHECKPOINT_SUBSUMED
 
-    def test_decline_aborts_once_and_keeps_its_reason(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_decline_aborts_once_and_keeps_its_reason(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         reason = CheckpointFailureReason.IO_EXCEPTION
@@ -406,7 +372,7 @@ class CoordinatorContract(
         row = gateway.describe(JOB).checkpoints[0]
         assert (row.failure_reason, row.failure_message) == (reason, "disk full")
 
-    def test_decline_of_a_completed_checkpoint_changes_nothing(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_decline_of_a_completed_checkpoint_changes_nothing(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         complete_checkpoint(gateway, attempt)
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
@@ -415,7 +381,7 @@ class CoordinatorContract(
 
     # --- retention, effects, pins
 
-    def test_the_newest_two_are_retained_by_default(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_the_newest_two_are_retained_by_default(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         for _ in range(2):
             complete_checkpoint(gateway, attempt)
@@ -428,16 +394,14 @@ class CoordinatorContract(
         assert [c.checkpoint_id for c in reply.effects.discards] == [1]
         assert [c.checkpoint_id for c in reply.effects.retained] == [2, 3]
 
-    def test_a_confirmed_discard_is_no_longer_open(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_confirmed_discard_is_no_longer_open(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(2):
             complete_checkpoint(gateway, attempt)
         gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
         assert complete_checkpoint(gateway, attempt).effects.discards[0].checkpoint_id == 2
 
-    def test_a_discard_of_a_retained_checkpoint_cannot_be_confirmed(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_a_discard_of_a_retained_checkpoint_cannot_be_confirmed(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         complete_checkpoint(gateway, attempt)
         gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1, 99), attempt=attempt))
@@ -445,7 +409,7 @@ class CoordinatorContract(
         assert latest is not None
         assert latest.discarded_at is None
 
-    def test_a_discard_of_a_pinned_checkpoint_cannot_be_confirmed(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_discard_of_a_pinned_checkpoint_cannot_be_confirmed(self, gateway: Gateway) -> None:
         """Its bytes may be gone by mistake, and a row that says so would hide it."""
         complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
         attempt = gateway.register(make_registration(num_retained=1)).attempt
@@ -454,9 +418,7 @@ class CoordinatorContract(
         [pinned, _] = gateway.describe(JOB).checkpoints
         assert (pinned.status, pinned.discarded_at) == (CheckpointStatus.SUBSUMED, None)
 
-    def test_an_attempt_cannot_confirm_discards_of_another_operator(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_an_attempt_cannot_confirm_discards_of_another_operator(self, gateway: Gateway) -> None:
         mine = gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(2):
             complete_checkpoint(gateway, mine)
@@ -464,7 +426,7 @@ class CoordinatorContract(
         gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=other))
         assert gateway.describe(JOB).checkpoints[0].discarded_at is None
 
-    def test_latest_is_what_a_restore_would_start_from(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_latest_is_what_a_restore_would_start_from(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         for _ in range(2):
             complete_checkpoint(gateway, first.attempt)
@@ -478,7 +440,7 @@ class CoordinatorContract(
         gateway.register(make_registration(owner=make_owner(clear_marker="6/1")))
         assert gateway.latest(JOB, OPERATOR) is None, "a new generation has none yet"
 
-    def test_what_an_attempt_restored_from_is_pinned_until_it_ends(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_what_an_attempt_restored_from_is_pinned_until_it_ends(self, gateway: Gateway) -> None:
         complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
         retry = gateway.register(make_registration(num_retained=1))
         gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1))
@@ -489,7 +451,7 @@ class CoordinatorContract(
         effects = gateway.finish(FinishAttempt(attempt=retry.attempt, status=AttemptStatus.FINISHED))
         assert [c.checkpoint_id for c in effects.discards] == [1]
 
-    def test_an_unusable_checkpoint_takes_no_place_in_retention(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_an_unusable_checkpoint_takes_no_place_in_retention(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         for _ in range(2):
             complete_checkpoint(gateway, first.attempt)
@@ -501,7 +463,7 @@ class CoordinatorContract(
         complete_checkpoint(gateway, retry.attempt)
         assert [i for i, s in _statuses(gateway).items() if s is CheckpointStatus.SUBSUMED] == [1, 2]
 
-    def test_a_checkpoint_that_can_be_read_again_counts_again(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_checkpoint_that_can_be_read_again_counts_again(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         for _ in range(2):
             complete_checkpoint(gateway, first.attempt)
@@ -513,15 +475,13 @@ class CoordinatorContract(
         gateway.confirm_restore(ConfirmRestore(attempt=again.attempt, checkpoint_id=2))
         assert [c.unusable_reason for c in gateway.describe(JOB).checkpoints] == [None, None]
 
-    def test_restore_of_something_that_is_not_a_completed_checkpoint_is_refused(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_restore_of_something_that_is_not_a_completed_checkpoint_is_refused(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         with pytest.raises(CheckpointNotFoundError, match="pending"):
             gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
 
-    def test_two_operators_of_one_job_never_subsume_each_other(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_two_operators_of_one_job_never_subsume_each_other(self, gateway: Gateway) -> None:
         slow = gateway.register(make_registration(uid="slow", num_retained=1))
         fast = gateway.register(make_registration(uid="fast", num_retained=1))
         slow_reply = complete_checkpoint(gateway, slow.attempt)
@@ -534,16 +494,12 @@ class CoordinatorContract(
 
     # --- reading
 
-    def test_a_job_is_read_at_the_coordinators_own_time(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
-    ) -> None:
+    def test_a_job_is_read_at_the_coordinators_own_time(self, gateway: Gateway, clock: ManualClock) -> None:
         complete_checkpoint(gateway, gateway.register(make_registration()).attempt)
         clock.advance(90)
         assert gateway.describe(JOB).read_at == clock.now()
 
-    def test_time_does_not_run_backwards_for_a_reader(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
-    ) -> None:
+    def test_time_does_not_run_backwards_for_a_reader(self, gateway: Gateway, clock: ManualClock) -> None:
         gateway.register(make_registration())
         clock.advance(-90)
         view = gateway.describe(JOB)
@@ -551,7 +507,7 @@ class CoordinatorContract(
 
     # --- the end of an attempt
 
-    def test_finish_aborts_what_is_pending_and_may_be_repeated(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_finish_aborts_what_is_pending_and_may_be_repeated(self, gateway: Gateway) -> None:
         grant = gateway.register(make_registration())
         gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
         message = FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, message="boom")
@@ -560,7 +516,7 @@ class CoordinatorContract(
         assert (attempt.status, attempt.message) == (AttemptStatus.FAILED, "boom")
         assert _statuses(gateway) == {1: CheckpointStatus.ABORTED}
 
-    def test_an_error_whose_text_no_database_keeps_ends_an_attempt(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_an_error_whose_text_no_database_keeps_ends_an_attempt(self, gateway: Gateway) -> None:
         """It may quote data, and be longer than a message may be."""
         attempt = gateway.register(make_registration()).attempt
         text = "row \0 \udcff of " + "x" * 2_000_000
@@ -568,20 +524,18 @@ class CoordinatorContract(
         [row] = gateway.describe(JOB).attempts
         assert (row.status, row.message[:8], len(row.message)) == (AttemptStatus.FAILED, "row \ufffd ? ", 2000)
 
-    def test_an_attempt_cannot_end_as_running(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_an_attempt_cannot_end_as_running(self, gateway: Gateway) -> None:
         grant = gateway.register(make_registration())
         with pytest.raises(InvalidConfigurationError):
             gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.RUNNING))
 
-    def test_an_ended_attempt_takes_no_more_checkpoints(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_an_ended_attempt_takes_no_more_checkpoints(self, gateway: Gateway) -> None:
         grant = gateway.register(make_registration())
         _finish(gateway, grant, AttemptStatus.FINISHED)
         with pytest.raises(StaleAttemptError, match="already ended"):
             gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
 
-    def test_damaged_snapshots_are_told_to_later_attempts_of_the_generation(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_damaged_snapshots_are_told_to_later_attempts_of_the_generation(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         for uris in (("file:///a/1-x",), ("file:///b/1-y", "file:///a/1-x")):
@@ -596,9 +550,7 @@ class CoordinatorContract(
         fresh = gateway.register(make_registration(on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared")))
         assert (fresh.is_restore, fresh.damaged_snapshots) == (False, ())
 
-    def test_the_grant_tells_each_checkpoint_directory_of_the_operator_once(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_the_grant_tells_each_checkpoint_directory_of_the_operator_once(self, gateway: Gateway) -> None:
         gateway.register(make_registration(uid="other", storage_base="memory://of-another"))
         for base in ("memory://old", "memory://new", "memory://old"):
             _finish(gateway, gateway.register(make_registration(storage_base=base)), AttemptStatus.FAILED)
@@ -606,7 +558,7 @@ class CoordinatorContract(
         assert gateway.register(registration).storage_bases == ("memory://new", "memory://old")
         assert gateway.register(registration).storage_bases == ("memory://new", "memory://old")
 
-    def test_only_the_latest_damaged_snapshots_are_kept(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_only_the_latest_damaged_snapshots_are_kept(self, gateway: Gateway) -> None:
         uris = tuple(f"file:///a/{number}" for number in range(150))
         grant = gateway.register(make_registration())
         gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, damaged_snapshots=uris))
@@ -614,9 +566,7 @@ class CoordinatorContract(
 
     # --- adoption: a driver outlives the Airflow task that started it
 
-    def test_a_later_try_of_the_same_task_adopts_the_running_attempt(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_a_later_try_of_the_same_task_adopts_the_running_attempt(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(label="try 2")))
         complete_checkpoint(gateway, attempt)
@@ -624,14 +574,12 @@ class CoordinatorContract(
         assert (row.status, row.owner.label) == (AttemptStatus.RUNNING, "try 2")
 
     @pytest.mark.parametrize("other", [{"logical_task": "dag/other"}, {"run_id": "manual__1"}], ids=["task", "run"])
-    def test_another_task_or_run_cannot_adopt_an_attempt(
-        self, gateway: CheckpointCoordinatorGateway, other: dict[str, str]
-    ) -> None:
+    def test_another_task_or_run_cannot_adopt_an_attempt(self, gateway: Gateway, other: dict[str, str]) -> None:
         attempt = gateway.register(make_registration()).attempt
         with pytest.raises(StaleAttemptError, match="register an attempt instead"):
             gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(**other)))
 
-    def test_an_ended_attempt_cannot_be_adopted(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_an_ended_attempt_cannot_be_adopted(self, gateway: Gateway) -> None:
         grant = gateway.register(make_registration())
         _finish(gateway, grant, AttemptStatus.FAILED)
         with pytest.raises(StaleAttemptError, match="already ended"):
@@ -639,7 +587,7 @@ class CoordinatorContract(
 
     # --- the fence
 
-    def test_a_zombie_changes_nothing(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_zombie_changes_nothing(self, gateway: Gateway) -> None:
         zombie = gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(2):
             complete_checkpoint(gateway, zombie)
@@ -669,18 +617,18 @@ class CoordinatorContract(
             before.operators,
         )
 
-    def test_an_attempt_that_never_registered_is_refused(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_an_attempt_that_never_registered_is_refused(self, gateway: Gateway) -> None:
         attempt = gateway.register(make_registration()).attempt
         with pytest.raises(StaleAttemptError, match="not registered"):
             gateway.trigger(TriggerCheckpoint(attempt=replace(attempt, epoch=7), request_key=new_key()))
 
-    def test_a_lost_history_is_an_error_and_never_an_empty_start(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_lost_history_is_an_error_and_never_an_empty_start(self, gateway: Gateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         self.lose_completed_checkpoints(gateway)
         with pytest.raises(NoRestorableCheckpointError, match="restart"):
             gateway.register(make_registration())
 
-    def lose_completed_checkpoints(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def lose_completed_checkpoints(self, gateway: Gateway) -> None:
         """Subsume every completed checkpoint behind the coordinator's back; subclasses know where the rows are."""
         pytest.skip("this form of the coordinator does not let a test reach its rows")

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -29,13 +29,13 @@ class HistoryContract:
     """What holds for the history of a job, whatever keeps its rows."""
 
     @staticmethod
-    def listed(gateway: CheckpointCoordinatorGateway, page: CheckpointPage) -> list[int]:
+    def listed(gateway: Gateway, page: CheckpointPage) -> list[int]:
         """Return the ids of a page."""
         return [c.checkpoint_id for c in gateway.checkpoints(JOB, page)]
 
     @staticmethod
     def leave_history(
-        gateway: CheckpointCoordinatorGateway, checkpoints: int, status: AttemptStatus | None = AttemptStatus.FAILED
+        gateway: Gateway, checkpoints: int, status: AttemptStatus | None = AttemptStatus.FAILED
     ) -> AttemptRef:
         """Let an attempt retain one checkpoint of several, delete the others, and end."""
         attempt = gateway.register(make_registration(num_retained=1)).attempt
@@ -48,14 +48,14 @@ class HistoryContract:
 
     # --- pages
 
-    def test_pages_lead_from_the_newest_checkpoint_to_the_oldest(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_pages_lead_from_the_newest_checkpoint_to_the_oldest(self, gateway: Gateway) -> None:
         self.leave_history(gateway, 5)
         assert self.listed(gateway, CheckpointPage(limit=2)) == [5, 4]
         assert self.listed(gateway, CheckpointPage(limit=2, before=4)) == [3, 2]
         assert self.listed(gateway, CheckpointPage(limit=2, before=2)) == [1]
         assert self.listed(gateway, CheckpointPage(before=1)) == []
 
-    def test_a_page_shows_one_operator_or_one_status(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_page_shows_one_operator_or_one_status(self, gateway: Gateway) -> None:
         self.leave_history(gateway, 2)
         other = gateway.register(make_registration(uid="other")).attempt
         gateway.trigger(TriggerCheckpoint(attempt=other, request_key=new_key()))
@@ -64,16 +64,14 @@ class HistoryContract:
         both = CheckpointPage(status=CheckpointStatus.SUBSUMED, operator_id=operator_id_of("other"))
         assert self.listed(gateway, both) == []
 
-    def test_one_checkpoint_is_read_by_its_id(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_one_checkpoint_is_read_by_its_id(self, gateway: Gateway) -> None:
         self.leave_history(gateway, 2)
         found = gateway.checkpoint(JOB, 1)
         assert found is not None
         assert (found.checkpoint_id, found.status) == (1, CheckpointStatus.SUBSUMED)
         assert gateway.checkpoint(JOB, 3) is None
 
-    def test_there_is_no_latest_checkpoint_of_a_job_that_is_unknown(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_there_is_no_latest_checkpoint_of_a_job_that_is_unknown(self, gateway: Gateway) -> None:
         with pytest.raises(CheckpointNotFoundError):
             gateway.latest(JOB, operator_id_of("aggregate"))
         self.leave_history(gateway, 0)
@@ -83,7 +81,7 @@ class HistoryContract:
     # --- an attempt that finishes forgets what is old
 
     def test_an_attempt_that_finishes_forgets_the_old_rows_of_its_operator(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+        self, gateway: Gateway, clock: ManualClock
     ) -> None:
         self.leave_history(gateway, 3)
         clock.advance((DEFAULT_AGE + timedelta(hours=1)).total_seconds())
@@ -93,9 +91,7 @@ class HistoryContract:
         assert self.listed(gateway, CheckpointPage()) == [4, 3], "the third was discarded only now"
         assert [a.epoch for a in gateway.describe(JOB).attempts] == [2]
 
-    def test_what_is_younger_stays_when_an_attempt_finishes(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
-    ) -> None:
+    def test_what_is_younger_stays_when_an_attempt_finishes(self, gateway: Gateway, clock: ManualClock) -> None:
         self.leave_history(gateway, 3)
         clock.advance((DEFAULT_AGE - timedelta(hours=1)).total_seconds())
         self.leave_history(gateway, 1)
@@ -103,7 +99,7 @@ class HistoryContract:
         assert [a.epoch for a in gateway.describe(JOB).attempts] == [1, 2]
 
     def test_an_attempt_that_finishes_leaves_the_rows_of_other_operators(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+        self, gateway: Gateway, clock: ManualClock
     ) -> None:
         self.leave_history(gateway, 3)
         clock.advance((DEFAULT_AGE + timedelta(hours=1)).total_seconds())
@@ -112,7 +108,7 @@ class HistoryContract:
         assert self.listed(gateway, CheckpointPage()) == [3, 2, 1]
 
     def test_an_attempt_stays_known_that_wrote_below_another_directory(
-        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+        self, gateway: Gateway, clock: ManualClock
     ) -> None:
         moved = gateway.register(make_registration(storage_base="memory://moved")).attempt
         gateway.finish(FinishAttempt(attempt=moved, status=AttemptStatus.FAILED))

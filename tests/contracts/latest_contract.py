@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness, require_running
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, new_savepoint_uri, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
@@ -46,7 +46,7 @@ OTHER = RowsVersion(0, datetime(2026, 1, 1, tzinfo=UTC))
 """A version that no job has."""
 
 
-def newest(gateway: CheckpointCoordinatorGateway | JobStore) -> LatestCheckpoints:
+def newest(gateway: Gateway | JobStore) -> LatestCheckpoints:
     """Return the newest checkpoints without regard to what is known."""
     latest = gateway.latest_checkpoints(JOB)
     assert latest is not None
@@ -58,7 +58,7 @@ def ids(latest: LatestCheckpoints) -> list[int]:
     return [c.checkpoint_id for c in latest.checkpoints]
 
 
-def started(gateway: CheckpointCoordinatorGateway, checkpoints: int = 2) -> AttemptRef:
+def started(gateway: Gateway, checkpoints: int = 2) -> AttemptRef:
     """Let an attempt complete checkpoints."""
     attempt = gateway.register(make_registration(num_retained=2)).attempt
     for _ in range(checkpoints):
@@ -70,7 +70,7 @@ OWN_SAVEPOINT = new_savepoint_uri("memory://savepoints", JOB)
 OWN_CHECKPOINT = checkpoint_uri("memory://base", JOB, 1)
 
 
-def restarted(gateway: CheckpointCoordinatorGateway, source: str, clear_marker: str = AGAIN) -> AttemptGrant:
+def restarted(gateway: Gateway, source: str, clear_marker: str = AGAIN) -> AttemptGrant:
     """Let a cleared task begin from a snapshot, which it has not restored yet."""
     snapshot = RestoreSource(
         pointer=source, metadata_uri=f"{source}/_metadata", metadata_size=10, metadata_sha256="a" * 64
@@ -84,9 +84,7 @@ def restarted(gateway: CheckpointCoordinatorGateway, source: str, clear_marker: 
 class LatestContract:
     """What holds for the newest checkpoints, whatever keeps the rows and whatever lies in between."""
 
-    def test_the_newest_checkpoint_of_each_operator_is_shown_with_all_operators(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_the_newest_checkpoint_of_each_operator_is_shown_with_all_operators(self, gateway: Gateway) -> None:
         first = started(gateway)
         other = gateway.register(make_registration(uid="other")).attempt
         gateway.register(make_registration(uid="without a checkpoint"))
@@ -99,9 +97,7 @@ class LatestContract:
         assert latest.checkpoints == tuple(gateway.latest(JOB, o.operator_id) for o in latest.operators[:2])
         assert ids(latest) == [4, 3]
 
-    def test_nothing_is_read_again_while_the_version_is_the_known_one(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_nothing_is_read_again_while_the_version_is_the_known_one(self, gateway: Gateway) -> None:
         started(gateway)
         known = newest(gateway).job.rows_version
         assert gateway.latest_checkpoints(JOB, known) is None
@@ -113,12 +109,12 @@ class LatestContract:
         ):
             assert gateway.latest_checkpoints(JOB, other) == newest(gateway), "a backup of the database was restored"
 
-    def test_a_pending_checkpoint_is_not_shown(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_pending_checkpoint_is_not_shown(self, gateway: Gateway) -> None:
         attempt = started(gateway)
         gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         assert ids(newest(gateway)) == [2]
 
-    def test_a_checkpoint_that_a_restore_skipped_is_not_shown(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_a_checkpoint_that_a_restore_skipped_is_not_shown(self, gateway: Gateway) -> None:
         started(gateway)
         retry = gateway.register(make_registration(num_retained=2)).attempt
         known = newest(gateway).job.rows_version
@@ -128,9 +124,7 @@ class LatestContract:
         assert latest is not None
         assert ids(latest) == [1]
 
-    def test_a_fresh_start_shows_nothing_until_its_first_checkpoint(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_a_fresh_start_shows_nothing_until_its_first_checkpoint(self, gateway: Gateway) -> None:
         gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
         cleared = gateway.register(make_registration(owner=make_owner(clear_marker=AGAIN))).attempt
         assert ids(newest(gateway)) == []
@@ -139,7 +133,7 @@ class LatestContract:
 
     @pytest.mark.parametrize("source", [OWN_SAVEPOINT, OWN_CHECKPOINT], ids=["savepoint", "checkpoint"])
     def test_a_restart_from_a_snapshot_of_the_job_shows_the_checkpoint_before_it_until_the_restore(
-        self, gateway: CheckpointCoordinatorGateway, source: str
+        self, gateway: Gateway, source: str
     ) -> None:
         gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
         grant = restarted(gateway, source)
@@ -155,7 +149,7 @@ class LatestContract:
         assert ids(newest(gateway)) == [4]
 
     def test_restarts_that_fail_before_the_restore_go_on_to_show_the_checkpoint_before_them(
-        self, gateway: CheckpointCoordinatorGateway
+        self, gateway: Gateway
     ) -> None:
         gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
         for number in range(2):
@@ -165,18 +159,14 @@ class LatestContract:
         restarted(gateway, OWN_SAVEPOINT, clear_marker="last restart")
         assert ids(newest(gateway)) == [2]
 
-    def test_a_start_from_a_snapshot_of_another_job_shows_nothing_until_the_restore(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_a_start_from_a_snapshot_of_another_job_shows_nothing_until_the_restore(self, gateway: Gateway) -> None:
         gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
         grant = restarted(gateway, "memory://savepoints/savepoint-0f6f7c-000000000001")
         assert ids(newest(gateway)) == []
         gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=3))
         assert ids(newest(gateway)) == [3]
 
-    def test_a_restart_after_an_empty_fresh_start_does_not_show_what_was_before_that(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_a_restart_after_an_empty_fresh_start_does_not_show_what_was_before_that(self, gateway: Gateway) -> None:
         gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
         cleared = gateway.register(make_registration(owner=make_owner(clear_marker="fresh"))).attempt
         gateway.finish(FinishAttempt(attempt=cleared, status=AttemptStatus.FAILED))
@@ -184,9 +174,7 @@ class LatestContract:
         assert ids(newest(gateway)) == []
 
     @pytest.mark.parametrize("known_version", [None, OTHER, OTHER._replace(number=1)])
-    def test_a_job_that_is_unknown_has_none(
-        self, gateway: CheckpointCoordinatorGateway, known_version: RowsVersion | None
-    ) -> None:
+    def test_a_job_that_is_unknown_has_none(self, gateway: Gateway, known_version: RowsVersion | None) -> None:
         with pytest.raises(CheckpointNotFoundError, match="no job"):
             gateway.latest_checkpoints(JOB, known_version)
 

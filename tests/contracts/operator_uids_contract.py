@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
@@ -57,9 +57,7 @@ def of_script(uid: str, **changes: Any) -> RegisterAttempt:
 class OperatorUidsContract:
     """Stages that were renamed, removed and added."""
 
-    def ran(
-        self, gateway: CheckpointCoordinatorGateway, request: RegisterAttempt, checkpoints: int = 1
-    ) -> AttemptGrant:
+    def ran(self, gateway: Gateway, request: RegisterAttempt, checkpoints: int = 1) -> AttemptGrant:
         """Register an attempt, complete checkpoints and end it."""
         grant = gateway.register(request)
         for _ in range(checkpoints):
@@ -67,9 +65,7 @@ class OperatorUidsContract:
         gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
         return grant
 
-    def test_new_operator_is_refused_while_one_with_checkpoints_is_gone(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_new_operator_is_refused_while_one_with_checkpoints_is_gone(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals"))
         before = rows_of(gateway.describe(JOB))
         with pytest.raises(IncompatibleCheckpointError) as refused:
@@ -77,7 +73,7 @@ class OperatorUidsContract:
         assert "renamed_uids={'totals': 'sums'} or uid='totals'" in str(refused.value)
         assert rows_of(gateway.describe(JOB)) == before
 
-    def test_task_that_changed_its_uid_is_refused(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_task_that_changed_its_uid_is_refused(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals", uid="the name of the stage"))
         with pytest.raises(IncompatibleCheckpointError, match="'the name of the stage': 'totals'"):
             gateway.register(registration("totals"))
@@ -93,24 +89,22 @@ class OperatorUidsContract:
         ids=["of the same Dag", "beside another Dag", "of a renamed task", "allowed"],
     )
     def test_new_operator_starts_with_nothing_beside_one_that_is_in_use(
-        self, gateway: CheckpointCoordinatorGateway, added: RegisterAttempt
+        self, gateway: Gateway, added: RegisterAttempt
     ) -> None:
         self.ran(gateway, registration("totals"))
         grant = gateway.register(added)
         assert (grant.is_restore, grant.uid, grant.attempt.epoch) == (False, "sums", 1)
 
-    def test_operator_that_took_no_checkpoint_may_go(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_operator_that_took_no_checkpoint_may_go(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals"), checkpoints=0)
         assert gateway.register(registration("sums")).uid == "sums"
 
-    def test_operator_that_the_job_knows_is_not_refused(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_operator_that_the_job_knows_is_not_refused(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals", "sums"))
         self.ran(gateway, registration("sums", "totals"))
         assert gateway.register(registration("sums")).is_restore
 
-    def test_instances_of_a_mapped_task_are_in_use_whatever_their_keys(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_instances_of_a_mapped_task_are_in_use_whatever_their_keys(self, gateway: Gateway) -> None:
         def instance(task: str, key: str) -> RegisterAttempt:
             return registration(task, uid=f"{task}[{key}]", owner=owner_of_task(task, map_key=key))
 
@@ -119,7 +113,7 @@ class OperatorUidsContract:
         with pytest.raises(IncompatibleCheckpointError, match=r"'routes\[north\]'"):
             gateway.register(instance("lines", "north"))
 
-    def test_task_whose_uid_is_a_template_has_an_operator_for_each(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_task_whose_uid_is_a_template_has_an_operator_for_each(self, gateway: Gateway) -> None:
         def region(name: str) -> RegisterAttempt:
             return registration("sales", uid=f"sales {name}", dag_uids={"sales": ()})
 
@@ -128,9 +122,7 @@ class OperatorUidsContract:
 
     # --- renamed
 
-    def test_renamed_operator_is_taken_over_with_its_epoch_and_its_checkpoints(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_renamed_operator_is_taken_over_with_its_epoch_and_its_checkpoints(self, gateway: Gateway) -> None:
         old = self.ran(gateway, registration("totals"), checkpoints=2)
         renamed = registration("sums", former_uids=("totals",))
         new = self.ran(gateway, renamed)
@@ -140,13 +132,13 @@ class OperatorUidsContract:
         assert (later.attempt.epoch, later.candidates[0].checkpoint_id) == (3, 3)
         assert [operator.uid for operator in gateway.describe(JOB).operators] == ["totals"]
 
-    def test_operator_that_another_task_has_is_not_taken_over(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_operator_that_another_task_has_is_not_taken_over(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals"))
         grant = gateway.register(registration("sums", "totals", former_uids=("totals",)))
         assert (grant.uid, grant.is_restore) == ("sums", False)
 
     def test_operator_is_taken_over_after_a_try_under_the_new_uid_that_completed_nothing(
-        self, gateway: CheckpointCoordinatorGateway
+        self, gateway: Gateway
     ) -> None:
         self.ran(gateway, registration("totals"))
         gateway.register(registration("sums", allow_non_restored_state=True))
@@ -155,16 +147,12 @@ class OperatorUidsContract:
         running = [a for a in gateway.describe(JOB).attempts if a.status is AttemptStatus.RUNNING]
         assert [a.operator_id for a in running] == [grant.attempt.operator_id]
 
-    def test_operator_that_has_checkpoints_under_its_new_uid_keeps_them(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_operator_that_has_checkpoints_under_its_new_uid_keeps_them(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals"))
         self.ran(gateway, registration("sums", allow_non_restored_state=True))
         assert gateway.register(registration("sums", former_uids=("totals",))).uid == "sums"
 
-    def test_operator_that_began_again_is_not_swapped_for_that_of_a_former_uid(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_operator_that_began_again_is_not_swapped_for_that_of_a_former_uid(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals"))
         self.ran(gateway, registration("sums", allow_non_restored_state=True), checkpoints=2)
         first = gateway.register(of_cleared("sums", former_uids=("totals",)))
@@ -173,7 +161,7 @@ class OperatorUidsContract:
         assert [(grant.uid, grant.is_restore) for grant in (first, retry)] == [("sums", False)] * 2
 
     def test_another_run_that_works_under_the_new_uid_is_refused_and_changes_nothing(
-        self, gateway: CheckpointCoordinatorGateway, liveness: RunningTasks
+        self, gateway: Gateway, liveness: RunningTasks
     ) -> None:
         self.ran(gateway, registration("totals"))
         gateway.register(registration("sums", allow_non_restored_state=True))
@@ -184,7 +172,7 @@ class OperatorUidsContract:
         assert rows_of(gateway.describe(JOB)) == before
 
     def test_dead_attempts_under_the_former_and_the_new_uid_are_both_fenced(
-        self, gateway: CheckpointCoordinatorGateway, liveness: RunningTasks
+        self, gateway: Gateway, liveness: RunningTasks
     ) -> None:
         complete_checkpoint(gateway, gateway.register(registration("totals")).attempt)
         gateway.register(registration("sums", allow_non_restored_state=True))
@@ -196,14 +184,14 @@ class OperatorUidsContract:
 
     # --- scripts
 
-    def test_script_is_refused_whose_uid_the_job_does_not_know(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_script_is_refused_whose_uid_the_job_does_not_know(self, gateway: Gateway) -> None:
         self.ran(gateway, of_script("totals"))
         with pytest.raises(
             IncompatibleCheckpointError, match=r"not that of this script.*allow_non_restored_state=True"
         ):
             gateway.register(of_script("sums"))
 
-    def test_script_goes_on_with_a_uid_that_the_job_knows(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_script_goes_on_with_a_uid_that_the_job_knows(self, gateway: Gateway) -> None:
         self.ran(gateway, of_script("totals"))
         self.ran(gateway, of_script("sums", allow_non_restored_state=True))
         assert gateway.register(of_script("totals")).uid == "totals"
@@ -211,7 +199,7 @@ class OperatorUidsContract:
 
     # --- what sinks are told
 
-    def test_every_attempt_is_told_which_operators_are_gone(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_every_attempt_is_told_which_operators_are_gone(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals", "sums", "kept"))
         self.ran(gateway, registration("kept", "totals", "sums"))
         request = registration("sums", "kept")
@@ -219,17 +207,13 @@ class OperatorUidsContract:
         assert (first.gone_uids, gateway.register(request).gone_uids) == ((), ("totals",))
         assert gateway.register(request).gone_uids == ("totals",)
 
-    def test_operators_of_renamed_tasks_and_other_dags_are_not_gone(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_operators_of_renamed_tasks_and_other_dags_are_not_gone(self, gateway: Gateway) -> None:
         self.ran(gateway, registration("totals"))
         self.ran(gateway, registration("elsewhere", owner=owner_of_task("elsewhere", dag_id="other")))
         grant = gateway.register(registration("sums", former_uids=("totals",)))
         assert grant.gone_uids == ()
 
-    def test_script_that_starts_with_nothing_beside_others_is_told_of_none(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_script_that_starts_with_nothing_beside_others_is_told_of_none(self, gateway: Gateway) -> None:
         self.ran(gateway, of_script("totals"))
         assert gateway.register(of_script("sums", allow_non_restored_state=True)).gone_uids == ()
         assert gateway.register(of_script("sums")).gone_uids == ("totals",)

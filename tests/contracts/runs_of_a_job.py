@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
@@ -35,13 +35,13 @@ def rows_of(view: JobView) -> tuple[object, ...]:
 class RunsOfAJob:
     """Lets runs work, as a part of a suite."""
 
-    def begin(self, gateway: CheckpointCoordinatorGateway, owner: AttemptOwner, **settings: Any) -> AttemptGrant:
+    def begin(self, gateway: Gateway, owner: AttemptOwner, **settings: Any) -> AttemptGrant:
         """Register an attempt."""
         return gateway.register(make_registration(owner=owner, **settings))
 
     def work(
         self,
-        gateway: CheckpointCoordinatorGateway,
+        gateway: Gateway,
         owner: AttemptOwner,
         checkpoints: int = 1,
         status: AttemptStatus = AttemptStatus.FINISHED,
@@ -54,7 +54,7 @@ class RunsOfAJob:
         gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
         return grant
 
-    def week(self, gateway: CheckpointCoordinatorGateway, *days: int, **settings: Any) -> None:
+    def week(self, gateway: Gateway, *days: int, **settings: Any) -> None:
         """Let the runs of some days take two checkpoints each."""
         for number in days:
             self.work(gateway, day(number), 2, **settings)
@@ -65,7 +65,7 @@ class RunsOfAJob:
         return [c.checkpoint_id for c in grant.candidates]
 
     @staticmethod
-    def ids(gateway: CheckpointCoordinatorGateway, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
+    def ids(gateway: Gateway, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
         """Return the checkpoints of a status."""
         return [c.checkpoint_id for c in gateway.describe(JOB).checkpoints if c.status is status]
 

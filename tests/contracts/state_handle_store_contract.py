@@ -325,17 +325,6 @@ class StateHandleStoreContract:
         assert not self.handles.release_and_try_remove(ONE)
         assert self.row().status is CheckpointStatus.COMPLETED
 
-    def test_subsuming_removes_what_is_beyond_retention(self) -> None:
-        for checkpoint_id in (1, 2, 3):
-            self.added(checkpoint_id)
-        assert self.handles.subsume(1) == self.handles.subsume(1) == [3]
-        assert self.live() == [handle_name(3)]
-
-    def test_subsuming_of_unknown_outcome_names_what_remains(self) -> None:
-        self.added(1)
-        self.added(2)
-        assert self.failing(FaultMode.REPLY_LOST).subsume(1) == [2]
-
     def test_clear_removes_handles_and_leaves_their_files_to_the_user(self) -> None:
         checkpoint = self.added()
         self.handles.clear_entries()
@@ -345,7 +334,7 @@ class StateHandleStoreContract:
 
     def test_the_leader_goes_on_in_the_generation_after_the_end(self) -> None:
         self.added()
-        self.handles.end(JobStatus.FAILED)
+        self.handles.clear_entries(JobStatus.FAILED)
         self.added(2)
         self.attempt = self.lead()
         assert self.live() == [TWO]
@@ -354,14 +343,14 @@ class StateHandleStoreContract:
     def test_the_end_of_the_job_leaves_to_the_user_what_its_properties_say(self, status: JobStatus) -> None:
         self.added(1, properties=CLAIMED)
         self.added(2, properties=UNCLAIMED)
-        kept = [record.checkpoint_id for record in self.handles.end(status)]
+        kept = [record.checkpoint_id for record in self.handles.clear_entries(status)]
         assert kept == ([2] if CLAIMED.discard_on(status) else [1, 2])
         assert (self.live(), self.row(1).awaits_discard) == ([], CLAIMED.discard_on(status))
 
     def test_the_end_of_the_job_releases_what_the_leader_restored(self) -> None:
         self.added()
         self.coordinator.confirm_restore(ConfirmRestore(attempt=self.attempt, checkpoint_id=1))
-        self.handles.end(JobStatus.FINISHED)
+        self.handles.clear_entries(JobStatus.FINISHED)
         [attempt] = self.job_rows.describe(JOB).attempts
         assert attempt.restored_from is None
 

@@ -23,15 +23,9 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     EffectsOf,
     EndHandles,
     EnqueueRequest,
-    FinalizationOf,
     Handles,
     HandlesOf,
-    OutcomeOf,
-    OwnershipOf,
     PutHandle,
-    RecordDiscards,
-    RecordRestore,
-    RemoveHandles,
     ReportFailure,
     RequestOutcome,
     Resign,
@@ -78,11 +72,7 @@ _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
 class AlignedCheckpoints:
-    """
-    A ``CoordinatorRows`` with direct access to the rows. Each call is one transaction.
-
-    :param jobs: The store of the rows of jobs.
-    """
+    """A ``CoordinatorRows`` with direct access to the rows. Each call is one transaction."""
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
@@ -130,7 +120,7 @@ class AlignedCheckpoints:
             if admission.accepted:
                 tx.save_request(new)
             reason, key = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS, request.request_key
-            return tuple(transitions.fail_request(tx, each, reason, failed_by=key) for each in refused)
+            return tuple(rows.fail_request(tx, each, reason, failed_by=key) for each in refused)
 
     def choose(self, request: ChooseRequest) -> Choice:
         """Choose the request to trigger now, without any effect."""
@@ -178,10 +168,13 @@ class AlignedCheckpoints:
                 pending=tuple(_acknowledged(tx, c) for c in earlier),
             )
 
-    def is_finalizing(self, request: FinalizationOf) -> bool:
+    def is_finalizing(
+        self, leader: AttemptRef, checkpoint_id: int, finalizer: str | None, lease_until: datetime | None
+    ) -> bool:
         """Return whether a finalizer still holds a checkpoint."""
-        with self._transition(request.leader) as (tx, _):
-            return transitions.is_finalizing(tx, request)
+        with self._transition(leader) as (tx, _):
+            found = tx.checkpoint(checkpoint_id)
+            return found is not None and transitions.is_held(found, finalizer, lease_until)
 
     def adopt(self, request: AdoptSnapshot) -> int:
         """
@@ -200,12 +193,12 @@ class AlignedCheckpoints:
             is_known = tx.checkpoint(request.checkpoint_id) is not None
             return tx.draw_checkpoint_id() if is_known else request.checkpoint_id
 
-    def record_restore(self, request: RecordRestore) -> None:
+    def record_restore(self, leader: AttemptRef, checkpoint_id: int) -> None:
         """Pin the checkpoint that was restored, and count the restore."""
-        with self._transition(request.leader) as (tx, leader):
-            found = tx.checkpoint(request.checkpoint_id)
+        with self._transition(leader) as (tx, attempt):
+            found = tx.checkpoint(checkpoint_id)
             if found is not None:
-                rows.record_restore(tx, leader, found)
+                rows.record_restore(tx, attempt, found)
 
     def effects(self, request: EffectsOf) -> CleaningEffects:
         """Return the checkpoints whose files may be deleted."""
@@ -215,10 +208,10 @@ class AlignedCheckpoints:
                 return CleaningEffects(effects=OpenEffects(discards=effects.discards))
             return _cleaning_effects(tx, effects, request)
 
-    def record_discards(self, request: RecordDiscards) -> None:
+    def record_discards(self, leader: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
         """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
-        with self._transition(request.leader) as (tx, leader):
-            rows.mark_discarded(tx, leader.operator_id, request.checkpoint_ids)
+        with self._transition(leader) as (tx, _):
+            rows.mark_discarded(tx, leader.operator_id, checkpoint_ids)
 
     def put_handle(self, request: PutHandle) -> CheckpointRecord:
         """
@@ -250,15 +243,10 @@ class AlignedCheckpoints:
         removed = (c for c in found if c.status is CheckpointStatus.SUBSUMED and c.awaits_discard)
         return Handles(live=live, removed=tuple(c.checkpoint_id for c in removed))
 
-    def remove_handles(self, request: RemoveHandles) -> tuple[int, ...]:
-        """Subsume one checkpoint, or those beyond retention, and return the ids that remain."""
-        require("num_retained", request.num_retained, lambda n: n is None or n >= 1, "at least 1")
-        with self._transition(request.leader) as (tx, _):
-            removed = (c for c in _live(tx, request.leader) if c.checkpoint_id == request.checkpoint_id)
-            rows.roll_back(tx, removed)
-            if request.num_retained is not None:
-                rows.subsume(tx, request.leader.operator_id, request.num_retained, retained_runs=0)
-            return tuple(c.checkpoint_id for c in _live(tx, request.leader))
+    def remove_handle(self, leader: AttemptRef, checkpoint_id: int) -> None:
+        """Subsume a checkpoint; one that has ended or has no row is ignored."""
+        with self._transition(leader) as (tx, _):
+            rows.roll_back(tx, (c for c in _live(tx, leader) if c.checkpoint_id == checkpoint_id))
 
     def end_handles(self, request: EndHandles) -> tuple[CheckpointRecord, ...]:
         """Remove all handles and return the checkpoints that are left to the user."""
@@ -275,18 +263,18 @@ class AlignedCheckpoints:
             _end_leader(tx, leader, is_new_generation=bool(kept))
         return owned
 
-    def outcome(self, request: OutcomeOf) -> RequestOutcome:
-        """Return the outcome of a request."""
-        job_id = request.leader.job_id
-        found = self._jobs.request(job_id, request.request_key)
+    def outcome(self, leader: AttemptRef, request_key: str) -> RequestOutcome:
+        """Return the outcome of a request of any coordinator of the job."""
+        job_id = leader.job_id
+        found = self._jobs.request(job_id, request_key)
         if found is None or found.status is not RequestStatus.COMPLETED or found.checkpoint_id is None:
             return RequestOutcome(request=found)
         return RequestOutcome(request=found, checkpoint=self._jobs.checkpoint(job_id, found.checkpoint_id))
 
-    def owns(self, request: OwnershipOf) -> bool:
+    def owns(self, leader: AttemptRef, location: str) -> bool:
         """Return whether the job took or claimed a savepoint and no other one has claimed it."""
-        claim, job_id = self._jobs.claim(request.location), request.leader.job_id
-        return is_savepoint_of(request.location, job_id) if claim is None else claim.job_id == job_id
+        claim = self._jobs.claim(location)
+        return is_savepoint_of(location, leader.job_id) if claim is None else claim.job_id == leader.job_id
 
     def report_failure(self, request: ReportFailure) -> None:
         """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, EffectsOf, RecordDiscards
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, EffectsOf
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
     StateHandleStore,
     handle_name,
 )
+from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord
@@ -82,11 +83,6 @@ class CheckpointsCleaner:
     checkpoint in progress or the checkpoint that the leader restored names it, and while a task that may name it has not
     acknowledged. A deletion that fails is repeated by the next cleaning. Callbacks run without a lock.
 
-    :param rows: The rows of the job.
-    :param leader: The leader of the checkpoints.
-    :param storage: The storage of manifests.
-    :param deleter: The deleter of checkpoints.
-    :param discarder: The deleter of single files.
     :param executor: The executor that runs the deletes.
     :param is_parallel: Whether checkpoints are deleted concurrently.
     """
@@ -160,7 +156,7 @@ class CheckpointsCleaner:
             found = self._rows.effects(EffectsOf(leader=self._leader, checkpoint_ids=tuple(checkpoint_ids)))
             deleted = self._deleter.discard(found.effects, self._named(found.manifests))
             if deleted:
-                self._rows.record_discards(RecordDiscards(leader=self._leader, checkpoint_ids=deleted))
+                self._rows.record_discards(self._leader, deleted)
         finally:
             with self._changed:
                 self._started.difference_update(checkpoint_ids)
@@ -219,7 +215,6 @@ class CompletedCheckpointStore:
     Call :meth:`recover` before any other method. Changes before it or after :meth:`shutdown` raise a
     ``CoordinatorError``.
 
-    :param handles: The state handle store.
     :param num_retained: The number of checkpoints to retain; a number below 1 means 2.
     :param skip_corrupt: Whether to skip unreadable checkpoints instead of raising.
     """
@@ -267,7 +262,6 @@ class CompletedCheckpointStore:
         """
         Add a checkpoint, then drop the checkpoints that it subsumes; adding it again has no effect.
 
-        :param cleaner: The cleaner that deletes the dropped checkpoints.
         :param post_cleanup: A callback that runs after each deletion.
         :return: The newest dropped checkpoint, ``None`` if none was dropped.
         :raises CommitStateUnknownError: if the outcome of adding is unknown; nothing was dropped or deleted.
@@ -321,8 +315,6 @@ class CompletedCheckpointStore:
         With a terminal status, all checkpoints are dropped, and their properties decide which files are deleted. Otherwise
         the checkpoints remain for the next store.
 
-        :param status: The status of the job.
-        :param cleaner: The cleaner that deletes the dropped checkpoints.
         :param post_cleanup: A callback that runs after each deletion.
         """
         if self._is_over:
@@ -330,7 +322,7 @@ class CompletedCheckpointStore:
         self._require_recovered()
         self._is_shut_down = True
         if status.is_globally_terminal:
-            for kept in self._handles.end(status):
+            for kept in self._handles.clear_entries(status):
                 log.info("Checkpoint %s is retained at %s", kept.checkpoint_id, kept.location)
             self._clean(cleaner, post_cleanup)
         else:
@@ -360,9 +352,11 @@ class CompletedCheckpointStore:
         log.error("Completed checkpoint %s cannot be read and is skipped: %s", name, error)
 
     def _subsume(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> CompletedCheckpoint | None:
-        remaining = self._handles.subsume(self.get_max_number_of_retained())
-        with self._lock:
-            dropped = [self._retained.pop(i) for i in sorted(self._retained.keys() - set(remaining))]
+        dropped = beyond_retention(self.get_all_checkpoints(), self.get_max_number_of_retained())
+        for checkpoint in dropped:
+            self._handles.release_and_try_remove(handle_name(checkpoint.checkpoint_id))
+            with self._lock:
+                self._retained.pop(checkpoint.checkpoint_id, None)
         log.debug("Retained %s checkpoints, dropped %s", self.get_number_of_retained(), len(dropped))
         self._clean(cleaner, post_cleanup)
         return dropped[-1] if dropped else None

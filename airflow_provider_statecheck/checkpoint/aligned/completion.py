@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgeAligned,
     AcknowledgedCheckpoint,
     Assessment,
-    FinalizationOf,
     TakenOver,
     TakeOver,
 )
@@ -57,7 +56,6 @@ class AcknowledgementHandler:
     """
     Handles the acknowledgements of operators.
 
-    :param components: The components of the coordinator.
     :param aborter: The aborter of checkpoints whose state is rejected.
     :param finalizer: The finalizer of fully acknowledged checkpoints.
     """
@@ -172,7 +170,6 @@ class CheckpointFinalizer:
     A finalization writes the metadata and then adds the checkpoint to the completed store, which completes its row. Each
     step is idempotent; another finalizer repeats the steps after the lease has expired.
 
-    :param components: The components of the coordinator.
     :param aborter: The aborter of checkpoints that cannot be finalized.
     :param ended: Called after a checkpoint or a cleaning has ended; it triggers queued checkpoints.
     """
@@ -238,13 +235,10 @@ class CheckpointFinalizer:
 
     def _require_finalizing(self, record: CheckpointRecord) -> None:
         # The files of a checkpoint that was completed elsewhere may be deleted by now, and a write would leave new ones.
-        asked = FinalizationOf(
-            leader=self._components.leader,
-            checkpoint_id=record.checkpoint_id,
-            finalizer=record.finalizer,
-            lease_until=record.lease_until,
-        )
-        if not self._components.rows.is_finalizing(asked):
+        components = self._components
+        if not components.rows.is_finalizing(
+            components.leader, record.checkpoint_id, record.finalizer, record.lease_until
+        ):
             raise CoordinatorError(
                 f"Expected to finalize checkpoint {record.checkpoint_id}, found another finalizer or none."
             )

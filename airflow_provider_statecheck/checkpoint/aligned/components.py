@@ -85,7 +85,6 @@ class CheckpointAborter:
     """
     Aborts pending checkpoints.
 
-    :param components: The components of the coordinator.
     :param ended: Called after a cleaning has ended; it triggers queued checkpoints.
     """
 

@@ -74,16 +74,6 @@ from airflow_provider_statecheck.exceptions import (
 
 log = logging.getLogger(__name__)
 
-USED_SETTINGS = (
-    "checkpoint_interval",
-    "timeout",
-    "min_pause_between_checkpoints",
-    "max_concurrent_checkpoints",
-    "externalized_checkpoint_retention",
-    "checkpoints_after_tasks_finish",
-    "cleaner_parallel_mode",
-)
-"""The supported settings; the completed store and the failure manager have separate settings."""
 DEFAULT_LEASE = timedelta(minutes=1)
 
 
@@ -95,28 +85,17 @@ class CheckpointCoordinator:
     and a new coordinator resumes the work of an earlier one. A coordinator starts no thread and no timer: call
     :meth:`tick` periodically.
 
-    :param job_id: The job.
-    :param config: The checkpoint settings.
-    :param tasks_to_trigger: The tasks to trigger.
     :param tasks_to_wait_for: The tasks that must acknowledge a checkpoint.
     :param tasks_to_commit_to: The tasks to notify of the end of a checkpoint.
-    :param deleter: The deleter of checkpoints.
-    :param id_counter: The counter of checkpoint ids.
-    :param completed_store: The store of completed checkpoints.
-    :param checkpoint_storage: The storage of checkpoint files.
     :param executor: The executor that notifies tasks and deletes files.
-    :param failure_manager: The manager that counts failures.
-    :param rows: The rows of the job.
     :param leader: The leader; calls of earlier leaders have no effect.
     :param discarder: The deleter of the files of rejected acknowledgements.
     :param fail_task: A callback that fails a task after an error on a completion.
     :param clock: The clock of periodic checkpoints; all other times are database times.
     :param random: The source of the delay before the first periodic checkpoint.
-    :param operator_coordinators: The coordinators of operators.
     :param waiter: The strategy for futures to wait, polling by default.
     :param lease: The time after which another coordinator may take over a finalization.
-    :raises InvalidConfigurationError: if the config contains an unsupported setting, there is no task to wait for, or the
-        leader is of another job.
+    :raises InvalidConfigurationError: if there is no task to wait for, or the leader is of another job.
     :raises StorageError: if checkpoints are periodic and their directories cannot be created.
     :raises CoordinatorError: if the counter cannot be started.
     """
@@ -145,7 +124,6 @@ class CheckpointCoordinator:
         waiter: FutureWaiter | None = None,
         lease: timedelta = DEFAULT_LEASE,
     ) -> None:
-        config.require_only(USED_SETTINGS, "a coordinator of several operators")
         require("tasks_to_wait_for", list(tasks_to_wait_for), bool, "at least one task")
         is_ours = (leader.job_id, leader.operator_id) == (job_id, ALIGNED_OPERATOR_ID)
         require("leader", leader, lambda _: is_ours, f"a leader of the aligned checkpoints of job {job_id}")
@@ -409,7 +387,6 @@ class CheckpointCoordinator:
         """
         Shut down the completed store; the properties of its checkpoints decide which are deleted.
 
-        :param status: The status of the job.
         :raises StateCheckError: if the database or the storage fails; the call may be repeated.
         """
         self._components.completed_store.shutdown(status, self._components.cleaner)

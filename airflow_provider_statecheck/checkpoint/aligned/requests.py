@@ -10,7 +10,7 @@ from enum import StrEnum
 from threading import Condition
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, OutcomeOf, RequestOutcome
+from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, RequestOutcome
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotContent,
@@ -49,7 +49,6 @@ def properties_of(
     """
     Return the properties of a requested checkpoint.
 
-    :param requested: The properties or the kind.
     :param policy: The retention policy of a checkpoint that is requested by kind.
     :raises InvalidConfigurationError: if ``requested`` is neither.
     """
@@ -104,10 +103,6 @@ class CheckpointFuture:
 
     The result is read from rows: futures with the same key have the same result in every process.
 
-    :param rows: The rows of the job.
-    :param leader: The leader of the checkpoints.
-    :param request_key: The key of the request.
-    :param load: The function that reads the completed checkpoint.
     :param waiter: The strategy to wait, polling by default.
     """
 
@@ -215,7 +210,7 @@ class CheckpointFuture:
         )
 
     def _outcome(self) -> RequestOutcome:
-        return self._rows.outcome(OutcomeOf(leader=self._leader, request_key=self.request_key))
+        return self._rows.outcome(self._leader, self.request_key)
 
     def _end(self, ended: CheckpointRecord | CheckpointException) -> None:
         with self._lock:
@@ -231,9 +226,6 @@ class CheckpointFutures:
     """
     The futures that a coordinator has given away, whose callbacks run when it finds them done.
 
-    :param rows: The rows of the job.
-    :param leader: The leader of the checkpoints.
-    :param storage: The storage of the completed checkpoints.
     :param waiter: The strategy to wait, polling by default.
     """
 

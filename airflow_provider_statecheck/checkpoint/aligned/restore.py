@@ -10,7 +10,7 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorRestoreMode
-from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, AdoptSnapshot, RecordRestore
+from airflow_provider_statecheck.checkpoint.aligned.rows import AcknowledgedCheckpoint, AdoptSnapshot
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint, contents, merged
 from airflow_provider_statecheck.checkpoint.aligned.transitions import is_triggered
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -52,11 +52,7 @@ class RestorableTask(Protocol):
 
 
 class StateRestorer:
-    """
-    Restores tasks, hooks and operator coordinators.
-
-    :param components: The components of the coordinator.
-    """
+    """Restores tasks, hooks and operator coordinators."""
 
     def __init__(self, components: CoordinatorComponents) -> None:
         self._components = components
@@ -85,7 +81,7 @@ class StateRestorer:
         assignment = _assign(tasks, latest, renamed_uids, allow_non_restored_state, all_or_nothing_state)
         self._restore_hooks_and_coordinators(latest, assignment, mode, allow_non_restored_state)
         _set_initial_states(tasks, latest, assignment)
-        self._record_restore(latest)
+        self._components.rows.record_restore(self._components.leader, latest.checkpoint_id)
         return True
 
     def adopt(
@@ -101,7 +97,6 @@ class StateRestorer:
         Add a snapshot as the newest completed checkpoint of the job, if its state fits the tasks.
 
         :param pointer: The directory or metadata file of the snapshot.
-        :param mode: The claim mode.
         :raises CheckpointNotFoundError: if the snapshot does not exist.
         :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
         :raises CoordinatorError: if the job has newer checkpoints.
@@ -164,10 +159,6 @@ class StateRestorer:
             latest.checkpoint_id, latest.master_states, allow_non_restored_state=allow_non_restored_state
         )
         self._components.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
-
-    def _record_restore(self, latest: CompletedCheckpoint) -> None:
-        leader = self._components.leader
-        self._components.rows.record_restore(RecordRestore(leader=leader, checkpoint_id=latest.checkpoint_id))
 
 
 def _assign(

@@ -173,16 +173,6 @@ class TakenOver:
     """The pending checkpoints of earlier leaders."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinalizationOf:
-    """Asks whether a finalizer still holds a checkpoint."""
-
-    leader: AttemptRef
-    checkpoint_id: int
-    finalizer: str | None
-    lease_until: datetime | None
-
-
 class AbortScope(StrEnum):
     """The checkpoints to abort."""
 
@@ -237,14 +227,6 @@ class AdoptSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRestore:
-    """Pins the checkpoint that a leader has restored."""
-
-    leader: AttemptRef
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EffectsOf:
     """Asks for the checkpoints whose files may be deleted."""
 
@@ -260,14 +242,6 @@ class CleaningEffects:
     effects: OpenEffects
     manifests: tuple[AcknowledgementRecord, ...] = ()
     """The acknowledgements of the checkpoints in progress."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordDiscards:
-    """Reports that the files of checkpoints are deleted."""
-
-    leader: AttemptRef
-    checkpoint_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,15 +284,6 @@ class Handles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveHandles:
-    """Removes one handle, or those beyond retention."""
-
-    leader: AttemptRef
-    checkpoint_id: int | None = None
-    num_retained: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndHandles:
     """Removes all handles at the end of the job."""
 
@@ -330,28 +295,12 @@ class EndHandles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutcomeOf:
-    """Asks for the outcome of a request of any coordinator of the job."""
-
-    leader: AttemptRef
-    request_key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
     """A request and its checkpoint, ``None`` without a row."""
 
     request: SnapshotRequest | None = None
     checkpoint: CheckpointRecord | None = None
     """The completed checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnershipOf:
-    """Asks whether a job owns a savepoint."""
-
-    leader: AttemptRef
-    location: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +366,9 @@ class CoordinatorRows(Protocol):
         """Take over the finalizations whose lease has expired."""
         ...
 
-    def is_finalizing(self, request: FinalizationOf) -> bool:
+    def is_finalizing(
+        self, leader: AttemptRef, checkpoint_id: int, finalizer: str | None, lease_until: datetime | None
+    ) -> bool:
         """Return whether a finalizer still holds a checkpoint, whose directory may otherwise be deleted."""
         ...
 
@@ -425,7 +376,7 @@ class CoordinatorRows(Protocol):
         """Return the id for a restored snapshot, which no other job may have claimed, and claim it if requested."""
         ...
 
-    def record_restore(self, request: RecordRestore) -> None:
+    def record_restore(self, leader: AttemptRef, checkpoint_id: int) -> None:
         """Pin the checkpoint that was restored, and count the restore."""
         ...
 
@@ -433,7 +384,7 @@ class CoordinatorRows(Protocol):
         """Return the checkpoints whose files may be deleted."""
         ...
 
-    def record_discards(self, request: RecordDiscards) -> None:
+    def record_discards(self, leader: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
         """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
         ...
 
@@ -445,19 +396,19 @@ class CoordinatorRows(Protocol):
         """Return the handles of a leader."""
         ...
 
-    def remove_handles(self, request: RemoveHandles) -> tuple[int, ...]:
-        """Subsume one checkpoint, or those beyond retention, and return the ids that remain."""
+    def remove_handle(self, leader: AttemptRef, checkpoint_id: int) -> None:
+        """Subsume a checkpoint; one that has ended or has no row is ignored."""
         ...
 
     def end_handles(self, request: EndHandles) -> tuple[CheckpointRecord, ...]:
         """Remove all handles and return the checkpoints that are left to the user."""
         ...
 
-    def outcome(self, request: OutcomeOf) -> RequestOutcome:
-        """Return the outcome of a request."""
+    def outcome(self, leader: AttemptRef, request_key: str) -> RequestOutcome:
+        """Return the outcome of a request of any coordinator of the job."""
         ...
 
-    def owns(self, request: OwnershipOf) -> bool:
+    def owns(self, leader: AttemptRef, location: str) -> bool:
         """Return whether the job took or claimed a savepoint and no other one has claimed it."""
         ...
 

@@ -276,11 +276,7 @@ def coordinator_content(
 
     It has an entry for every operator of the checkpoint, including operators without state.
 
-    :param checkpoint: The row of the checkpoint.
-    :param plan: The plan of the checkpoint.
     :param restored: The states of operators that have not started.
-    :param coordinators: The states of operator coordinators.
-    :param masters: The states of hooks.
     :raises CoordinatorError: if an operator coordinator belongs to no operator of the job.
     """
     answering = {task.operator_id: _without_subtasks(task) for task in plan.tasks_to_wait_for}
@@ -307,7 +303,6 @@ def unanswered_states(
     A finished operator is marked as fully finished. An operator that has not started keeps a reference to the state it
     would be restored with, if any.
 
-    :param plan: The plan of the checkpoint.
     :param restored: The states of the latest checkpoint by operator.
     """
     finished = {t.operator_id: t for t in plan.finished_tasks if t.operator_id in plan.fully_finished_operators}

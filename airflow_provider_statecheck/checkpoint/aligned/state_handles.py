@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
@@ -19,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     Handles,
     HandlesOf,
     PutHandle,
-    RemoveHandles,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
@@ -103,9 +103,7 @@ class StateHandleStore:
 
     Only the newest leader may change handles. All operations may raise a ``CoordinatorError`` for the database.
 
-    :param rows: Rows of the job.
     :param leader: Attempt of the operator that changes handles.
-    :param storage: Storage of the metadata.
     """
 
     def __init__(self, rows: CoordinatorRows, leader: AttemptRef, storage: SnapshotStorage) -> None:
@@ -178,34 +176,17 @@ class StateHandleStore:
         :return: Whether the handle is removed; ``False`` if a newer leader has registered.
         """
         try:
-            _repeated(self._rows.remove_handles, RemoveHandles(leader=self._leader, checkpoint_id=_id_of(name)))
+            _repeated(partial(self._rows.remove_handle, self._leader), _id_of(name))
         except StaleAttemptError:
             return False
         return True
 
-    def subsume(self, num_retained: int) -> list[int]:
+    def clear_entries(self, status: JobStatus | None = None) -> tuple[CheckpointRecord, ...]:
         """
-        Remove the handles of the checkpoints beyond retention, in one transaction.
+        Remove all handles, and leave files to the user.
 
-        :param num_retained: Number of checkpoints to retain, at least 1.
-        :return: The ids of the remaining checkpoints, oldest first.
-        :raises StaleAttemptError: if a newer leader has registered.
-        """
-        return list(_repeated(self._rows.remove_handles, RemoveHandles(leader=self._leader, num_retained=num_retained)))
-
-    def clear_entries(self) -> None:
-        """
-        Remove all handles and leave their files to the user.
-
-        :raises StaleAttemptError: if a newer leader has registered.
-        """
-        _repeated(self._rows.end_handles, EndHandles(leader=self._leader, status=None))
-
-    def end(self, status: JobStatus) -> tuple[CheckpointRecord, ...]:
-        """
-        Remove all handles at the end of the job; the properties of the checkpoints decide which files the user keeps.
-
-        :param status: Terminal status of the job.
+        :param status: Terminal status of the job, with which the properties of the checkpoints decide what the user keeps;
+            ``None`` to leave all files to the user.
         :return: The checkpoints that are left to the user.
         :raises StaleAttemptError: if a newer leader has registered.
         """
@@ -271,9 +252,6 @@ class CheckpointIDCounter:
     Counter of checkpoint ids in the row of a job, starting at 1, which also counts the checkpoints of its stages.
 
     Each id is returned once, across all processes. If the counter raises, no checkpoint is triggered.
-
-    :param rows: The rows of the job.
-    :param leader: The leader of the checkpoints.
     """
 
     def __init__(self, rows: CoordinatorRows, leader: AttemptRef) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import statistics, transitions as rows
 from airflow_provider_statecheck.checkpoint.aligned.plan import Choice
@@ -21,12 +21,10 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     Assessment,
     BeginCheckpoint,
     ChooseRequest,
-    FinalizationOf,
     ReportFailure,
     TakeLeadership,
 )
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -225,8 +223,8 @@ def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
         and checkpoint.status is CheckpointStatus.FINALIZING
     ):
         return _repeated(checkpoint, acknowledgements, message)
-    if verdict is AcknowledgeResult.DISCARDED:
-        _record_late(tx, checkpoint, message.state_size_bytes)
+    if verdict is AcknowledgeResult.DISCARDED and checkpoint.status is CheckpointStatus.ABORTED:
+        statistics.acknowledged_late(tx, checkpoint, state_size_bytes=message.state_size_bytes)
     return Assessment(verdict=verdict, checkpoint=checkpoint, acknowledgements=acknowledgements)
 
 
@@ -308,15 +306,6 @@ def _repeated(
     )
 
 
-def _record_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: int) -> None:
-    known = statistics.load(tx, ALIGNED_OPERATOR_ID)
-    if checkpoint.status is not CheckpointStatus.ABORTED or known.is_late(checkpoint.checkpoint_id):
-        return
-    changed = known.annotated(checkpoint.checkpoint_id, state_size_bytes=size_bytes, late_at=tx.now)
-    if changed != known:
-        statistics.save(tx, ALIGNED_OPERATOR_ID, changed)
-
-
 def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[CheckpointRecord]:
     """Assign the checkpoints whose lease has expired to another finalizer, and return all that it holds."""
     for each in of_status(tx, CheckpointStatus.FINALIZING):
@@ -327,12 +316,10 @@ def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[Chec
     return [c for c in of_status(tx, CheckpointStatus.FINALIZING) if c.finalizer == finalizer]
 
 
-def is_finalizing(tx: JobTransaction, message: FinalizationOf) -> bool:
+def is_held(checkpoint: CheckpointRecord, finalizer: str | None, lease_until: datetime | None) -> bool:
     """Return whether a finalizer still holds a checkpoint."""
-    found, held = tx.checkpoint(message.checkpoint_id), (message.finalizer, message.lease_until)
-    if found is None or found.status is not CheckpointStatus.FINALIZING:
-        return False
-    return (found.finalizer, found.lease_until) == held
+    held = (checkpoint.finalizer, checkpoint.lease_until) == (finalizer, lease_until)
+    return held and checkpoint.status is CheckpointStatus.FINALIZING
 
 
 def abort(tx: JobTransaction, message: AbortCheckpoints) -> list[CheckpointRecord]:
@@ -362,13 +349,13 @@ def _fail_queued(tx: JobTransaction, message: AbortCheckpoints) -> None:
     for request in tx.open_requests(ALIGNED_OPERATOR_ID):
         is_included = message.scope is AbortScope.EVERYTHING or request.request_key == message.request_key
         if is_included and request.status is RequestStatus.QUEUED:
-            fail_request(tx, request, message.reason, message.message)
+            rows.fail_request(tx, request, message.reason, message.message)
 
 
 def _includes(tx: JobTransaction, message: AbortCheckpoints, checkpoint: CheckpointRecord) -> bool:
     if message.scope is AbortScope.FINALIZATION:
-        held = (CheckpointStatus.FINALIZING, message.checkpoint_id, message.finalizer, message.lease_until)
-        return (checkpoint.status, checkpoint.checkpoint_id, checkpoint.finalizer, checkpoint.lease_until) == held
+        is_named = checkpoint.checkpoint_id == message.checkpoint_id
+        return is_named and is_held(checkpoint, message.finalizer, message.lease_until)
     return checkpoint.status is CheckpointStatus.PENDING and _includes_pending(tx, message, checkpoint)
 
 
@@ -406,27 +393,6 @@ def _is_pinned(tx: JobTransaction, operator_id: OperatorId) -> bool:
     # A stage whose part is chosen has given it, and acknowledges when all parts are copied.
     operator = tx.operator(operator_id)
     return operator is not None and operator.pinned_checkpoint is not None
-
-
-def fail_request(
-    tx: JobTransaction,
-    request: SnapshotRequest,
-    reason: CheckpointFailureReason,
-    message: str = "",
-    *,
-    failed_by: str | None = None,
-) -> SnapshotRequest:
-    """Fail a request and return it."""
-    failed = replace(
-        request,
-        status=RequestStatus.FAILED,
-        ended_at=tx.now,
-        failure_reason=reason.value,
-        failure_message=message or reason.message,
-        failed_by=failed_by,
-    )
-    tx.save_request(failed)
-    return failed
 
 
 def report_failure(tx: JobTransaction, message: ReportFailure) -> None:

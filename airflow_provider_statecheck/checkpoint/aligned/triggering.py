@@ -42,7 +42,6 @@ class CheckpointTrigger:
     """
     Triggers the checkpoints of queued requests.
 
-    :param components: The components of the coordinator.
     :param aborter: The aborter of checkpoints that cannot be triggered.
     :param finalizer: The finalizer of checkpoints that need no further acknowledgement.
     :param require_ready: A callback that raises a ``CheckpointException`` if a request must not be triggered now.

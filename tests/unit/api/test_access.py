@@ -127,7 +127,7 @@ MAINTENANCE_ROUTES |= {
             "effects",
             "record-discards",
             "handles",
-            "remove-handles",
+            "remove-handle",
             "end-handles",
             "outcome",
             "owns",

@@ -9,7 +9,7 @@ from airflow_provider_statecheck.api.app import AirflowMetrics
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint, TriggerCheckpoint
-from airflow_provider_statecheck.checkpoint.observer import ObservedJobStore
+from airflow_provider_statecheck.checkpoint.observer import observed_store
 from tests.messages import (
     ManualClock,
     complete_checkpoint,
@@ -59,7 +59,7 @@ def stats() -> RecordedStats:
 
 @pytest.fixture
 def coordinator(clock: ManualClock, stats: RecordedStats) -> AttemptCoordinator:
-    return AttemptCoordinator(ObservedJobStore(new_store(clock), AirflowMetrics(stats)))
+    return AttemptCoordinator(observed_store(new_store(clock), AirflowMetrics(stats)))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_retry_counts_its_fence_its_restore_and_what_it_could_not_restore(coor
 
 
 def test_a_metrics_backend_that_fails_fails_no_checkpoint(caplog) -> None:
-    coordinator = AttemptCoordinator(ObservedJobStore(new_store(ManualClock()), AirflowMetrics(object())))
+    coordinator = AttemptCoordinator(observed_store(new_store(ManualClock()), AirflowMetrics(object())))
     reply = complete_checkpoint(coordinator, coordinator.register(make_registration()).attempt)
     assert reply.is_completed
     assert "could not be sent" in caplog.text
@@ -130,5 +130,5 @@ def test_a_metrics_backend_that_fails_fails_no_checkpoint(caplog) -> None:
 def test_airflows_own_stats_take_the_metrics() -> None:
     from airflow.observability import stats
 
-    coordinator = AttemptCoordinator(ObservedJobStore(new_store(ManualClock()), AirflowMetrics(stats)))
+    coordinator = AttemptCoordinator(observed_store(new_store(ManualClock()), AirflowMetrics(stats)))
     assert complete_checkpoint(coordinator, coordinator.register(make_registration()).attempt).is_completed

@@ -1,4 +1,4 @@
-"""Settings of checkpoints, as an object and from a mapping."""
+"""Settings of checkpoints and pages, and the values that they refuse."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import (
+    AUTO,
     CheckpointConfig,
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
+    parse_interval,
 )
+from airflow_provider_statecheck.checkpoint.messages import require_valid
 from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy, RestoreMode
+from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, CheckpointPage
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from tests.messages import make_registration
 
 C = "execution.checkpointing"
 M = f"{C}.file-merging"
@@ -256,3 +262,76 @@ def test_a_configuration_can_be_sent_and_shows_what_was_changed() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
     assert repr(config) == "CheckpointConfig(num_retained=3)"
     assert config != 3
+
+
+@pytest.mark.parametrize(
+    ("given", "interval"),
+    [("auto", AUTO), (" AUTO", AUTO), ("5 min", timedelta(minutes=5)), (10, timedelta(0, 0, 10_000))],
+)
+def test_interval_is_a_duration_or_found(given: Any, interval: Any) -> None:
+    assert parse_interval("checkpoint_interval", given) == interval
+
+
+@pytest.mark.parametrize("given", ["automatic", 9, "", "-1 s", True])
+def test_anything_else_is_refused_by_its_name(given: Any) -> None:
+    with pytest.raises(InvalidConfigurationError, match="Expected checkpoint_interval"):
+        parse_interval("checkpoint_interval", given)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_retained": 1},
+        {"num_retained": 1000},
+        {"checkpoint_timeout_seconds": 0.01},
+        {"storage_base": "file:///data"},
+        {"storage_base": "s3://bucket/base"},
+    ],
+)
+def test_settings_in_range_pass(settings):
+    require_valid(make_registration(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "expected"),
+    [
+        ({"num_retained": 0}, "num_retained", "at least 1"),
+        ({"num_retained": -3}, "num_retained", "at least 1"),
+        ({"checkpoint_timeout_seconds": 0.0}, "checkpoint_timeout_seconds", "from 0.01 seconds to a year"),
+        ({"checkpoint_timeout_seconds": float("nan")}, "checkpoint_timeout_seconds", "from 0.01 seconds to a year"),
+        ({"checkpoint_timeout_seconds": 1e300}, "checkpoint_timeout_seconds", "from 0.01 seconds to a year"),
+        ({"storage_base": "/data"}, "checkpoint_dir", "a URI such as file:///data/checkpoints"),
+        ({"storage_base": ""}, "checkpoint_dir", "a URI such as file:///data/checkpoints"),
+    ],
+)
+def test_a_setting_out_of_range_is_named_with_its_value_and_what_is_expected(settings, key, expected):
+    (value,) = settings.values()
+    with pytest.raises(InvalidConfigurationError) as raised:
+        require_valid(make_registration(**settings))
+    assert str(raised.value) == f"Expected {key} to be {expected}, found {value!r}."
+    assert raised.value.key == key
+    assert raised.value.value is value
+
+
+def test_the_first_setting_out_of_range_is_the_one_reported():
+    with pytest.raises(InvalidConfigurationError, match="num_retained"):
+        require_valid(make_registration(num_retained=0, checkpoint_timeout_seconds=0.0))
+
+
+def test_a_condition_of_ones_own_decides():
+    require("poll", 5, lambda n: n > 4, "above 4")
+    with pytest.raises(InvalidConfigurationError, match="Expected poll to be above 4, found 4"):
+        require("poll", 4, lambda n: n > 4, "above 4")
+
+
+@pytest.mark.parametrize("limit", [0, LARGEST_PAGE + 1])
+def test_a_page_of_no_or_too_many_checkpoints_is_refused(limit: int) -> None:
+    with pytest.raises(InvalidConfigurationError, match="limit"):
+        CheckpointPage(limit=limit)
+
+
+@pytest.mark.parametrize("before", [0, -1, 2**63])
+def test_a_page_before_what_is_no_checkpoint_id_is_refused(before: int) -> None:
+    with pytest.raises(InvalidConfigurationError, match="before"):
+        CheckpointPage(before=before)

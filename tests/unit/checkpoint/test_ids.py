@@ -1,10 +1,26 @@
+"""Ids of jobs and operators, and the paths of their files."""
+
 from __future__ import annotations
 
 import re
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    JobId,
+    OperatorId,
+    checkpoint_id_of,
+    checkpoint_uri,
+    epoch_name,
+    epoch_of,
+    is_test_job,
+    job_id_of,
+    job_uri,
+    new_key,
+    operator_id_of,
+    shared_uri,
+    slug,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
@@ -41,3 +57,68 @@ def test_keys_are_new_each_time_and_fit_their_column():
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     assert {len(key) for key in keys} == {32}
+
+
+JOB, OPERATOR = JobId("a" * 32), OperatorId("b" * 32)
+
+
+@pytest.mark.parametrize("base", ["s3://bucket/base", "s3://bucket/base/"])
+def test_every_place_lies_below_the_job(base):
+    root = f"s3://bucket/base/{JOB}"
+    assert job_uri(base, JOB) == root
+    assert checkpoint_uri(base, JOB, 7) == f"{root}/chk-7"
+    assert shared_uri(base, JOB, OPERATOR) == f"{root}/shared/{OPERATOR}"
+
+
+@pytest.mark.parametrize("name", ["sessions", "a b", "../../etc", "ä€", "...", "x" * 200, "_metadata", "a/b\\c:d"])
+def test_a_slug_is_safe_on_every_filesystem(name):
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", slug(name))
+
+
+def test_a_slug_is_always_the_same_for_one_name():
+    assert slug("sessions", (("days", "2026-01-01"),)) == slug("sessions", (("days", "2026-01-01"),))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("a b", ()), ("a_b", ())),
+        (("x", ()), ("x", (("days", "1"),))),
+        (("x", (("days", "1"),)), ("x", (("days", "2"),))),
+        (("x", (("days", "1"),)), ("x", (("hours", "1"),))),
+        (("x" * 100 + "1", ()), ("x" * 100 + "2", ())),
+        (("Ä", ()), ("Ö", ())),
+    ],
+)
+def test_what_a_slug_folds_together_is_kept_apart(one, other):
+    assert slug(*one) != slug(*other)
+
+
+def test_the_epoch_of_a_writer_can_be_read_from_its_names():
+    names = {epoch_name(12) for _ in range(10)}
+    assert len(names) == 10
+    assert {epoch_of(name) for name in names} == {12}
+
+
+@pytest.mark.parametrize(
+    "name", ["_metadata", "12", f"12-{'g' * 32}", f"12-{'a' * 31}", f"x-{'a' * 32}", f"-1-{'a' * 32}", ""]
+)
+def test_any_other_name_has_no_epoch(name):
+    assert epoch_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("chk-7", 7),
+        ("chk-120", 120),
+        ("chk-", None),
+        ("chk-x", None),
+        ("chk--1", None),
+        ("old-chk-7", None),
+        ("shared", None),
+        ("taskowned", None),
+    ],
+)
+def test_only_the_directory_of_a_checkpoint_has_an_id(name, expected):
+    assert checkpoint_id_of(name) == expected

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, JobRemoval, ObservedJobStore
+from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, JobRemoval, observed_store
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobRecord
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from tests.messages import ManualClock, complete_checkpoint, make_registration
@@ -59,7 +59,7 @@ def witness() -> Witness:
 
 @pytest.fixture
 def coordinator(clock: ManualClock, witness: Witness) -> AttemptCoordinator:
-    return AttemptCoordinator(ObservedJobStore(new_store(clock), witness))
+    return AttemptCoordinator(observed_store(new_store(clock), witness))
 
 
 def test_each_change_of_status_is_told_once_in_its_order(coordinator, witness) -> None:
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_cannot_be_restored_is_told_and_one_whose_bytes_are_go
 
 def test_each_observer_is_told_of_the_removal_of_a_job_after_its_commit(clock: ManualClock) -> None:
     witnesses = Witness(), Witness()
-    store = ObservedJobStore(new_store(clock), *witnesses)
+    store = observed_store(new_store(clock), *witnesses)
     coordinator = AttemptCoordinator(store)
     attempt = coordinator.register(make_registration()).attempt
     coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))

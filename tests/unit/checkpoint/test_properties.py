@@ -1,19 +1,49 @@
-"""Whose a snapshot is, and after which ends of a job it stays."""
+"""Kinds of snapshots, whose they are and after which ends of a job they stay, and what tasks are told of them."""
 
 from __future__ import annotations
 
 import pickle
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from airflow.sdk.api.datamodels._generated import TaskInstanceState
+from airflow.utils.state import DagRunState
+from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointMetaData,
+    CheckpointOptions,
     CheckpointProperties,
     CheckpointRetentionPolicy,
+    CheckpointStorageLocationReference,
+    CheckpointStorageLocationReference as Reference,
     CheckpointType,
     JobStatus,
     SavepointFormat,
+    job_status_of,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_savepoint", "is_synchronous", "is_terminate"),
+    [
+        (CheckpointType.CHECKPOINT, False, False, False),
+        (CheckpointType.FULL_CHECKPOINT, False, False, False),
+        (CheckpointType.SAVEPOINT, True, False, False),
+        (CheckpointType.SAVEPOINT_SUSPEND, True, True, False),
+        (CheckpointType.SAVEPOINT_TERMINATE, True, True, True),
+    ],
+)
+def test_each_kind_says_whose_it_is_and_whether_it_stops_the_job(
+    kind: CheckpointType, is_savepoint: bool, is_synchronous: bool, is_terminate: bool
+) -> None:
+    assert (kind.is_savepoint, kind.is_synchronous, kind.is_terminate) == (is_savepoint, is_synchronous, is_terminate)
+
+
+def test_a_savepoint_is_canonical_or_native() -> None:
+    assert [each.value for each in SavepointFormat] == ["canonical", "native"]
+
 
 NEVER = CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION
 ON_FAILURE = CheckpointRetentionPolicy.RETAIN_ON_FAILURE
@@ -84,3 +114,148 @@ def test_properties_of_other_fields_are_not_equal() -> None:
 def test_a_savepoint_without_a_format_is_refused() -> None:
     with pytest.raises(InvalidConfigurationError, match="set canonical or native"):
         CheckpointProperties(snapshot_type=CheckpointType.SAVEPOINT)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_by_a_person", "status"),
+    [
+        ("success", False, JobStatus.FINISHED),
+        ("success", True, JobStatus.FINISHED),
+        ("failed", False, JobStatus.FAILED),
+        ("failed", True, JobStatus.CANCELED),
+        (None, False, JobStatus.CANCELED),
+        ("running", True, JobStatus.SUSPENDED),
+        ("queued", False, JobStatus.SUSPENDED),
+        ("deferred", False, JobStatus.SUSPENDED),
+        ("up_for_retry", False, JobStatus.SUSPENDED),
+        ("restarting", False, JobStatus.SUSPENDED),
+    ],
+)
+def test_a_state_of_airflow_means_an_end_of_the_job(state: str | None, is_by_a_person: bool, status: JobStatus) -> None:
+    assert job_status_of(state, is_by_a_person=is_by_a_person) is status
+
+
+@pytest.mark.parametrize("state", list(DagRunState))
+def test_each_state_of_a_run_is_known(state: DagRunState) -> None:
+    is_over = state in (DagRunState.SUCCESS, DagRunState.FAILED)
+    assert job_status_of(state.value).is_globally_terminal is is_over
+
+
+@pytest.mark.parametrize(
+    "state", sorted(set(TaskInstanceState) - {"success", "failed", "removed", "upstream_failed", "skipped"})
+)
+def test_a_task_that_waits_never_ends_its_job(state: str) -> None:
+    assert job_status_of(state) is JobStatus.SUSPENDED
+
+
+@pytest.mark.parametrize("state", ["", "skipped", "a state of tomorrow"])
+def test_an_unknown_state_does_not_end_the_job(state: str) -> None:
+    assert job_status_of(state) is JobStatus.SUSPENDED
+
+
+def test_only_a_suspended_job_goes_on() -> None:
+    assert [each for each in JobStatus if not each.is_globally_terminal] == [JobStatus.SUSPENDED]
+
+
+MAGIC = Reference.of_path("x").encoded[:-1]
+
+
+@given(st.text(min_size=1).filter(lambda text: text.isprintable()))
+def test_a_path_comes_back_as_it_was(path: str) -> None:
+    reference = Reference(Reference.of_path(path).encoded)
+    assert (reference.path, reference.is_default) == (path, False)
+
+
+def test_a_path_is_encoded_as_four_bytes_and_its_utf8() -> None:
+    assert len(MAGIC) == 4
+    assert Reference.of_path("s3://b/ä").encoded == MAGIC + "s3://b/ä".encode()
+
+
+def test_no_bytes_are_the_default_and_are_equal_to_it() -> None:
+    assert Reference(b"") == Reference() == Reference.default()
+    assert Reference.default().is_default
+
+
+@pytest.mark.parametrize(
+    ("encoded", "found"),
+    [
+        (b"", "the default one"),
+        (b"abc", "only 3 bytes, which is too short"),
+        (MAGIC, "only 4 bytes, which is too short"),
+        (b"wxyz/data", "bytes with another prefix"),
+        (MAGIC + b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_bytes_that_are_no_path_are_refused(encoded: bytes, found: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match=found):
+        _ = Reference(encoded).path
+
+
+@pytest.mark.parametrize(("path", "found"), [("", "an empty one"), ("/a\ud800", "lone surrogates")])
+def test_a_path_that_cannot_be_encoded_is_refused(path: str, found: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match=found):
+        Reference.of_path(path)
+
+
+def test_a_reference_that_is_no_bytes_is_refused() -> None:
+    with pytest.raises(InvalidConfigurationError, match="found str"):
+        Reference("file:///data")  # type: ignore[arg-type]
+
+
+def test_references_are_values_that_can_be_sent() -> None:
+    reference = Reference.of_path("file:///data")
+    assert pickle.loads(pickle.dumps(reference)) == reference
+    assert len({reference, Reference.of_path("file:///data"), Reference.of_path("file:///other")}) == 2
+
+
+PLACE = CheckpointStorageLocationReference.of_path("file:///data/savepoint-1")
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def test_a_checkpoint_goes_to_the_configured_place() -> None:
+    options = CheckpointOptions.for_checkpoint_with_default_location()
+    assert options.checkpoint_type is CheckpointType.CHECKPOINT
+    assert options.target_location.is_default
+
+
+def test_the_options_of_the_default_place_are_one_value() -> None:
+    first = CheckpointOptions.for_checkpoint_with_default_location()
+    assert first is CheckpointOptions.for_checkpoint_with_default_location()
+    assert pickle.loads(pickle.dumps(first)) == first
+
+
+def test_a_savepoint_goes_where_it_is_told() -> None:
+    assert CheckpointOptions.for_savepoint(PLACE) == CheckpointOptions(CheckpointType.SAVEPOINT, PLACE)
+
+
+def test_options_are_equal_by_their_fields() -> None:
+    assert CheckpointOptions.for_savepoint(PLACE) != CheckpointOptions(CheckpointType.CHECKPOINT, PLACE)
+    assert CheckpointOptions.for_savepoint(PLACE) != CheckpointOptions.for_savepoint(
+        CheckpointStorageLocationReference.default()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "key"),
+    [(None, PLACE, "checkpoint_type"), (CheckpointType.CHECKPOINT, None, "target_location")],
+)
+def test_neither_type_nor_place_may_be_missing(kind, place, key) -> None:
+    with pytest.raises(InvalidConfigurationError, match=key):
+        CheckpointOptions(kind, place)
+
+
+def test_a_checkpoint_is_received_when_it_is_triggered_unless_said_otherwise() -> None:
+    later = NOON + timedelta(seconds=2)
+    assert CheckpointMetaData(3, NOON).received_at == NOON
+    assert CheckpointMetaData(3, NOON, later).received_at == later
+
+
+def test_metadata_is_a_value_that_can_be_sent() -> None:
+    data = CheckpointMetaData(0, NOON)
+    assert pickle.loads(pickle.dumps(data)) == data == CheckpointMetaData(0, NOON)
+    assert data != CheckpointMetaData(1, NOON)
+
+
+def test_a_negative_id_is_refused() -> None:
+    with pytest.raises(InvalidConfigurationError, match="checkpoint_id to be at least 0, found -1"):
+        CheckpointMetaData(-1, NOON)

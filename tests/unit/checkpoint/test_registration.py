@@ -1,13 +1,28 @@
+"""Where an attempt starts, and what happens while somebody is asked whether a task runs."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.registration import StartDecision, decide_start
-from tests.messages import make_owner, make_registration
+from airflow_provider_statecheck.exceptions import (
+    ConcurrentAttemptError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    StaleAttemptError,
+)
+from tests.contracts.operator_uids_contract import registration
+from tests.contracts.runs_of_a_job import day
+from tests.messages import complete_checkpoint, make_leadership, make_owner, make_registration
+from tests.sqlite_rows import new_store
 
 CLEARED = make_owner(clear_marker="4/0")
 NEXT_RUN = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")
@@ -132,3 +147,129 @@ def test_a_new_run_under_an_old_logical_date_begins_it_again(status):
 
 def test_a_second_test_run_of_one_date_is_a_retry():
     assert decide(AttemptStatus.FAILED, SAME_DATE_NEW_RUN, job="test/sales").resumes
+
+
+JOB = job_id_of("sales")
+
+
+class Meanwhile:
+    """Does something when it is asked for the first time; after that the tasks of some runs run."""
+
+    def __init__(self, *running: AttemptOwner) -> None:
+        self.running = [owner.run_id for owner in running]
+        self.asked: list[str] = []
+        self.act: Callable[[], object] = lambda: None
+
+    def is_running(self, owner: AttemptOwner) -> bool:
+        self.asked.append(owner.run_id)
+        if len(self.asked) == 1:
+            self.act()
+        return owner.run_id in self.running
+
+
+def coordinator_with(liveness: Meanwhile) -> AttemptCoordinator:
+    return AttemptCoordinator(new_store(), liveness)
+
+
+def test_nobody_is_asked_about_a_retry_or_an_attempt_that_ended() -> None:
+    liveness = Meanwhile(day(1))
+    coordinator = coordinator_with(liveness)
+    coordinator.register(make_registration(owner=day(1)))
+    grant = coordinator.register(make_registration(owner=day(1)))
+    coordinator.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED))
+    coordinator.register(make_registration(owner=day(2)))
+    assert liveness.asked == []
+
+
+def test_one_that_came_while_somebody_was_asked_is_asked_about_too() -> None:
+    liveness = Meanwhile(day(2))
+    coordinator = coordinator_with(liveness)
+    coordinator.register(make_registration(owner=day(1)))
+    liveness.act = lambda: coordinator.register(make_registration(owner=day(2)))
+    with pytest.raises(ConcurrentAttemptError):
+        coordinator.register(make_registration(owner=day(3)))
+    assert liveness.asked[0] == day(1).run_id
+    assert liveness.asked[-1] == day(2).run_id
+    assert coordinator.describe(JOB).attempts[-1].owner == day(2)
+
+
+def test_one_that_was_adopted_while_somebody_was_asked_is_asked_about_again() -> None:
+    liveness = Meanwhile()
+    coordinator = coordinator_with(liveness)
+    attempt = coordinator.register(make_registration(owner=day(1))).attempt
+    adopt = AdoptAttempt(attempt=attempt, owner=day(1, label="try 2"))
+    liveness.act = lambda: coordinator.adopt(adopt)
+    coordinator.register(make_registration(owner=day(2)))
+    assert liveness.asked == [day(1).run_id] * 2
+
+
+def test_one_that_ended_while_somebody_was_asked_is_not_fenced() -> None:
+    liveness = Meanwhile()
+    coordinator = coordinator_with(liveness)
+    attempt = coordinator.register(make_registration(owner=day(1))).attempt
+    complete_checkpoint(coordinator, attempt)
+    liveness.act = lambda: coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+    assert coordinator.register(make_registration(owner=day(2))).is_restore
+    assert coordinator.describe(JOB).attempts[0].status is AttemptStatus.FINISHED
+
+
+@pytest.mark.parametrize("job_name", ["sales", "test/sales"])
+def test_test_runs_have_the_same_rules_for_uids_as_real_jobs(job_name: str) -> None:
+    coordinator = coordinator_with(Meanwhile())
+    complete_checkpoint(coordinator, coordinator.register(registration("totals", job_name=job_name)).attempt)
+    with pytest.raises(IncompatibleCheckpointError, match=f"operators of job '{job_name}' to be in use"):
+        coordinator.register(registration("sums", job_name=job_name))
+    renamed = registration("sums", job_name=job_name, former_uids=("totals",))
+    assert coordinator.register(renamed).uid == "totals"
+
+
+def test_the_leader_of_aligned_checkpoints_is_no_operator_that_could_be_gone() -> None:
+    store = new_store()
+    AlignedCheckpoints(store).lead(make_leadership(owner=day(1)))
+    assert AttemptCoordinator(store).register(registration("sums")).gone_uids == ()
+
+
+@pytest.fixture
+def coordinator() -> AttemptCoordinator:
+    return AttemptCoordinator(new_store())
+
+
+def instance(index: int, **changes: str) -> AttemptOwner:
+    """Return the owner of an attempt of one instance."""
+    return make_owner(logical_task="dag/load[oslo]", airflow=(("map_index", str(index)),), **changes)
+
+
+def worked(coordinator: AttemptCoordinator, status: AttemptStatus | None) -> AttemptGrant:
+    """Let the first instance complete a checkpoint and end; ``None`` if it goes on."""
+    grant = coordinator.register(make_registration(owner=instance(0)))
+    complete_checkpoint(coordinator, grant.attempt)
+    if status is not None:
+        coordinator.finish(FinishAttempt(attempt=grant.attempt, status=status))
+    return grant
+
+
+@pytest.mark.parametrize("status", [None, AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_an_instance_with_the_map_key_of_another_one_is_refused(
+    coordinator: AttemptCoordinator, status: AttemptStatus | None
+) -> None:
+    worked(coordinator, status)
+    before = coordinator.describe(JOB).attempts
+    with pytest.raises(InvalidConfigurationError, match=r"found 'dag/load\[oslo\]' at the instances 0 and 1"):
+        coordinator.register(make_registration(owner=instance(1)))
+    assert coordinator.describe(JOB).attempts == before
+
+
+def test_an_instance_does_not_adopt_the_driver_of_another_one(coordinator: AttemptCoordinator) -> None:
+    attempt = worked(coordinator, None).attempt
+    with pytest.raises(StaleAttemptError, match="register an attempt instead"):
+        coordinator.adopt(AdoptAttempt(attempt=attempt, owner=instance(1)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"clear_marker": "4/1"}, {"run_id": "next", "run_key": "2026-01-02"}], ids=["cleared", "next run"]
+)
+def test_a_map_key_may_have_another_index_after_a_clear_and_in_another_run(
+    coordinator: AttemptCoordinator, changes: dict[str, str]
+) -> None:
+    worked(coordinator, AttemptStatus.FAILED)
+    assert coordinator.register(make_registration(owner=instance(1, **changes))).is_restore

@@ -1,9 +1,7 @@
-"""Tasks, executors and requests that the tests of the coordinator's parts are made of."""
+"""Tasks and requests that the tests of the coordinator's parts are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -53,42 +51,6 @@ class RecordingTask:
         self.told.append((what, *facts))
         if what in self.fails_at:
             raise RuntimeError(f"task cannot take {what}")
-
-
-class InlineExecutor(Executor):
-    """Runs what it is given at once."""
-
-    def __init__(self) -> None:
-        self.is_shut_down = False
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if self.is_shut_down:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self.is_shut_down = True
-
-
-class HeldExecutor(InlineExecutor):
-    """Keeps what it is given until it is told to run it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: list[Callable[[], Any]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.held.append(lambda: fn(*args, **kwargs))
-        return Future()
-
-    def run_all(self) -> None:
-        while self.held:
-            self.held.pop(0)()
 
 
 def make_request(

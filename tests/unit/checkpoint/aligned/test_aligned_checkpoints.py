@@ -17,8 +17,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     BeginCheckpoint,
     ChooseRequest,
     EnqueueRequest,
-    FinalizationOf,
-    RecordDiscards,
     Resign,
     TakeOver,
 )
@@ -142,7 +140,7 @@ def test_a_delayed_abort_of_everything_leaves_later_checkpoints_alone(job: Align
     assert job.leader is not None
     message = aborting(job, AbortScope.EVERYTHING)
     job.rows.abort(message)
-    job.rows.record_discards(RecordDiscards(leader=job.leader, checkpoint_ids=(1,)))
+    job.rows.record_discards(job.leader, (1,))
     begun(job)
     assert [c.checkpoint_id for c in job.rows.abort(message)] == [1]
     assert job.status(2) == "pending"
@@ -171,15 +169,14 @@ def test_a_repeated_takeover_returns_what_it_took_over_and_another_one_waits_for
 def test_a_finalizer_that_was_replaced_no_longer_holds_its_checkpoint(job: AlignedJob) -> None:
     record, leader = finalizing(job), job.leader
     assert leader is not None
-    message = FinalizationOf(leader=leader, checkpoint_id=1, finalizer=record.finalizer, lease_until=record.lease_until)
-    assert job.rows.is_finalizing(message)
-    assert not job.rows.is_finalizing(replace(message, checkpoint_id=2))
+    assert job.rows.is_finalizing(leader, 1, record.finalizer, record.lease_until)
+    assert not job.rows.is_finalizing(leader, 2, record.finalizer, record.lease_until)
     job.pass_time(600)
     job.rows.take_over(TakeOver(leader=leader, finalizer="two", lease_seconds=60.0))
-    assert not job.rows.is_finalizing(message)
+    assert not job.rows.is_finalizing(leader, 1, record.finalizer, record.lease_until)
     job.lead()
     with pytest.raises(StaleAttemptError):
-        job.rows.is_finalizing(message)
+        job.rows.is_finalizing(leader, 1, record.finalizer, record.lease_until)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, timedelta(days=400).total_seconds()])

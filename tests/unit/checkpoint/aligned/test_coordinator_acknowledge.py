@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -26,12 +27,11 @@ from tests.aligned_job import AlignedJob
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 
 
-def uris(state: OperatorState) -> list[str]:
-    return [stream.uri for stream in private_states([state]) if isinstance(stream, FileStateHandle)]
-
-
-def is_there(job: AlignedJob, state: OperatorState) -> bool:
-    return all(job.storage.exists(uri) for uri in uris(state))
+def is_there(job: AlignedJob, message: AcknowledgeMessage) -> bool:
+    """Return whether the files of an acknowledged state exist."""
+    assert message.state is not None
+    streams = [stream for stream in private_states([message.state]) if isinstance(stream, FileStateHandle)]
+    return all(job.storage.exists(stream.uri) for stream in streams)
 
 
 def incremental(job: AlignedJob, checkpoint_id: int, shared: FileStateHandle) -> OperatorState:
@@ -54,8 +54,7 @@ def test_state_of_another_job_is_not_touched(job: AlignedJob, coordinator: Check
     coordinator.trigger_checkpoint(CHECKPOINT)
     message = job.acknowledgement(job.tasks[0], 1, job_id=job_id_of("other"))
     assert coordinator.receive_acknowledge_message(message) is False
-    assert message.state is not None
-    assert is_there(job, message.state)
+    assert is_there(job, message)
 
 
 def test_first_acknowledgement_is_stored(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -77,8 +76,7 @@ def test_duplicate_is_ignored_and_not_discarded(job: AlignedJob, coordinator: Ch
     message = job.acknowledgement(job.tasks[0], 1)
     assert coordinator.receive_acknowledge_message(message)
     assert coordinator.receive_acknowledge_message(message) is True
-    assert message.state is not None
-    assert is_there(job, message.state)
+    assert is_there(job, message)
     assert job.status(1) == "pending"
 
 
@@ -88,10 +86,8 @@ def test_duplicate_with_other_files_loses_only_those(job: AlignedJob, coordinato
     other = job.acknowledgement(job.tasks[0], 1, state=job.state(job.tasks[0], 1, "again"))
     coordinator.receive_acknowledge_message(first)
     coordinator.receive_acknowledge_message(other)
-    assert first.state is not None
-    assert other.state is not None
-    assert is_there(job, first.state)
-    assert not is_there(job, other.state)
+    assert is_there(job, first)
+    assert not is_there(job, other)
 
 
 def test_acknowledgement_of_a_completed_checkpoint_that_is_sent_again_deletes_nothing(
@@ -101,7 +97,7 @@ def test_acknowledgement_of_a_completed_checkpoint_that_is_sent_again_deletes_no
     messages = [job.acknowledgement(task, 1) for task in job.tasks]
     for message in messages * 2:
         assert coordinator.receive_acknowledge_message(message) is True
-    assert all(message.state is not None and is_there(job, message.state) for message in messages)
+    assert all(is_there(job, message) for message in messages)
     assert job.status(1) == "completed"
 
 
@@ -109,8 +105,7 @@ def test_state_of_an_unknown_attempt_is_discarded(job: AlignedJob, coordinator: 
     coordinator.trigger_checkpoint(CHECKPOINT)
     message = job.acknowledgement(job.tasks[0], 1, attempt_id="zombie")
     assert coordinator.receive_acknowledge_message(message) is True
-    assert message.state is not None
-    assert not is_there(job, message.state)
+    assert not is_there(job, message)
     assert job.status(1) == "pending"
 
 
@@ -121,8 +116,7 @@ def test_state_of_an_unknown_attempt_that_the_checkpoint_names_is_kept(
     message = job.acknowledgement(job.tasks[0], 1)
     coordinator.receive_acknowledge_message(message)
     coordinator.receive_acknowledge_message(replace(message, attempt_id="zombie"))
-    assert message.state is not None
-    assert is_there(job, message.state)
+    assert is_there(job, message)
 
 
 def test_late_acknowledgement_is_discarded(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -130,8 +124,7 @@ def test_late_acknowledgement_is_discarded(job: AlignedJob, coordinator: Checkpo
     coordinator.receive_decline_message(job.decline(job.tasks[1], 1))
     late = job.acknowledgement(job.tasks[0], 1)
     assert coordinator.receive_acknowledge_message(late) is True
-    assert late.state is not None
-    assert not is_there(job, late.state)
+    assert not is_there(job, late)
 
 
 def test_late_acknowledgement_after_another_part_had_come_is_discarded(
@@ -143,8 +136,7 @@ def test_late_acknowledgement_after_another_part_had_come_is_discarded(
     assert job.directories() == set()
     late = job.acknowledgement(job.tasks[1], 1)
     assert coordinator.receive_acknowledge_message(late) is True
-    assert late.state is not None
-    assert not is_there(job, late.state)
+    assert not is_there(job, late)
 
 
 def test_acknowledgement_of_a_forgotten_checkpoint_is_discarded(
@@ -157,8 +149,7 @@ def test_acknowledgement_of_a_forgotten_checkpoint_is_discarded(
     remembered, forgotten = job.acknowledgement(job.tasks[0], 2), job.acknowledgement(job.tasks[0], 1)
     assert coordinator.receive_acknowledge_message(remembered) is True
     assert coordinator.receive_acknowledge_message(forgotten) is False
-    assert forgotten.state is not None
-    assert not is_there(job, forgotten.state)
+    assert not is_there(job, forgotten)
 
 
 def test_acknowledgement_of_a_checkpoint_that_never_was_is_discarded(
@@ -166,8 +157,7 @@ def test_acknowledgement_of_a_checkpoint_that_never_was_is_discarded(
 ) -> None:
     message = job.acknowledgement(job.tasks[0], 7)
     assert coordinator.receive_acknowledge_message(message) is False
-    assert message.state is not None
-    assert not is_there(job, message.state)
+    assert not is_there(job, message)
 
 
 def test_shared_files_of_a_late_acknowledgement_stay(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -225,8 +215,7 @@ def test_acknowledgement_counts_although_other_checkpoints_expire_meanwhile(
     message = job.acknowledgement(job.tasks[0], 3)
     assert coordinator.receive_acknowledge_message(message)
     assert [job.status(number) for number in (1, 2, 3)] == ["aborted", "aborted", "pending"]
-    assert message.state is not None
-    assert is_there(job, message.state)
+    assert is_there(job, message)
 
 
 def test_acknowledgement_after_the_timeout_comes_too_late(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -237,8 +226,7 @@ def test_acknowledgement_after_the_timeout_comes_too_late(job: AlignedJob, coord
     error = future.exception(0)
     assert error is not None
     assert error.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
-    assert message.state is not None
-    assert not is_there(job, message.state)
+    assert not is_there(job, message)
 
 
 def test_decline_aborts_with_its_reason(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:

@@ -191,6 +191,7 @@ def test_the_leader_of_a_job_that_ended_may_go_on(job: AlignedJob) -> None:
     take(job, coordinator)
     coordinator.shutdown_store(JobStatus.FAILED)
     take(job, job.coordinator())
+    assert (job.status(1), job.storage.exists(job.location(1))) == ("completed", True), "it is the user's"
     job.lead()
     assert job.coordinator().restore_latest_checkpointed_state(job.tasks)
 

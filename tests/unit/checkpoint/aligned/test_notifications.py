@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Executor, ThreadPoolExecutor
 from threading import Thread
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.notifications import REMEMBERED_CHECKPOINTS, CheckpointNotifier
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
-from tests.unit.checkpoint.aligned.stand_ins import START, HeldExecutor, InlineExecutor, RecordingTask
+from tests.aligned_job import HeldExecutor, InlineExecutor
+from tests.unit.checkpoint.aligned.stand_ins import START, RecordingTask
 
 
 class Job:
     """A notifier and the tasks that were failed by it."""
 
-    def __init__(self, executor: InlineExecutor | None = None) -> None:
+    def __init__(self, executor: Executor | None = None) -> None:
         self.failed: list[tuple[str, str]] = []
         self.notifier = CheckpointNotifier(executor or InlineExecutor(), self.fail_task)
 
@@ -100,7 +102,7 @@ def test_tasks_are_told_by_the_executor_and_once_even_if_it_has_not_told_them_ye
 
 
 def test_a_notification_that_the_executor_no_longer_takes_is_lost_with_a_warning(caplog):
-    executor = InlineExecutor()
+    executor = ThreadPoolExecutor(1)
     executor.shutdown()
     job, task = Job(executor), RecordingTask("a")
     with caplog.at_level(logging.WARNING):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.fencing import beyond_retention
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from tests.unit.checkpoint.aligned.completed import completed
+from tests.unit.checkpoint.completed_rows import completed
 
 PROPERTIES = {
     "c": CheckpointProperties.for_checkpoint(),
@@ -21,7 +21,7 @@ PROPERTIES = {
 }
 
 
-def checkpoints(text: str) -> list[CompletedCheckpoint]:
+def checkpoints(text: str) -> list[CheckpointRecord]:
     """Read checkpoints such as ``c1 s2``: c, f(ull), s(avepoint), u(nclaimed), x (stop), t(erminate)."""
     return [completed(int(word[1:]), properties=PROPERTIES[word[0]]) for word in text.split()]
 
