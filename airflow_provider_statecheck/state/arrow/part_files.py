@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import index
-from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -33,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.arrow.layout import NAMESPACE
+from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.state.waiting import about_to_wait
@@ -184,9 +183,7 @@ class LocalFiles:
     """
 
     def __init__(self, limit: int = _MAX_OPEN_FILES) -> None:
-        self._limit = limit
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._lock = Lock()
+        self._open: LruCache[str, _OpenFile] = LruCache(limit, lambda _: 1)
 
     def read(self, uri: str, start: int, length: int) -> bytes:
         """
@@ -196,7 +193,7 @@ class LocalFiles:
         :raises StorageError: if the file cannot be read.
         """
         try:
-            file = self._file(uri)
+            file = self._open.get_or_load(uri, lambda: _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY)))
             return os.pread(file.descriptor, length, start)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
@@ -211,22 +208,7 @@ class LocalFiles:
 
     def close(self) -> None:
         """Close all files."""
-        with self._lock:
-            self._open.clear()
-
-    def _file(self, uri: str) -> _OpenFile:
-        with self._lock:
-            if uri in self._open:
-                self._open.move_to_end(uri)
-                return self._open[uri]
-        # Not under the lock: a network file system that hangs must not block the readers of open files.
-        opened = _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY))
-        with self._lock:
-            file = self._open.setdefault(uri, opened)
-            self._open.move_to_end(uri)
-            if len(self._open) > self._limit:
-                self._open.popitem(last=False)
-            return file
+        self._open.clear()
 
 
 class _OpenFile:

@@ -7,9 +7,10 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
@@ -35,10 +36,6 @@ from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESP
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
 _KEY_INDEX = "of_key"
@@ -209,17 +206,6 @@ REMOVED: Final = Removed()
 """Marker of a removed value in memory."""
 
 
-def key_columns(keys: KeySerializer, values: Sequence[Any]) -> list[Any]:
-    """Return normalized keys as Arrow columns."""
-    import pyarrow as pa
-
-    types = keys.arrow_types
-    if len(types) == 1:
-        return [pa.array(values, type=types[0])]
-    columns = zip(*values, strict=True) if values else ((),) * len(types)
-    return [pa.array(column, type=wanted) for column, wanted in zip(columns, types, strict=True)]
-
-
 def changed_rows(
     layout: StateLayout,
     key_groups: Any,
@@ -354,15 +340,13 @@ class LocalSpill:
 
         :raises StorageError: if the local disk is full.
         """
-        try:
+        with _spilling():
             if not self._is_created:
                 self._path.mkdir(mode=0o700)
                 self._is_created = True
                 # Deletes the files of a backend that is not disposed.
                 weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
             return LocalStream(self._path / uuid.uuid4().hex)
-        except OSError as error:
-            raise _spill_error(error) from error
 
     def close(self) -> None:
         """Delete all files; idempotent."""
@@ -372,22 +356,20 @@ class LocalSpill:
 
 
 class LocalStream:
-    """``CheckpointStateOutputStream`` to a local file that no checkpoint references."""
+    """
+    ``CheckpointStateOutputStream`` to a local file that no checkpoint references.
+
+    Its methods raise ``StorageError`` if the local disk is full.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("xb")
 
     def write(self, data: bytes) -> None:
-        """
-        Write bytes.
-
-        :raises StorageError: if the local disk is full.
-        """
-        try:
+        """Write bytes."""
+        with _spilling():
             self._file.write(data)
-        except OSError as error:
-            raise _spill_error(error) from error
 
     def get_pos(self) -> int:
         """Return the number of bytes written."""
@@ -397,15 +379,9 @@ class LocalStream:
         """Do nothing, because the stream is a file."""
 
     def close_and_get_handle(self) -> FileStateHandle:
-        """
-        Close the file and return its handle.
-
-        :raises StorageError: if the local disk is full.
-        """
-        try:
+        """Close the file and return its handle."""
+        with _spilling():
             self._file.close()
-        except OSError as error:
-            raise _spill_error(error) from error
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
     def close(self) -> None:
@@ -414,5 +390,9 @@ class LocalStream:
         self._path.unlink(missing_ok=True)
 
 
-def _spill_error(error: OSError) -> StorageError:
-    return StorageError(f"State changes cannot be spilled to the local disk: {error}; free space.")
+@contextmanager
+def _spilling() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"State changes cannot be spilled to the local disk: {error}; free space.") from error
