@@ -193,7 +193,7 @@ class LocalFiles:
         :raises StorageError: if the file cannot be read.
         """
         try:
-            file = self._open.get_or_load(uri, lambda: _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY)))
+            file = self._file(uri)
             return os.pread(file.descriptor, length, start)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
@@ -209,6 +209,14 @@ class LocalFiles:
     def close(self) -> None:
         """Close all files."""
         self._open.clear()
+
+    def _file(self, uri: str) -> _OpenFile:
+        file = self._open.get(uri)
+        if file is None:
+            # No thread waits for another one that opens the same file, because a network file system may hang.
+            file = _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY))
+            self._open.put(uri, file)
+        return file
 
 
 class _OpenFile:
