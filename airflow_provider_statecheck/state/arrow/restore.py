@@ -314,13 +314,15 @@ class CellMigration:
         return self._lists(cells) if self.is_list else self._elements(cells)
 
     def _elements(self, elements: Any) -> tuple[Any, Any]:
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         values = pc.struct_field(elements, "value") if self.had_times else elements
         new = values if self.migrate is None else self.migrate(values)
         if not self.had_times and not self.has_times:
             return new, None
-        times = pc.struct_field(elements, "last_access_ms") if self.had_times else self._repeated_now(len(elements))
+        now = pa.scalar(self.now_ms, pa.int64())
+        times = pc.struct_field(elements, "last_access_ms") if self.had_times else pa.repeat(now, len(elements))
         return (timed_cells(new, times), None) if self.has_times else (new, self._expired(times))
 
     def _lists(self, cells: Any) -> tuple[Any, Any]:
@@ -334,11 +336,6 @@ class CellMigration:
         live = pc.invert(expired)
         lists = lists_of(elements.filter(live), parents.filter(live), len(cells))
         return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
-
-    def _repeated_now(self, length: int) -> Any:
-        import pyarrow as pa
-
-        return pa.repeat(pa.scalar(self.now_ms, pa.int64()), length)
 
     def _expired(self, times: Any) -> Any:
         import pyarrow.compute as pc

@@ -147,10 +147,9 @@ class FileRun(SortedRun):
     @property
     def index_bytes(self) -> int:
         """Return the approximate size of the index of the blocks in memory, in bytes."""
-        columns = sum(
-            _nbytes(part.firsts, part.offsets, part.lengths, part.rows, part.checksums) for part in self.parts
-        )
-        return columns + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
+        columns = ((p.firsts, p.offsets, p.lengths, p.rows, p.checksums) for p in self.parts)
+        sizes: int = sum(column.nbytes for column in chain.from_iterable(columns))
+        return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     def block(self, number: int) -> Block:
         """Return one block from the cache, or with one range read."""
@@ -161,14 +160,15 @@ class FileRun(SortedRun):
         keys = self._block_keys
         found = {number: self._cache.get(keys[number]) for number in numbers}
         missing = [number for number, block in found.items() if block is None]
-        read = {number: Block(table) for number, table in zip(missing, self._tables(missing, _copied), strict=True)}
+        # A table may refer to the bytes that were read, and a cached one would keep its whole range in memory.
+        read = {number: Block(table) for number, table in zip(missing, self._tables(missing, bytes), strict=True)}
         for number, block in read.items():
             self._cache.put(keys[number], block)
         return {number: block or read[number] for number, block in found.items()}
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         """Return several blocks as tables. Adjacent blocks share a range read."""
-        return self._tables(numbers, _shared)
+        return self._tables(numbers, memoryview)
 
     def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
         locations = (self._block_locations[number] for number in numbers)
@@ -195,19 +195,6 @@ def _source_of(handle: StreamStateHandle) -> Any:
     if isinstance(handle, ByteStreamStateHandle):
         return hashlib.sha256(handle.data).digest()  # the key of a block must not keep all of them in memory
     return handle.uri if isinstance(handle, FileStateHandle) else handle
-
-
-def _nbytes(*columns: Any) -> int:
-    return sum(column.nbytes for column in columns)
-
-
-def _shared(data: memoryview) -> memoryview:
-    return data
-
-
-def _copied(data: memoryview) -> bytes:
-    # A table may refer to the bytes that were read, and a cached one would keep its whole range in memory.
-    return bytes(data)
 
 
 def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:

@@ -110,9 +110,9 @@ class StateRuns:
         """Add sorted rows, which are newer than all existing ones."""
         if table.num_rows == 0:
             return
-        newest = self._newest_unsealed()
-        if isinstance(newest, MemoryRun) and _follows(newest, _first_key_group(table)):
-            self._replace_newest(1, self._memory_run([*newest.tables_in_order, table]))
+        newest = self.fresh[0] if len(self.fresh) > self._sealed else None
+        if isinstance(newest, MemoryRun) and _follows(newest, table.column(KEY_GROUP)[0].as_py()):
+            self.fresh = (self._memory_run([*newest.tables_in_order, table]), *self.fresh[1:])
             return
         self.fresh = (MemoryRun([table]), *self.fresh)
         self._merge_small()
@@ -158,17 +158,11 @@ class StateRuns:
         )
         self.fresh = tuple(spilled_runs)
 
-    def _newest_unsealed(self) -> SortedRun | None:
-        return self.fresh[0] if len(self.fresh) > self._sealed else None
-
     def _memory_run(self, tables: Sequence[Any]) -> MemoryRun:
         # Sort keys of a run are comparable only if all or none have a namespace.
         namespace = any(NAMESPACE in table.schema.names for table in tables)
         conform = self.layout.conform
         return MemoryRun([conform(t, namespace=namespace, deleted=DELETED in t.schema.names) for t in tables])
-
-    def _replace_newest(self, count: int, run: SortedRun) -> None:
-        self.fresh = (run, *self.fresh[count:])
 
     def _merge_small(self) -> None:
         """Merge the newest runs in memory while their sizes are similar, which keeps their number small."""
@@ -177,7 +171,7 @@ class StateRuns:
             if not isinstance(older, MemoryRun) or older.raw_bytes > 2 * newest.raw_bytes:
                 return
             merged = merge_runs(self.layout, (newest, older), keep_deletions=True)
-            self._replace_newest(2, MemoryRun(list(merged)))
+            self.fresh = (MemoryRun(list(merged)), *self.fresh[2:])
 
     def _spill_run(self, runs: tuple[SortedRun, ...], open_stream: OpenStream) -> FileRun:
         writer = PartWriter(schema_of(self.layout, runs), self.schema, open_stream, self._reading.settings)
@@ -192,10 +186,6 @@ def schema_of(layout: StateLayout, runs: tuple[SortedRun, ...], *, keep_deletion
 
 def _follows(run: SortedRun, key_group: int) -> bool:
     return int(run.block_last_key_groups[-1]) < key_group
-
-
-def _first_key_group(table: Any) -> int:
-    return int(table.column(KEY_GROUP)[0].as_py())
 
 
 class Removed:
@@ -271,7 +261,7 @@ def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Mat
         if not len(indexes):
             return
         if not missing.all():
-            keys = _take_keys(keys, pa.array(np.flatnonzero(missing)))
+            keys = keys.take(pa.array(np.flatnonzero(missing)))
 
 
 def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
@@ -309,10 +299,6 @@ def _live(found: MatchedRows) -> MatchedRows:
 
 def _filter(found: MatchedRows, chosen: Any) -> MatchedRows:
     return MatchedRows(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
-
-
-def _take_keys(keys: KeyBatch, rows: Any) -> KeyBatch:
-    return KeyBatch(keys.key_groups.take(rows), tuple(column.take(rows) for column in keys.columns))
 
 
 def key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.state.arrow.compaction import without_tombstones
@@ -87,6 +88,7 @@ class TableCore:
         self._on_seal = on_seal
         self._cells: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         """Changed cells by namespace and key; those of a map are dictionaries by user key."""
+        self._void = self._cells[VOID_NAMESPACE]
         self._key_groups: dict[Any, int] = {}
         self._read_ahead = ReadAhead()
         self._limit = _INITIAL_LIMIT
@@ -105,9 +107,11 @@ class TableCore:
     def seal(self) -> None:
         """Add the changes to the runs as sorted rows."""
         if self.is_changed:
-            changes = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items()]
-            self.runs.add(joined_rows(self.runs.layout, changes))
+            changes = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items() if cells]
+            if changes:
+                self.runs.add(joined_rows(self.runs.layout, changes))
             self._cells.clear()
+            self._void = self._cells[VOID_NAMESPACE]
             # Prefetched cells of changed keys are outdated.
             self._read_ahead.keys.difference_update(self._key_groups)
             self._key_groups.clear()
@@ -117,7 +121,8 @@ class TableCore:
     def keys(self, namespace: str) -> Iterator[Any]:
         """Return the distinct keys of a namespace. Later changes are not visible."""
         self.seal()
-        return self._distinct_keys(self.runs.rows(), namespace)
+        tables = (_in_namespace(table, namespace) for table in self.runs.rows())
+        return chain.from_iterable(map(self._keys_of, distinct_heads(tables)))
 
     def num_entries(self) -> int:
         """Return the number of pairs of key and namespace with state."""
@@ -131,10 +136,6 @@ class TableCore:
     def _rows_of(self, namespace: str, cells: Any) -> Any:
         """Return the changes of a namespace as sorted rows."""
         raise NotImplementedError
-
-    def _distinct_keys(self, tables: Iterator[Any], namespace: str) -> Iterator[Any]:
-        for heads in distinct_heads(_in_namespace(table, namespace) for table in tables):
-            yield from self._keys_of(heads)
 
     def _keys_of(self, table: Any) -> list[Any]:
         columns = tuple(single(table.column(name)) for name in self.runs.layout.key_names)
@@ -180,7 +181,8 @@ class ArrowValueTable(TableCore):
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
         """Return the value, or ``None`` if there is none."""
-        value = self._cells.get(namespace, _NO_CELLS).get(key, _UNKNOWN)
+        cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
+        value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
             return None if value is REMOVED else value
         ahead = self._read_ahead
@@ -358,7 +360,7 @@ class ArrowMapTable(TableCore):
 
     def _find(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         """Return the value of an entry, or ``REMOVED``."""
-        value = self._changed_entries(key, namespace).get(user_key, _UNKNOWN)
+        value = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _UNKNOWN)
         if value is not _UNKNOWN:
             return value
         ahead = self._read_ahead

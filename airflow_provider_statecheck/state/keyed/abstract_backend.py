@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
-from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
+from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
 from airflow_provider_statecheck.state.keyed.keyed_state_store import BatchState, KeyedStateStore
 from airflow_provider_statecheck.state.keyed.map_state import MapState
@@ -26,6 +26,7 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
     CellState,
+    DefaultedValueState,
     FoldingState,
     ListState,
     MergeableState,
@@ -324,11 +325,11 @@ def create_state(
             entries if ttl is None else TtlEntries(entries, ttl), context, namespace, values, check_null_key
         )
     cells = cast("StateTable", table)
-    if ttl is None:
-        return _CELL_STATES[registered.kind](cells, context, namespace, values, descriptor)
-    if registered.kind is StateKind.LIST:
+    if registered.kind is StateKind.LIST and ttl is not None:
         return TtlListState(cells, context, namespace, values, descriptor, ttl)
-    return _CELL_STATES[registered.kind](TtlCells(cells, ttl), context, namespace, values, descriptor)
+    has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
+    kind = DefaultedValueState if has_default else _CELL_STATES[registered.kind]
+    return kind(cells if ttl is None else TtlCells(cells, ttl), context, namespace, values, descriptor)
 
 
 def require_mergeable(state: State) -> MergeableState:

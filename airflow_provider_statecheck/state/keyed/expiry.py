@@ -137,8 +137,7 @@ class TtlCells:
             live = self._ttl.unexpired_column(stored, expired)
             self._table.put_batch(keys, self._ttl.stamped_column(live))
         elif expired.true_count:
-            columns = tuple(pc.filter(column, expired) for column in keys.columns)
-            expired_keys = KeyBatch(pc.filter(keys.key_groups, expired), columns)
+            expired_keys = keys.take(pc.indices_nonzero(expired))
             self._table.put_batch(expired_keys, pa.nulls(len(expired_keys), stored.type))
 
 

@@ -111,11 +111,8 @@ class ValueState(CellState, Generic[T]):
         if context.key_group < 0:
             raise no_key()
         value: T | None = self._get(context.key, context.key_group, self._namespace)
-        if value is None:
-            default: T | None = self._descriptor.default
-            return default
         thaw = self._thaw
-        return value if thaw is None else thaw(value)
+        return value if thaw is None or value is None else thaw(value)
 
     def update(self, value: T | None) -> None:
         """
@@ -134,6 +131,18 @@ class ValueState(CellState, Generic[T]):
         except UnsupportedStateError as error:
             raise self._values.misfit(context.key, error) from error
         self._put(context.key, context.key_group, self._namespace, cell)
+
+
+class DefaultedValueState(ValueState[T]):
+    """Value state with a default."""
+
+    __slots__ = ()
+
+    def value(self) -> T | None:
+        """Return the value, or a copy of the default if the key has none."""
+        cell = self._cell()
+        value: T | None = self._descriptor.default if cell is None else self._values.thawed(cell)
+        return value
 
 
 class ListState(CellState, Generic[T]):

@@ -433,3 +433,7 @@ class KeyBatch:
 
     def __len__(self) -> int:
         return len(self.key_groups)
+
+    def take(self, rows: Any) -> KeyBatch:
+        """Return the keys at ascending row numbers, an Arrow array."""
+        return KeyBatch(self.key_groups.take(rows), tuple(column.take(rows) for column in self.columns))
