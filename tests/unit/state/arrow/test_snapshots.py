@@ -79,6 +79,19 @@ def test_state_that_nobody_asks_for_is_carried_on_without_reading_it(tmp_path: P
     assert _values(job, job.open(second), range(100)) == [0] * 100
 
 
+def test_changes_during_a_snapshot_are_kept_when_it_completes(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10), 1)
+    snapshot = backend.snapshot(1, 0, job.streams())
+    _put(job, backend, range(5), 2)
+    assert _values(job, job.open(snapshot.run().handle), range(10)) == [1] * 10
+    backend.notify_checkpoint_complete(1)
+    wanted = [2] * 5 + [1] * 5
+    assert _values(job, backend, range(10)) == wanted
+    assert _values(job, job.open(job.save(backend)), range(10)) == wanted
+
+
 def test_files_of_a_checkpoint_are_named_only_after_it_was_complete(tmp_path: Path) -> None:
     job = Job(tmp_path)
     backend = job.open()
