@@ -80,7 +80,7 @@ class AbstractKeyedStateBackend(ABC):
         self.number_of_key_groups = number_of_key_groups
         self.key_group_range = key_group_range
         self.operator_name = operator_name
-        self.store = KeyedStateStore(self)
+        self.store = KeyedStateStore(self.get_partitioned_state)
         self._now_ms = now_ms
         # Cached, because set_current_key reads them for each element.
         self._first, self._last = key_group_range.start, key_group_range.end

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         StateDescriptor,
         ValueStateDescriptor,
     )
-    from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.state.keyed.map_state import MapState
     from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState
     from airflow_provider_statecheck.state.keyed.states import (
@@ -48,11 +47,11 @@ class KeyedStateStore:
     ``InvalidConfigurationError`` for a descriptor of another kind or a name that belongs to another kind of state, and
     ``StateMigrationError`` if the descriptor is incompatible with restored state.
 
-    :param backend: Keyed state backend.
+    :param state_of: Returns the state of a descriptor for the current key.
     """
 
-    def __init__(self, backend: AbstractKeyedStateBackend) -> None:
-        self._backend = backend
+    def __init__(self, state_of: Callable[[StateDescriptor[Any]], State]) -> None:
+        self._state_of = state_of
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return a state with one value per key."""
@@ -84,7 +83,7 @@ class KeyedStateStore:
                 f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}; call the method "
                 f"of its kind."
             )
-        return self._backend.get_partitioned_state(descriptor)
+        return self._state_of(descriptor)
 
 
 _BATCH_KINDS = (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
