@@ -163,8 +163,8 @@ def immutable_state(reply: StateReply, descriptor: Any) -> Any:
         table = _CellTable(restored.frozen(reply.value))
     else:
         table = _CellTable(restored.frozen([reply.value])[0])
-    view, arguments = _VIEWS[wanted.kind]
-    return view(table, _context(reply.keys[0]), "", values, *arguments(descriptor))
+    argument = _refused if wanted.is_map else descriptor
+    return _VIEWS[wanted.kind](table, _context(reply.keys[0]), "", values, argument)
 
 
 class _CellTable:
@@ -255,15 +255,14 @@ def _context(key: Any) -> KeyContext:
     return context
 
 
-_VIEWS: dict[StateKind, tuple[Any, Callable[[Any], tuple[Any, ...]]]] = {
-    StateKind.VALUE: (ImmutableValueState, lambda _: ()),
-    StateKind.LIST: (ImmutableListState, lambda _: ()),
-    StateKind.REDUCING: (ImmutableReducingState, lambda given: (given.reduce_function,)),
-    StateKind.AGGREGATING: (ImmutableAggregatingState, lambda given: (given.aggregate_function,)),
-    StateKind.FOLDING: (ImmutableFoldingState, lambda given: (lambda: given.initial, given.fold_function)),
-    StateKind.MAP: (ImmutableMapState, lambda _: (_refused,)),
+_VIEWS: dict[StateKind, Callable[..., Any]] = {
+    StateKind.VALUE: ImmutableValueState,
+    StateKind.LIST: ImmutableListState,
+    StateKind.REDUCING: ImmutableReducingState,
+    StateKind.AGGREGATING: ImmutableAggregatingState,
+    StateKind.FOLDING: ImmutableFoldingState,
+    StateKind.MAP: ImmutableMapState,
 }
-"""Class of each kind, with the arguments that its constructor takes from the descriptor."""
 
 
 KeyInGroup = tuple[Any, int]

@@ -36,6 +36,20 @@ def describe_scope(scope: Scope) -> str:
     return "/".join(f"{loop}[{item}]" for loop, item in scope)
 
 
+def _encoded_step(step: StepKey) -> list[Any]:
+    scope, name = step
+    return [[list(pair) for pair in scope], name]
+
+
+def _decoded_step(scope: Any, name: str) -> StepKey:
+    return tuple((loop, item) for loop, item in scope), name
+
+
+def _outside(scope: Scope, steps: Mapping[StepKey, Item]) -> dict[StepKey, Item]:
+    """Return the values of the steps that are not inside an item."""
+    return {step: value for step, value in steps.items() if step[0][: len(scope)] != scope}
+
+
 class LoopProgress:
     """
     Finished items of all loops of a stage.
@@ -48,17 +62,14 @@ class LoopProgress:
         self._seconds: dict[StepKey, float] = {}
         # Checkpoints of older versions have no seconds.
         for scope, name, keys, *seconds in encoded:
-            key = (tuple((loop, item) for loop, item in scope), name)
+            key = _decoded_step(scope, name)
             self._finished[key] = set(keys)
             self._seconds[key] = float(sum(seconds))
         self._totals: dict[StepKey, int] = {}
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
-        return [
-            [[list(pair) for pair in scope], name, list(items), round(self.seconds((scope, name)), 3)]
-            for (scope, name), items in self.loops.items()
-        ]
+        return [[*_encoded_step(loop), list(items), round(self.seconds(loop), 3)] for loop, items in self.loops.items()]
 
     @property
     def finished_items(self) -> int:
@@ -100,9 +111,9 @@ class LoopProgress:
 
     def drop_scope(self, scope: Scope) -> None:
         """Drop the loops inside an item."""
-        self._finished = {loop: keys for loop, keys in self._finished.items() if loop[0][: len(scope)] != scope}
-        self._seconds = {loop: seconds for loop, seconds in self._seconds.items() if loop in self._finished}
-        self._totals = {loop: total for loop, total in self._totals.items() if loop[0][: len(scope)] != scope}
+        self._finished = _outside(scope, self._finished)
+        self._seconds = _outside(scope, self._seconds)
+        self._totals = _outside(scope, self._totals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +135,13 @@ class Iterations:
 
     def __init__(self, encoded: Any = ()) -> None:
         self._reached: dict[StepKey, Iteration] = {
-            (tuple((loop, item) for loop, item in scope), name): Iteration(number, is_converged)
-            for scope, name, number, is_converged in encoded
+            _decoded_step(scope, name): Iteration(number, is_converged) for scope, name, number, is_converged in encoded
         }
         self._totals: dict[StepKey, int] = {}
 
     def encode(self) -> list[Any]:
         """Return the loops as JSON."""
-        return [
-            [[list(pair) for pair in scope], name, reached.number, reached.is_converged]
-            for (scope, name), reached in self.loops.items()
-        ]
+        return [[*_encoded_step(loop), reached.number, reached.is_converged] for loop, reached in self.loops.items()]
 
     @property
     def loops(self) -> Mapping[StepKey, Iteration]:
@@ -166,8 +173,8 @@ class Iterations:
 
     def drop_scope(self, scope: Scope) -> None:
         """Drop the loops inside a finished item."""
-        self._reached = {loop: it for loop, it in self._reached.items() if loop[0][: len(scope)] != scope}
-        self._totals = {loop: total for loop, total in self._totals.items() if loop[0][: len(scope)] != scope}
+        self._reached = _outside(scope, self._reached)
+        self._totals = _outside(scope, self._totals)
 
     def _number(self, loop: StepKey) -> int:
         reached = self._reached.get(loop)
@@ -224,15 +231,12 @@ class PartProgress:
 
     def __init__(self, encoded: Any = ()) -> None:
         self._steps: dict[StepKey, PartedStep] = {
-            (tuple((loop, item) for loop, item in scope), name): _decoded(content) for scope, name, content in encoded
+            _decoded_step(scope, name): _decoded(content) for scope, name, content in encoded
         }
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
-        return [
-            [[list(pair) for pair in scope], name, _encoded(parted)]
-            for (scope, name), parted in sorted(self._steps.items(), key=lambda entry: entry[0])
-        ]
+        return [[*_encoded_step(step), _encoded(self._steps[step])] for step in sorted(self._steps)]
 
     def find(self, step: StepKey) -> PartedStep | None:
         """Return the progress of a step, ``None`` for a step that was not computed in parts."""
@@ -248,7 +252,7 @@ class PartProgress:
 
     def drop_scope(self, scope: Scope) -> None:
         """Drop the steps inside a finished item."""
-        self._steps = {step: parted for step, parted in self._steps.items() if step[0][: len(scope)] != scope}
+        self._steps = _outside(scope, self._steps)
 
     def keep(self, steps: Collection[StepKey]) -> None:
         """Drop all steps but the given ones."""

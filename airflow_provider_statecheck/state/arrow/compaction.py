@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_statecheck.state.arrow.layout import DELETED, StateLayout, order_codes, position_columns
 from airflow_provider_statecheck.state.arrow.runs import SortedRun
@@ -60,26 +60,7 @@ def without_tombstones(table: Any) -> Any:
     return table.filter(pc.invert(table.column(DELETED))).drop_columns([DELETED])
 
 
-class Sized(Protocol):
-    """Size of a run, known without reading it."""
-
-    @property
-    def raw_bytes(self) -> int:
-        """Return the approximate size of the rows in memory, in bytes."""
-        ...
-
-    @property
-    def deletions(self) -> int:
-        """Return the number of tombstones."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """Return the number of rows."""
-        ...
-
-
-def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> int:
+def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[SortedRun]) -> int:
     """
     Return the number of newest runs to merge with the new rows.
 
@@ -99,7 +80,7 @@ def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> 
     return len(runs) if _exceeds_space_amplification(new_bytes, new_deletions, runs) else count
 
 
-def _exceeds_space_amplification(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> bool:
+def _exceeds_space_amplification(new_bytes: int, new_deletions: int, runs: Sequence[SortedRun]) -> bool:
     if not runs:
         return False
     oldest = runs[-1]
@@ -121,7 +102,7 @@ class _Cursor:
     per_window: int = field(init=False)
 
     def __post_init__(self) -> None:
-        rows = max(1, int(self.run.block_rows.sum()))
+        rows = max(1, self.run.num_rows)
         width = max(1, self.run.raw_bytes // rows)
         wanted = min(_MAX_ROWS_PER_RUN, _WINDOW_ROWS // self.count, _WINDOW_BYTES // self.count // width)
         self.per_window = max(1, wanted * len(self.run.block_rows) // rows)

@@ -8,6 +8,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
@@ -29,7 +31,12 @@ from airflow_provider_statecheck.state.arrow.runs import FileRun
 from airflow_provider_statecheck.state.arrow.snapshot import ArrowSnapshot, CapturedRuns, SnapshotPlan
 from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
-from airflow_provider_statecheck.state.backends.state_backend import restoring
+from airflow_provider_statecheck.state.backends.state_backend import (
+    ConfigurableStateBackend,
+    StateBackend,
+    StateEnvironment,
+    restoring,
+)
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -38,7 +45,6 @@ from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
     from airflow_provider_statecheck.state.descriptors import StateDescriptor
     from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -54,7 +60,7 @@ _NO_DIRECTORY = "memory://statecheck-without-directory"
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowStateBackend:
+class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
     """
     State backend with sorted Arrow files, incremental snapshots and bounded memory.
 
@@ -69,16 +75,13 @@ class ArrowStateBackend:
     incremental: bool | None = None
     streams: CheckpointStreamFactory | None = None
 
+    @override
     def configure(self, config: Mapping[str, Any]) -> ArrowStateBackend:
-        """
-        Return this backend with its unset fields taken from a configuration.
-
-        :raises InvalidConfigurationError: for an invalid setting.
-        """
         settings = self.settings or ArrowStateSettings.from_config(config)
         incremental = _is_incremental(config) if self.incremental is None else self.incremental
         return replace(self, settings=settings, incremental=incremental)
 
+    @override
     def create_keyed_state_backend(
         self,
         environment: StateEnvironment,
@@ -91,16 +94,6 @@ class ArrowStateBackend:
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
-        """
-        Create the keyed state of one subtask.
-
-        A restore reads only the snapshot metadata.
-
-        :param restored: Handles to restore; keys of other subtasks are skipped.
-        :raises InvalidConfigurationError: if the range exceeds the number of key groups.
-        :raises BackendRestoreError: if the snapshot metadata cannot be read.
-        :raises StateMigrationError: if the keys have another type.
-        """
         backend = ArrowKeyedStateBackend(
             key_serializer=key_serializer,
             number_of_key_groups=number_of_key_groups,
@@ -116,6 +109,7 @@ class ArrowStateBackend:
             backend.restore(restored)
         return backend
 
+    @override
     def create_operator_state_backend(
         self,
         environment: StateEnvironment,
@@ -123,25 +117,13 @@ class ArrowStateBackend:
         *,
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
-        """
-        Create the operator state of one subtask.
-
-        :raises BackendRestoreError: if the state cannot be read.
-        """
         from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 
         with restoring(operator_identifier):
             return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
 
+    @override
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
-        """
-        Return the checkpoint of a pointer, of any job.
-
-        :param storage_options: Options of the filesystem.
-        :raises InvalidConfigurationError: if the pointer is missing or empty.
-        :raises StorageError: if the pointer is not a URI, or the storage fails.
-        :raises CheckpointNotFoundError: if there is no checkpoint.
-        """
         base = _NO_DIRECTORY if not pointer or not storage_options else pointer
         return resolve_checkpoint(CheckpointStorage.open(base, **storage_options), pointer)
 
@@ -323,7 +305,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         """Return the rows of a state without values, in the types in which they were written."""
         parts = [part for run in files.runs for part in run]
         user_keys = parts[0].schema.field(USER_KEY).type if parts and files.state.key is not None else None
-        form = PositionForm.of(self.key_serializer, user_keys)
+        form = PositionForm(self.key_serializer, user_keys)
         runs = [FileRun(run, self._reading.files, self._reading.cache, form) for run in files.runs]
         return merge_runs(form.layout, runs, keep_deletions=False)
 

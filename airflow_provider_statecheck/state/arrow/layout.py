@@ -397,7 +397,7 @@ class ArrowStateSettings:
     """Size of the cache for reads of single keys."""
 
     def __post_init__(self) -> None:
-        for name in ("block_rows", "block_bytes", "part_bytes", "memtable_bytes", "cache_bytes"):
+        for name in ("block_rows", *_SIZES):
             if getattr(self, name) < 1:
                 raise InvalidConfigurationError(
                     f"Expected {name} to be at least 1, found {getattr(self, name)}; set a positive size."

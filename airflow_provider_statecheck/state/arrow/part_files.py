@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from operator import index
-from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -33,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.arrow.layout import NAMESPACE
+from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.state.waiting import about_to_wait
@@ -184,9 +183,7 @@ class LocalFiles:
     """
 
     def __init__(self, limit: int = _MAX_OPEN_FILES) -> None:
-        self._limit = limit
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._lock = Lock()
+        self._open: LruCache[str, _OpenFile] = LruCache(limit, lambda _: 1)
 
     def read(self, uri: str, start: int, length: int) -> bytes:
         """
@@ -211,22 +208,15 @@ class LocalFiles:
 
     def close(self) -> None:
         """Close all files."""
-        with self._lock:
-            self._open.clear()
+        self._open.clear()
 
     def _file(self, uri: str) -> _OpenFile:
-        with self._lock:
-            if uri in self._open:
-                self._open.move_to_end(uri)
-                return self._open[uri]
-        # Not under the lock: a network file system that hangs must not block the readers of open files.
-        opened = _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY))
-        with self._lock:
-            file = self._open.setdefault(uri, opened)
-            self._open.move_to_end(uri)
-            if len(self._open) > self._limit:
-                self._open.popitem(last=False)
-            return file
+        file = self._open.get(uri)
+        if file is None:
+            # No thread waits for another one that opens the same file, because a network file system may hang.
+            file = _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY))
+            self._open.put(uri, file)
+        return file
 
 
 class _OpenFile:

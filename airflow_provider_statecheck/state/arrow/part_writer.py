@@ -28,6 +28,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts
+from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
@@ -253,13 +254,12 @@ class ArrowPartFile(PartFile):
         return f"{uuid.uuid4().hex}.arrow"
 
 
-class PartSink:
-    """File object for Arrow that counts bytes and computes the checksum of a block."""
+class PartSink(io.RawIOBase):
+    """File object for Arrow that counts bytes and computes the checksum of a block. Closing it leaves the stream open."""
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
         self.stream = stream
         self.position = 0
-        self.closed = False
         self.checksum = 0
         self._first: list[bytes] | None = []
 
@@ -284,9 +284,8 @@ class PartSink:
     def header_length(self) -> int:
         """Return the size of the magic bytes and the schema, which precede the first block."""
         written = b"".join(self._first or ())
-        return (
-            _MAGIC_SIZE + _PREFIX_SIZE + int.from_bytes(written[_MAGIC_SIZE + 4 : _MAGIC_SIZE + _PREFIX_SIZE], "little")
-        )
+        schema = int.from_bytes(written[_MAGIC_SIZE + 4 : _MAGIC_SIZE + _PREFIX_SIZE], "little")
+        return _MAGIC_SIZE + _PREFIX_SIZE + schema
 
     def checksum_from(self, start: int) -> int:
         """Return the checksum of the first write, starting at an offset."""
@@ -296,24 +295,9 @@ class PartSink:
         """Return the number of bytes written."""
         return self.position
 
-    def flush(self) -> None:
-        """Do nothing, because the stream has its own buffer."""
-
-    def close(self) -> None:
-        """Mark the file object as closed; the stream stays open."""
-        self.closed = True
-
-    def readable(self) -> bool:
-        """Return ``False``."""
-        return False
-
     def writable(self) -> bool:
         """Return ``True``."""
         return True
-
-    def seekable(self) -> bool:
-        """Return ``False``."""
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,19 +418,3 @@ def _milliseconds(times: Any) -> Any:
     import pyarrow as pa
 
     return times.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-
-
-def timed_cells(values: Any, times: Any) -> Any:
-    """
-    Return the cells of a state with a time to live.
-
-    :param values: Array of values, or of lists of them.
-    :param times: Times of the last access in milliseconds, or lists of them with equal lengths.
-    """
-    import pyarrow as pa
-
-    if pa.types.is_list(times.type):
-        return with_elements(values, timed_cells(values.flatten(), times.flatten()))
-    # A value without a time is no value.
-    nulls = times.is_null() if times.null_count else None
-    return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=nulls)

@@ -7,8 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_statecheck.state.arrow.layout import Block, order_columns, row_tuples
-from airflow_provider_statecheck.state.arrow.runs import SearchedRun, StoredRun, blocks_at
-from airflow_provider_statecheck.state.arrow.state_runs import key_columns
+from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun, blocks_at
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
@@ -32,7 +31,7 @@ class Target(NamedTuple):
     user_key: Position = ()
     """User key of a map entry; empty for all entries of a map, and for other states."""
 
-    def position_in(self, run: SearchedRun) -> Position | None:
+    def position_in(self, run: SortedRun) -> Position | None:
         """Return the start of the sort key of the rows in a run, ``None`` if it has no rows of the namespace."""
         if run.has_namespaces:
             return (*self.key, self.namespace, *self.user_key)
@@ -57,7 +56,7 @@ class PositionEncoder:
         """Return the start of the sort key of a normalized key."""
         if self._is_naturally_ordered:
             return (key_group, key) if self._is_scalar else (key_group, *key)
-        columns = [part for column in key_columns(self._keys, [key]) for part in order_columns(column)]
+        columns = [part for column in self._keys.to_columns_of_normalized([key]) for part in order_columns(column)]
         return (key_group, *row_tuples(columns)[0])
 
     def user_key(self, user_key: Any) -> Position:
@@ -77,7 +76,7 @@ def _have_natural_order(types: Sequence[Any]) -> bool:
     return all(kinds.is_integer(t) or kinds.is_string(t) or kinds.is_binary(t) for t in types)
 
 
-def rows_in(run: SearchedRun, target: Target) -> Iterator[FoundRows]:
+def rows_in(run: SortedRun, target: Target) -> Iterator[FoundRows]:
     """Return the rows of a target in a run, including tombstones."""
     position = target.position_in(run)
     if position is not None:
@@ -85,7 +84,7 @@ def rows_in(run: SearchedRun, target: Target) -> Iterator[FoundRows]:
             yield from _rows_at(run.block(number), position)
 
 
-def rows_of_each(run: StoredRun, targets: Sequence[Target]) -> list[list[FoundRows]]:
+def rows_of_each(run: FileRun, targets: Sequence[Target]) -> list[list[FoundRows]]:
     """Return the rows of each target in a run, including tombstones. Each block is read once, adjacent ones together."""
     positions = [target.position_in(run) for target in targets]
     numbers = [() if position is None else blocks_at(run, position) for position in positions]
@@ -96,7 +95,7 @@ def rows_of_each(run: StoredRun, targets: Sequence[Target]) -> list[list[FoundRo
     ]
 
 
-def newest_row(runs: Sequence[SearchedRun], target: Target) -> FoundRow | None:
+def newest_row(runs: Sequence[SortedRun], target: Target) -> FoundRow | None:
     """
     Return the newest version of a row as a block and the index of the row, ``None`` if it is absent or removed.
 
@@ -108,7 +107,7 @@ def newest_row(runs: Sequence[SearchedRun], target: Target) -> FoundRow | None:
     return None
 
 
-def newest_rows(runs: Sequence[StoredRun], targets: Sequence[Target]) -> list[FoundRow | None]:
+def newest_rows(runs: Sequence[FileRun], targets: Sequence[Target]) -> list[FoundRow | None]:
     """
     Return what :func:`newest_row` returns for each target. Each block is read once, adjacent ones together.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
@@ -27,6 +27,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
@@ -118,31 +119,11 @@ def _by_key_group(parts: Iterable[Part]) -> Parts:
     return tuple(sorted(parts, key=lambda part: int(part.key_groups[0])))
 
 
-class RowForm(Protocol):
-    """Conversion of the rows of a part to the columns and types of a reader."""
+class RowForm:
+    """Conversion of the rows of a part to the columns and types of a reader. This one returns the rows of a part as written."""
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
         """Return the converted rows."""
-        ...
-
-    def firsts(self, part: Part, *, namespace: bool) -> Any:
-        """Return the first sort key of each block."""
-        ...
-
-    def deletions(self, part: Part) -> int:
-        """Return the number of tombstones; at least 1 if rows may have expired."""
-        ...
-
-    def is_current(self, part: Part) -> bool:
-        """Return whether the rows have the current types, so that a snapshot need not rewrite them."""
-        ...
-
-
-class AsWritten:
-    """Row form of one part, whose rows need no conversion."""
-
-    def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
-        """Return the rows."""
         return table
 
     def firsts(self, part: Part, *, namespace: bool) -> Any:
@@ -150,35 +131,26 @@ class AsWritten:
         return part.firsts
 
     def deletions(self, part: Part) -> int:
-        """Return the number of tombstones."""
+        """Return the number of tombstones; at least 1 if rows may have expired."""
         return part.deletions
 
     def is_current(self, part: Part) -> bool:
-        """Return ``True``."""
+        """Return whether the rows have the current types, so that a snapshot need not rewrite them."""
         return True
 
 
-class PositionForm(AsWritten):
+class PositionForm(RowForm):
     """
     Row form without values, which needs no types of values.
 
-    :param layout: Layout with values of the null type.
+    :param keys: Serializer of the keys.
+    :param user_key_type: Arrow type of the user keys; ``None`` unless the state is a map.
     """
 
-    def __init__(self, layout: StateLayout) -> None:
-        self._layout = layout
-
-    @classmethod
-    def of(cls, keys: KeySerializer, user_key_type: Any) -> PositionForm:
-        """Return the form for the keys of a serializer."""
+    def __init__(self, keys: KeySerializer, user_key_type: Any) -> None:
         import pyarrow as pa
 
-        return cls(StateLayout.of(keys, pa.null(), user_key_type))
-
-    @property
-    def layout(self) -> StateLayout:
-        """Return the layout of the rows."""
-        return self._layout
+        self.layout = StateLayout.of(keys, pa.null(), user_key_type)
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
         """Return the rows with null values."""
@@ -186,14 +158,14 @@ class PositionForm(AsWritten):
 
         index = table.schema.get_field_index(VALUE)
         table = table.set_column(index, VALUE, pa.nulls(table.num_rows))
-        return self._layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
+        return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
     def firsts(self, part: Part, *, namespace: bool) -> Any:
         """Return the first sort key of each block."""
-        return _with_namespace(self._layout, part.firsts, namespace=namespace)
+        return _with_namespace(self.layout, part.firsts, namespace=namespace)
 
 
-class StateRowForm:
+class StateRowForm(RowForm):
     """
     Row form with the current types of a state. Rows are migrated block by block.
 
@@ -266,11 +238,11 @@ class StateRowForm:
         import pyarrow.compute as pc
 
         columns = dict(zip(table.schema.names, table.columns, strict=True))
-        user_keys = single(columns[USER_KEY]) if USER_KEY in columns else None
-        new = migration.migrated(single(columns[VALUE]), user_keys)
-        columns |= {VALUE: new.cells, USER_KEY: new.user_keys}
-        if new.expired is not None:
-            columns[DELETED] = pc.or_(single(columns[DELETED]), new.expired) if DELETED in columns else new.expired
+        columns[VALUE], expired = migration.migrated(single(columns[VALUE]))
+        if migration.migrate_keys is not None:
+            columns[USER_KEY] = migration.migrate_keys(single(columns[USER_KEY]))
+        if expired is not None:
+            columns[DELETED] = pc.or_(single(columns[DELETED]), expired) if DELETED in columns else expired
         schema = self._layout.schema(namespace=NAMESPACE in columns, deleted=DELETED in columns)
         migrated = pa.table([columns[name] for name in schema.names], schema=schema)
         if migration.migrate_keys is not None:
@@ -293,23 +265,6 @@ def _with_namespace(layout: StateLayout, table: Any, *, namespace: bool) -> Any:
         return table
     void = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
     return table.add_column(1 + len(layout.key_fields), NAMESPACE, void)
-
-
-@dataclass(frozen=True, slots=True)
-class MigratedCells:
-    """Migrated Arrow arrays, with a mask of expired rows."""
-
-    user_keys: Any
-    """User keys of map entries; ``None`` for other states."""
-    cells: Any
-    expired: Any = None
-    """Boolean Arrow array that marks expired rows; ``None`` if no row is expired."""
-
-    def living(self, column: Any) -> Any:
-        """Return a column of the same rows without the expired ones."""
-        import pyarrow.compute as pc
-
-        return column if self.expired is None else column.filter(pc.invert(self.expired))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,34 +309,33 @@ class CellMigration:
         changes = migration.migrate or migration.migrate_keys or migration.had_times is not migration.has_times
         return migration if changes else None
 
-    def migrated(self, cells: Any, user_keys: Any = None) -> MigratedCells:
-        """Migrate cells, and the user keys of a map."""
-        new, expired = self._lists(cells) if self.is_list else self._elements(cells)
-        return MigratedCells(user_keys if self.migrate_keys is None else self.migrate_keys(user_keys), new, expired)
+    def migrated(self, cells: Any) -> tuple[Any, Any]:
+        """Return migrated cells, and a boolean array that marks expired ones; ``None`` if no cell is expired."""
+        return self._lists(cells) if self.is_list else self._elements(cells)
 
     def _elements(self, elements: Any) -> tuple[Any, Any]:
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         values = pc.struct_field(elements, "value") if self.had_times else elements
         new = values if self.migrate is None else self.migrate(values)
-        if self.had_times is self.has_times and not self.had_times:
+        if not self.had_times and not self.has_times:
             return new, None
-        times = pc.struct_field(elements, "last_access_ms") if self.had_times else self._repeated_now(len(elements))
-        return (_with_times(new, times), None) if self.has_times else (new, self._expired(times))
+        now = pa.scalar(self.now_ms, pa.int64())
+        times = pc.struct_field(elements, "last_access_ms") if self.had_times else pa.repeat(now, len(elements))
+        return (timed_cells(new, times), None) if self.has_times else (new, self._expired(times))
 
     def _lists(self, cells: Any) -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        new, expired = self._elements(cells.flatten())
-        elements = MigratedCells(None, new, expired)
-        lists = lists_of(elements.living(new), elements.living(pc.list_parent_indices(cells)), len(cells))
-        return lists, None if expired is None else pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
-
-    def _repeated_now(self, length: int) -> Any:
-        import pyarrow as pa
-
-        return pa.repeat(pa.scalar(self.now_ms, pa.int64()), length)
+        elements, expired = self._elements(cells.flatten())
+        parents = pc.list_parent_indices(cells)
+        if expired is None:
+            return lists_of(elements, parents, len(cells)), None
+        live = pc.invert(expired)
+        lists = lists_of(elements.filter(live), parents.filter(live), len(cells))
+        return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
 
     def _expired(self, times: Any) -> Any:
         import pyarrow.compute as pc
@@ -396,9 +350,3 @@ def _key_migration(old: StateSchema, new: RegisteredState) -> _Migrate | None:
     if new.key_serializer is None or old.key is None:
         return None
     return compatibility_of_keys(new.name, new.key_serializer, old.key).migrate
-
-
-def _with_times(values: Any, times: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
 from sys import getsizeof
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -46,66 +47,42 @@ _DENSE_KEYS_PER_BLOCK = 2
 """Number of keys per block from which all candidate blocks are read without a search."""
 
 
-class SearchedRun(Protocol):
+class SortedRun(ABC):
     """Immutable sequence of blocks with distinct sort keys, in ascending order. Several threads may read it."""
 
+    raw_bytes: int
+    """Approximate size of the rows in memory, in bytes."""
+    deletions: int
+    """Number of tombstones."""
+    has_namespaces: bool
+    """Whether the rows have a namespace column."""
+    block_key_groups: Any
+    """Key group of the first row of each block, as a numpy array."""
+    block_last_key_groups: Any
+    """Key group of the last row of each block, as a numpy array."""
+    block_rows: Any
+    """Number of rows of each block, as a numpy array."""
+
     @property
+    @abstractmethod
     def firsts(self) -> Sequence[tuple[Any, ...]]:
         """Return the sort key of the first row of each block, or its start."""
-        ...
 
     @property
-    def block_last_key_groups(self) -> Any:
-        """Return the key group of the last row of each block."""
-        ...
+    def num_rows(self) -> int:
+        """Return the number of rows."""
+        return int(self.block_rows.sum())
 
-    @property
-    def has_namespaces(self) -> bool:
-        """Return whether the rows have a namespace column."""
-        ...
-
+    @abstractmethod
     def block(self, number: int) -> Block:
         """Return one block. Runs in files cache it."""
-        ...
 
-
-class StoredRun(SearchedRun, Protocol):
-    """Run in files."""
-
-    def blocks(self, numbers: Sequence[int]) -> dict[int, Block]:
-        """Return several blocks, in ascending order. Blocks that are not cached are read together."""
-        ...
-
-
-class SortedRun(SearchedRun, Protocol):
-    """Run that is also merged with others."""
-
-    @property
-    def block_key_groups(self) -> Any:
-        """Return the key group of the first row of each block, as a numpy array."""
-        ...
-
-    @property
-    def block_rows(self) -> Any:
-        """Return the number of rows of each block, as a numpy array."""
-        ...
-
-    @property
-    def raw_bytes(self) -> int:
-        """Return the approximate size of the rows in memory, in bytes."""
-        ...
-
-    @property
-    def deletions(self) -> int:
-        """Return the number of tombstones."""
-        ...
-
+    @abstractmethod
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return several blocks as tables. They are read together and not cached."""
-        ...
+        """Return several blocks as tables. Those of a file are not cached, and adjacent ones share a range read."""
 
 
-class FileRun:
+class FileRun(SortedRun):
     """
     Run in one or more files.
 
@@ -143,7 +120,7 @@ class FileRun:
 
         return np.concatenate([part.key_groups for part in self.parts])
 
-    @property
+    @cached_property
     def block_last_key_groups(self) -> Any:
         """Return the key group of each block, which has only one."""
         return self.block_key_groups
@@ -170,10 +147,9 @@ class FileRun:
     @property
     def index_bytes(self) -> int:
         """Return the approximate size of the index of the blocks in memory, in bytes."""
-        columns = sum(
-            _nbytes(part.firsts, part.offsets, part.lengths, part.rows, part.checksums) for part in self.parts
-        )
-        return columns + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
+        columns = ((p.firsts, p.offsets, p.lengths, p.rows, p.checksums) for p in self.parts)
+        sizes: int = sum(column.nbytes for column in chain.from_iterable(columns))
+        return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     def block(self, number: int) -> Block:
         """Return one block from the cache, or with one range read."""
@@ -184,14 +160,15 @@ class FileRun:
         keys = self._block_keys
         found = {number: self._cache.get(keys[number]) for number in numbers}
         missing = [number for number, block in found.items() if block is None]
-        read = {number: Block(table) for number, table in zip(missing, self._tables(missing, _copied), strict=True)}
+        # A table may refer to the bytes that were read, and a cached one would keep its whole range in memory.
+        read = {number: Block(table) for number, table in zip(missing, self._tables(missing, bytes), strict=True)}
         for number, block in read.items():
             self._cache.put(keys[number], block)
         return {number: block or read[number] for number, block in found.items()}
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         """Return several blocks as tables. Adjacent blocks share a range read."""
-        return self._tables(numbers, _shared)
+        return self._tables(numbers, memoryview)
 
     def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
         locations = (self._block_locations[number] for number in numbers)
@@ -218,19 +195,6 @@ def _source_of(handle: StreamStateHandle) -> Any:
     if isinstance(handle, ByteStreamStateHandle):
         return hashlib.sha256(handle.data).digest()  # the key of a block must not keep all of them in memory
     return handle.uri if isinstance(handle, FileStateHandle) else handle
-
-
-def _nbytes(*columns: Any) -> int:
-    return sum(column.nbytes for column in columns)
-
-
-def _shared(data: memoryview) -> memoryview:
-    return data
-
-
-def _copied(data: memoryview) -> bytes:
-    # A table may refer to the bytes that were read, and a cached one would keep its whole range in memory.
-    return bytes(data)
 
 
 def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
@@ -262,7 +226,7 @@ def _corrupt_block(part: Part, row: int, found: str) -> CorruptStateError:
     )
 
 
-class MemoryRun:
+class MemoryRun(SortedRun):
     """
     Run in memory.
 
@@ -381,7 +345,7 @@ def positions_of(keys: KeyBatch) -> list[tuple[Any, ...]]:
     return row_tuples([part for column in columns for part in order_columns(single(column))])
 
 
-def blocks_at(run: SearchedRun, position: tuple[Any, ...]) -> range:
+def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
     """Return the blocks that may contain rows whose sort key is equal to, or starts with, a position."""
     firsts, length = run.firsts, len(position)
     start = max(0, bisect_right(firsts, position) - 1)

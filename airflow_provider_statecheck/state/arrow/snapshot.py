@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -25,7 +25,7 @@ from airflow_provider_statecheck.state.arrow.compaction import merge_runs, runs_
 from airflow_provider_statecheck.state.arrow.layout import VALUE, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
-from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID, AsWritten
+from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID, RowForm
 from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
 from airflow_provider_statecheck.state.arrow.state_runs import Captured, Reading, StateRuns, schema_of
 from airflow_provider_statecheck.state.descriptors import StateKind
@@ -70,15 +70,6 @@ class SnapshotPlan:
     """Deletes a file."""
 
 
-@dataclass(slots=True)
-class _WrittenFiles:
-    handles: list[StreamStateHandle] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return sum(handle.state_size for handle in self.handles)
-
-
 class ArrowSnapshot:
     """
     Writer of captured runs. It may be cancelled from another thread.
@@ -87,20 +78,15 @@ class ArrowSnapshot:
     """
 
     def __init__(self, plan: SnapshotPlan) -> None:
-        self._plan = plan
+        self.plan = plan
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._is_done = False
-        self._written = _WrittenFiles()
+        self._written: list[StreamStateHandle] = []
         self.files: tuple[StateFiles, ...] = ()
         """Files of each captured state, set when the snapshot is complete."""
         self.carried: tuple[StateFiles, ...] = ()
         """Files of each state without a descriptor, set when the snapshot is complete."""
-
-    @property
-    def plan(self) -> SnapshotPlan:
-        """Return the input of the snapshot."""
-        return self._plan
 
     def run(self) -> SnapshotResult[KeyedStateHandle]:
         """
@@ -111,13 +97,14 @@ class ArrowSnapshot:
         """
         with self._deleting_on_failure():
             self._require_running()
-            files = tuple(self._write_state(state) for state in self._plan.states)
-            carried = tuple(self._carried(state) for state in self._plan.carried)
+            files = tuple(self._write_state(state) for state in self.plan.states)
+            carried = tuple(self._carried(state) for state in self.plan.carried)
             named = [state for state in (*files, *carried) if state.runs]
             handle = self._handle(named) if named else None
             self._finish()
         self.files, self.carried = files, carried
-        return SnapshotResult(handle, self._written.size, tuple(map(_size_of, named)))
+        new_bytes = sum(written.state_size for written in self._written)
+        return SnapshotResult(handle, new_bytes, tuple(map(_size_of, named)))
 
     def cancel(self) -> None:
         """Stop the write and delete its files. Has no effect after the end of the write."""
@@ -129,9 +116,7 @@ class ArrowSnapshot:
         rewritten = max(_runs_to_migrate(base), self._runs_to_move(base))
         if not fresh and not rewritten:
             return StateFiles(state.runs.schema, tuple(run.parts for run in base))
-        merged = runs_to_merge(
-            sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), [_RunSize(run) for run in base]
-        )
+        merged = runs_to_merge(sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), base)
         count = max(rewritten, merged)
         parts = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
         unmerged = tuple(run.parts for run in base[count:])
@@ -144,7 +129,7 @@ class ArrowSnapshot:
 
     def _may_stay(self, part: Part) -> bool:
         """Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive."""
-        plan = self._plan
+        plan = self.plan
         is_shared = plan.is_incremental and part.handle not in plan.exclusive
         return is_shared and plan.streams.could_reuse_state_handle(part.handle)
 
@@ -156,15 +141,15 @@ class ArrowSnapshot:
             yield from (part,) if self._may_stay(part) else self._copied(part)
 
     def _copied(self, part: Part) -> Parts:
-        reading = self._plan.reading
-        run = FileRun((part,), reading.files, BlockCache(0), AsWritten())
+        reading = self.plan.reading
+        run = FileRun((part,), reading.files, BlockCache(0), RowForm())
         tables = (table for blocks in _read_together(part) for table in run.tables(blocks))
         return self._written_by(PartWriter(part.schema, part.state, self._open, reading.settings), tables)
 
     def _write_run(self, state: CapturedRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
         runs = state.runs
         schema = schema_of(runs.layout, merged, keep_deletions=keep_deletions)
-        writer = PartWriter(schema, runs.schema, self._open, self._plan.reading.settings)
+        writer = PartWriter(schema, runs.schema, self._open, self.plan.reading.settings)
         tables = merge_runs(runs.layout, merged, keep_deletions=keep_deletions)
         # An expired row is kept while an older run may hold a value that it shadows.
         kept = tables if keep_deletions else (self._unexpired(state.state, table) for table in tables)
@@ -174,7 +159,7 @@ class ArrowSnapshot:
         try:
             return writer.write_all(self._while_running(tables))
         finally:
-            self._written.handles += [part.handle for part in writer.parts]
+            self._written += [part.handle for part in writer.parts]
 
     def _while_running(self, tables: Iterable[Any]) -> Iterator[Any]:
         for table in tables:
@@ -184,16 +169,16 @@ class ArrowSnapshot:
     def _unexpired(self, state: RegisteredState, table: Any) -> Any:
         if state.ttl is None:
             return table
-        cells, live = unexpired(state, single(table.column(VALUE)), self._plan.now_ms)
+        cells, live = unexpired(state, single(table.column(VALUE)), self.plan.now_ms)
         return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(live)
 
     def _open(self) -> CheckpointStateOutputStream:
         self._require_running()
-        scope = CheckpointedStateScope.SHARED if self._plan.is_incremental else CheckpointedStateScope.EXCLUSIVE
-        return self._plan.streams.create_checkpoint_state_output_stream(scope)
+        scope = CheckpointedStateScope.SHARED if self.plan.is_incremental else CheckpointedStateScope.EXCLUSIVE
+        return self.plan.streams.create_checkpoint_state_output_stream(scope)
 
     def _handle(self, files: Sequence[StateFiles]) -> KeyedStateHandle:
-        plan = self._plan
+        plan = self.plan
         named = tuple((part.path, part.handle) for state in files for parts in state.runs for part in parts)
         return KeyedStateHandle(
             backend_id=BACKEND_ID,
@@ -205,7 +190,7 @@ class ArrowSnapshot:
         )
 
     def _write_meta(self, data: bytes) -> StreamStateHandle:
-        stream = self._plan.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
+        stream = self.plan.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
         try:
             stream.write(data)
             handle = stream.close_and_get_handle()
@@ -216,7 +201,7 @@ class ArrowSnapshot:
             raise StorageError(
                 "Expected a handle of the snapshot metadata, found none; the stream of the storage returned no file."
             )
-        self._written.handles.append(handle)
+        self._written.append(handle)
         return handle
 
     @contextlib.contextmanager
@@ -224,10 +209,10 @@ class ArrowSnapshot:
         try:
             yield
         except BaseException as error:
-            for handle in self._written.handles:
+            for handle in self._written:
                 # No metadata references the files, so those that cannot be deleted are orphans.
                 with contextlib.suppress(StateCheckError):
-                    self._plan.discard(handle)
+                    self.plan.discard(handle)
             if self._is_cancelled and isinstance(error, StateCheckError):
                 raise _cancelled_error() from error
             raise
@@ -275,20 +260,3 @@ def _runs_to_migrate(base: Sequence[FileRun]) -> int:
     The next release migrates only from the types of this one, and an added or removed time to live applies once.
     """
     return max((number for number, run in enumerate(base, 1) if not run.is_current), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class _RunSize:
-    run: FileRun
-
-    @property
-    def raw_bytes(self) -> int:
-        return self.run.raw_bytes
-
-    @property
-    def deletions(self) -> int:
-        return self.run.deletions
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.run.block_rows.sum())

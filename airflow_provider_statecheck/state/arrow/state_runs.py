@@ -7,9 +7,10 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
@@ -35,10 +36,6 @@ from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESP
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
 _KEY_INDEX = "of_key"
@@ -113,9 +110,9 @@ class StateRuns:
         """Add sorted rows, which are newer than all existing ones."""
         if table.num_rows == 0:
             return
-        newest = self._newest_unsealed()
-        if isinstance(newest, MemoryRun) and _follows(newest, _first_key_group(table)):
-            self._replace_newest(1, self._memory_run([*newest.tables_in_order, table]))
+        newest = self.fresh[0] if len(self.fresh) > self._sealed else None
+        if isinstance(newest, MemoryRun) and _follows(newest, table.column(KEY_GROUP)[0].as_py()):
+            self.fresh = (self._memory_run([*newest.tables_in_order, table]), *self.fresh[1:])
             return
         self.fresh = (MemoryRun([table]), *self.fresh)
         self._merge_small()
@@ -161,17 +158,11 @@ class StateRuns:
         )
         self.fresh = tuple(spilled_runs)
 
-    def _newest_unsealed(self) -> SortedRun | None:
-        return self.fresh[0] if len(self.fresh) > self._sealed else None
-
     def _memory_run(self, tables: Sequence[Any]) -> MemoryRun:
         # Sort keys of a run are comparable only if all or none have a namespace.
         namespace = any(NAMESPACE in table.schema.names for table in tables)
         conform = self.layout.conform
         return MemoryRun([conform(t, namespace=namespace, deleted=DELETED in t.schema.names) for t in tables])
-
-    def _replace_newest(self, count: int, run: SortedRun) -> None:
-        self.fresh = (run, *self.fresh[count:])
 
     def _merge_small(self) -> None:
         """Merge the newest runs in memory while their sizes are similar, which keeps their number small."""
@@ -180,7 +171,7 @@ class StateRuns:
             if not isinstance(older, MemoryRun) or older.raw_bytes > 2 * newest.raw_bytes:
                 return
             merged = merge_runs(self.layout, (newest, older), keep_deletions=True)
-            self._replace_newest(2, MemoryRun(list(merged)))
+            self.fresh = (MemoryRun(list(merged)), *self.fresh[2:])
 
     def _spill_run(self, runs: tuple[SortedRun, ...], open_stream: OpenStream) -> FileRun:
         writer = PartWriter(schema_of(self.layout, runs), self.schema, open_stream, self._reading.settings)
@@ -197,27 +188,12 @@ def _follows(run: SortedRun, key_group: int) -> bool:
     return int(run.block_last_key_groups[-1]) < key_group
 
 
-def _first_key_group(table: Any) -> int:
-    return int(table.column(KEY_GROUP)[0].as_py())
-
-
 class Removed:
     """Type of the marker of a removed value."""
 
 
 REMOVED: Final = Removed()
 """Marker of a removed value in memory."""
-
-
-def key_columns(keys: KeySerializer, values: Sequence[Any]) -> list[Any]:
-    """Return normalized keys as Arrow columns."""
-    import pyarrow as pa
-
-    types = keys.arrow_types
-    if len(types) == 1:
-        return [pa.array(values, type=types[0])]
-    columns = zip(*values, strict=True) if values else ((),) * len(types)
-    return [pa.array(column, type=wanted) for column, wanted in zip(columns, types, strict=True)]
 
 
 def changed_rows(
@@ -285,7 +261,7 @@ def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Mat
         if not len(indexes):
             return
         if not missing.all():
-            keys = _take_keys(keys, pa.array(np.flatnonzero(missing)))
+            keys = keys.take(pa.array(np.flatnonzero(missing)))
 
 
 def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
@@ -325,10 +301,6 @@ def _filter(found: MatchedRows, chosen: Any) -> MatchedRows:
     return MatchedRows(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
 
 
-def _take_keys(keys: KeyBatch, rows: Any) -> KeyBatch:
-    return KeyBatch(keys.key_groups.take(rows), tuple(column.take(rows) for column in keys.columns))
-
-
 def key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
     """Return the key groups of keys as an Arrow array."""
     import pyarrow as pa
@@ -354,15 +326,13 @@ class LocalSpill:
 
         :raises StorageError: if the local disk is full.
         """
-        try:
+        with _spilling():
             if not self._is_created:
                 self._path.mkdir(mode=0o700)
                 self._is_created = True
                 # Deletes the files of a backend that is not disposed.
                 weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
             return LocalStream(self._path / uuid.uuid4().hex)
-        except OSError as error:
-            raise _spill_error(error) from error
 
     def close(self) -> None:
         """Delete all files; idempotent."""
@@ -372,22 +342,20 @@ class LocalSpill:
 
 
 class LocalStream:
-    """``CheckpointStateOutputStream`` to a local file that no checkpoint references."""
+    """
+    ``CheckpointStateOutputStream`` to a local file that no checkpoint references.
+
+    Its methods raise ``StorageError`` if the local disk is full.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("xb")
 
     def write(self, data: bytes) -> None:
-        """
-        Write bytes.
-
-        :raises StorageError: if the local disk is full.
-        """
-        try:
+        """Write bytes."""
+        with _spilling():
             self._file.write(data)
-        except OSError as error:
-            raise _spill_error(error) from error
 
     def get_pos(self) -> int:
         """Return the number of bytes written."""
@@ -397,15 +365,9 @@ class LocalStream:
         """Do nothing, because the stream is a file."""
 
     def close_and_get_handle(self) -> FileStateHandle:
-        """
-        Close the file and return its handle.
-
-        :raises StorageError: if the local disk is full.
-        """
-        try:
+        """Close the file and return its handle."""
+        with _spilling():
             self._file.close()
-        except OSError as error:
-            raise _spill_error(error) from error
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
     def close(self) -> None:
@@ -414,5 +376,9 @@ class LocalStream:
         self._path.unlink(missing_ok=True)
 
 
-def _spill_error(error: OSError) -> StorageError:
-    return StorageError(f"State changes cannot be spilled to the local disk: {error}; free space.")
+@contextmanager
+def _spilling() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"State changes cannot be spilled to the local disk: {error}; free space.") from error

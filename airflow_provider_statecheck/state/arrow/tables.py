@@ -7,8 +7,11 @@ runs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.state.arrow.compaction import without_tombstones
@@ -28,7 +31,6 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     StateRuns,
     changed_rows,
     joined_rows,
-    key_columns,
     key_groups_of,
     live_rows,
     live_rows_in_void_namespace,
@@ -39,6 +41,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+    from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
 
 _INITIAL_LIMIT = 4096
@@ -83,6 +86,9 @@ class TableCore:
         self._freezing = state.cells
         self._budget_bytes = budget_bytes
         self._on_seal = on_seal
+        self._cells: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+        """Changed cells by namespace and key; those of a map are dictionaries by user key."""
+        self._void = self._cells[VOID_NAMESPACE]
         self._key_groups: dict[Any, int] = {}
         self._read_ahead = ReadAhead()
         self._limit = _INITIAL_LIMIT
@@ -101,7 +107,11 @@ class TableCore:
     def seal(self) -> None:
         """Add the changes to the runs as sorted rows."""
         if self.is_changed:
-            self.runs.add(self._rows_of_changes())
+            changes = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items() if cells]
+            if changes:
+                self.runs.add(joined_rows(self.runs.layout, changes))
+            self._cells.clear()
+            self._void = self._cells[VOID_NAMESPACE]
             # Prefetched cells of changed keys are outdated.
             self._read_ahead.keys.difference_update(self._key_groups)
             self._key_groups.clear()
@@ -111,7 +121,8 @@ class TableCore:
     def keys(self, namespace: str) -> Iterator[Any]:
         """Return the distinct keys of a namespace. Later changes are not visible."""
         self.seal()
-        return self._distinct_keys(self.runs.rows(), namespace)
+        tables = (_in_namespace(table, namespace) for table in self.runs.rows())
+        return chain.from_iterable(map(self._keys_of, distinct_heads(tables)))
 
     def num_entries(self) -> int:
         """Return the number of pairs of key and namespace with state."""
@@ -122,12 +133,9 @@ class TableCore:
         """Discard the prefetched cells."""
         self._read_ahead = ReadAhead()
 
-    def _rows_of_changes(self) -> Any:
+    def _rows_of(self, namespace: str, cells: Any) -> Any:
+        """Return the changes of a namespace as sorted rows."""
         raise NotImplementedError
-
-    def _distinct_keys(self, tables: Iterator[Any], namespace: str) -> Iterator[Any]:
-        for heads in distinct_heads(_in_namespace(table, namespace) for table in tables):
-            yield from self._keys_of(heads)
 
     def _keys_of(self, table: Any) -> list[Any]:
         columns = tuple(single(table.column(name)) for name in self.runs.layout.key_names)
@@ -171,18 +179,6 @@ def _in_namespace(table: Any, namespace: str) -> Any:
 class ArrowValueTable(TableCore):
     """State table with changes in a dictionary by key."""
 
-    def __init__(
-        self,
-        state: RegisteredState,
-        keys: KeySerializer,
-        runs: StateRuns,
-        budget_bytes: Callable[[], int],
-        on_seal: Callable[[], None],
-    ) -> None:
-        super().__init__(state, keys, runs, budget_bytes, on_seal)
-        self._void: dict[Any, Any] = {}
-        self._cells: dict[str, dict[Any, Any]] = {VOID_NAMESPACE: self._void}
-
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
         """Return the value, or ``None`` if there is none."""
         cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
@@ -196,10 +192,7 @@ class ArrowValueTable(TableCore):
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
         """Set the value, which must not be ``None``."""
-        if namespace == VOID_NAMESPACE:
-            self._void[key] = value
-        else:
-            self._cells.setdefault(namespace, {})[key] = value
+        self._cells[namespace][key] = value
         groups = self._key_groups
         groups[key] = key_group
         if len(groups) >= self._limit:
@@ -210,7 +203,7 @@ class ArrowValueTable(TableCore):
         if self.runs.all:
             self.put(key, key_group, namespace, REMOVED)
         else:
-            self._cells.get(namespace, {}).pop(key, None)
+            self._cells[namespace].pop(key, None)
 
     def get_batch(self, keys: KeyBatch) -> Any:
         """Return an Arrow array of the values of distinct keys without a namespace; null for a key without a value."""
@@ -272,21 +265,13 @@ class ArrowValueTable(TableCore):
             return live_rows(self.runs, keys)
         return live_rows_in_void_namespace(self.runs, keys)
 
-    def _rows_of_changes(self) -> Any:
-        tables = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items() if cells]
-        self._void = {}
-        self._cells = {VOID_NAMESPACE: self._void}
-        return (
-            joined_rows(self.runs.layout, tables)
-            if tables
-            else self.runs.layout.schema(namespace=False, deleted=False).empty_table()
-        )
-
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
         keys, deleted = list(cells), tombstone_mask(cells.values())
         values = self._freezing.write([None if value is REMOVED else value for value in cells.values()])
         groups = key_groups_of(keys, self._key_groups)
-        return changed_rows(self.runs.layout, groups, key_columns(self._keys, keys), namespace, values, deleted)
+        return changed_rows(
+            self.runs.layout, groups, self._keys.to_columns_of_normalized(keys), namespace, values, deleted
+        )
 
     def _changed_values(self) -> Iterator[Any]:
         return (v for cells in self._cells.values() for v in cells.values() if v is not REMOVED)
@@ -295,20 +280,18 @@ class ArrowValueTable(TableCore):
 class ArrowMapTable(TableCore):
     """Map table with changes in dictionaries by key and user key."""
 
-    def __init__(
-        self,
-        state: RegisteredState,
-        keys: KeySerializer,
-        runs: StateRuns,
-        budget_bytes: Callable[[], int],
-        on_seal: Callable[[], None],
-    ) -> None:
-        super().__init__(state, keys, runs, budget_bytes, on_seal)
-        if state.key_serializer is None:
-            raise TypeError(f"Expected a map state, found {state.name}; use ArrowValueTable.")
-        self._user_key_serializer = state.key_serializer
-        self._cells: dict[str, dict[Any, dict[Any, Any]]] = {}
+    _count = 0
+    """Number of changed entries."""
+
+    def seal(self) -> None:
+        """Add the changes to the runs as sorted rows."""
+        super().seal()
         self._count = 0
+
+    @cached_property
+    def _user_key_serializer(self) -> TypeSerializer[Any]:
+        assert self.state.key_serializer is not None  # noqa: S101 - the state is a map
+        return self.state.key_serializer
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         """Return the value of an entry, or ``None`` if there is none."""
@@ -321,7 +304,7 @@ class ArrowMapTable(TableCore):
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
         """Set an entry."""
-        entries = self._cells.setdefault(namespace, {}).setdefault(key, {})
+        entries = self._cells[namespace].setdefault(key, {})
         self._count += user_key not in entries
         entries[user_key] = value
         self._key_groups[key] = key_group
@@ -409,26 +392,19 @@ class ArrowMapTable(TableCore):
                         del found[user_key]
         return found
 
-    def _rows_of_changes(self) -> Any:
-        layout = self.runs.layout
-        tables = [table for namespace, keys in self._cells.items() for table in self._rows_of(namespace, keys)]
-        self._cells, self._count = {}, 0
-        return joined_rows(layout, tables) if tables else layout.schema(namespace=False, deleted=False).empty_table()
-
-    def _rows_of(self, namespace: str, keys: dict[Any, dict[Any, Any]]) -> Iterator[Any]:
+    def _rows_of(self, namespace: str, keys: dict[Any, dict[Any, Any]]) -> Any:
         owners = [key for key, entries in keys.items() for _ in entries]
         user_keys = [user_key for entries in keys.values() for user_key in entries]
         values = [value for entries in keys.values() for value in entries.values()]
-        if owners:
-            yield changed_rows(
-                self.runs.layout,
-                key_groups_of(owners, self._key_groups),
-                key_columns(self._keys, owners),
-                namespace,
-                self._freezing.write([None if value is REMOVED else value for value in values]),
-                tombstone_mask(values),
-                self._user_key_serializer.to_arrow(user_keys),
-            )
+        return changed_rows(
+            self.runs.layout,
+            key_groups_of(owners, self._key_groups),
+            self._keys.to_columns_of_normalized(owners),
+            namespace,
+            self._freezing.write([None if value is REMOVED else value for value in values]),
+            tombstone_mask(values),
+            self._user_key_serializer.to_arrow(user_keys),
+        )
 
     def _changed_values(self) -> Iterator[Any]:
         entries = (entries for keys in self._cells.values() for entries in keys.values())

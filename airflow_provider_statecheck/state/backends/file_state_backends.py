@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
+from airflow_provider_statecheck.state.backends.state_backend import ConfigurableStateBackend, StateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 
 
-class AbstractFileStateBackend(ABC):
+class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, ABC):
     """
     State backend with directories for checkpoints and savepoints.
 
@@ -69,20 +72,16 @@ class AbstractFileStateBackend(ABC):
         """Return the directory of savepoints without a target, or ``None``."""
         return self._savepoint_path
 
+    @override
     def configure(self, config: Mapping[str, Any]) -> Self:
-        """
-        Return this backend with its unset fields taken from a configuration.
-
-        :raises InvalidConfigurationError: for an invalid setting.
-        """
         return type(self)(self.checkpoint_path, self.savepoint_path, {**config, **self._config})
 
+    @override
     def create_keyed_state_backend(self, *arguments: Any, **named: Any) -> ArrowKeyedStateBackend:
-        """Create the keyed state of one subtask; see ``StateBackend.create_keyed_state_backend``."""
         return self._keyed.create_keyed_state_backend(*arguments, **named)
 
+    @override
     def create_operator_state_backend(self, *arguments: Any, **named: Any) -> DefaultOperatorStateBackend:
-        """Create the operator state of one subtask; see ``StateBackend.create_operator_state_backend``."""
         return self._keyed.create_operator_state_backend(*arguments, **named)
 
     @abstractmethod
@@ -94,15 +93,8 @@ class AbstractFileStateBackend(ABC):
         :param storage_options: Options of the filesystem.
         """
 
+    @override
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
-        """
-        Return the checkpoint of a pointer, of any job.
-
-        :param storage_options: Options of the filesystem.
-        :raises InvalidConfigurationError: if the pointer is missing or empty.
-        :raises StorageError: if the pointer is not a URI, or the storage fails.
-        :raises CheckpointNotFoundError: if there is no checkpoint.
-        """
         return self._keyed.resolve_checkpoint(pointer, **storage_options)
 
 
@@ -118,8 +110,6 @@ class FsStateBackend(AbstractFileStateBackend):
         """
         Return a checkpoint storage with files.
 
-        :param attempt: Attempt that writes the checkpoints.
-        :param storage_options: Options of the filesystem.
         :raises InvalidConfigurationError: without a checkpoint directory.
         """
         if self.checkpoint_path is None:
@@ -161,24 +151,15 @@ class MemoryStateBackend(AbstractFileStateBackend):
         streams = MemoryCheckpointStreamFactory(max_state_size=max_state_size)
         self._keyed = replace(self._keyed, settings=settings, streams=streams)
 
+    @override
     def configure(self, config: Mapping[str, Any]) -> Self:
-        """
-        Return this backend with its unset fields taken from a configuration.
-
-        :raises InvalidConfigurationError: for an invalid setting.
-        """
         paths = (self.checkpoint_path, self.savepoint_path)
         return type(self)(*paths, {**config, **self._config}, max_state_size=self.max_state_size)
 
+    @override
     def create_checkpoint_storage(
         self, attempt: AttemptRef, **storage_options: Any
     ) -> MemoryBackendCheckpointStorageAccess:
-        """
-        Return a checkpoint storage with state in the handles.
-
-        :param attempt: Attempt that writes the checkpoints.
-        :param storage_options: Options of the filesystem.
-        """
         path = self.checkpoint_path
         return MemoryBackendCheckpointStorageAccess(
             attempt,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX
@@ -21,47 +23,46 @@ DEFAULT_BACKEND = "arrow"
 ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
 
 
-class MemoryStateBackendFactory:
+class MemoryStateBackendFactory(StateBackendFactory):
     """Factory of the ``memory`` backend."""
 
+    @override
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Create a backend with the directories of the configuration."""
         from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
 
         return MemoryStateBackend(config=config)
 
+    @override
     def get_identifier(self) -> str:
-        """Return ``memory``."""
         return "memory"
 
 
-class FsStateBackendFactory:
+class FsStateBackendFactory(StateBackendFactory):
     """Factory of the ``filesystem`` backend."""
 
+    @override
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Create a backend with the directories of the configuration."""
         from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
 
         return FsStateBackend(config=config)
 
+    @override
     def get_identifier(self) -> str:
-        """Return ``filesystem``."""
         return "filesystem"
 
 
-class ArrowStateBackendFactory:
+class ArrowStateBackendFactory(StateBackendFactory):
     """Factory of the ``arrow`` backend."""
 
+    @override
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Create a backend with the settings of the configuration."""
         from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 
-        backend: StateBackend = ArrowStateBackend().configure(config)
-        return backend
+        return ArrowStateBackend().configure(config)
 
+    @override
     def get_identifier(self) -> str:
-        """Return ``arrow``."""
-        return "arrow"
+        return DEFAULT_BACKEND
 
 
 _BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
@@ -89,8 +90,7 @@ def load_state_backend(application: StateBackend | None, config: Mapping[str, An
     """
     if application is not None:
         return application.configure(config) if isinstance(application, ConfigurableStateBackend) else application
-    name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
-    return factory_of(name).create_from_config(config)
+    return factory_of(_backend_name(config)).create_from_config(config)
 
 
 def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any]) -> StateBackend:
@@ -115,8 +115,12 @@ def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any
     return backend
 
 
+def _backend_name(config: Mapping[str, Any]) -> Any:
+    return next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
+
+
 def _require_known_settings(config: Mapping[str, Any]) -> None:
-    name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
+    name = _backend_name(config)
     if str(name).lower() not in _BACKENDS.known:
         return  # custom factories validate their own settings
     for key in config:

@@ -74,6 +74,8 @@ class StateBackend(Protocol):
         Return the checkpoint of a pointer, of any job.
 
         :param storage_options: Options of the filesystem.
+        :raises InvalidConfigurationError: if the pointer is missing or empty.
+        :raises StorageError: if the pointer is not a URI, or the storage fails.
         :raises CheckpointNotFoundError: if there is no checkpoint.
         """
         ...

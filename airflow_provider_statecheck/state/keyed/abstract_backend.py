@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
-from airflow_provider_statecheck.state.descriptors import (
-    AggregatingStateDescriptor,
-    FoldingStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    StateKind,
-    ValueStateDescriptor,
-)
+from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
-from airflow_provider_statecheck.state.keyed.keyed_state_store import (
-    BatchState,
-    DefaultKeyedStateStore,
-    KeyedStateStore,
-)
+from airflow_provider_statecheck.state.keyed.keyed_state_store import BatchState, KeyedStateStore
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import (
     NO_KEY_GROUP,
@@ -36,6 +25,7 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
 )
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
+    CellState,
     DefaultedValueState,
     FoldingState,
     ListState,
@@ -90,7 +80,7 @@ class AbstractKeyedStateBackend(ABC):
         self.number_of_key_groups = number_of_key_groups
         self.key_group_range = key_group_range
         self.operator_name = operator_name
-        self.store: KeyedStateStore = DefaultKeyedStateStore(self)
+        self.store = KeyedStateStore(self.get_partitioned_state)
         self._now_ms = now_ms
         # Cached, because set_current_key reads them for each element.
         self._first, self._last = key_group_range.start, key_group_range.end
@@ -214,7 +204,7 @@ class AbstractKeyedStateBackend(ABC):
         """
         self.get_partitioned_state(descriptor)
         state = self._registered[descriptor.name]
-        return BatchState.of(
+        return BatchState(
             descriptor, state, self._tables[state.name], self.key_group_range, self._now_ms, self.operator_name
         )
 
@@ -303,6 +293,15 @@ def _foreign_key_error(key: Any, key_group: int, owned: KeyGroupRange) -> Invali
     )
 
 
+_CELL_STATES: Mapping[StateKind, type[CellState]] = {
+    StateKind.VALUE: ValueState,
+    StateKind.LIST: ListState,
+    StateKind.REDUCING: ReducingState,
+    StateKind.AGGREGATING: AggregatingState,
+    StateKind.FOLDING: FoldingState,
+}
+
+
 def create_state(
     descriptor: StateDescriptor[Any],
     registered: RegisteredState,
@@ -319,43 +318,18 @@ def create_state(
     """
     values = StateValues(registered, operator)
     ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
-    if registered.kind is StateKind.MAP:
-        return _map_state(registered, cast("MapTable", table), context, namespace, values, ttl)
+    if registered.key_serializer is not None:
+        entries = cast("MapTable", table)
+        check_null_key = partial(registered.key_serializer.to_arrow, [None])
+        return MapState(
+            entries if ttl is None else TtlEntries(entries, ttl), context, namespace, values, check_null_key
+        )
     cells = cast("StateTable", table)
-    if registered.kind is StateKind.LIST:
-        if ttl is None:
-            return ListState(cells, context, namespace, values)
-        return TtlListState(cells, context, namespace, values, ttl)
-    return _single_state(descriptor, cells if ttl is None else TtlCells(cells, ttl), context, namespace, values)
-
-
-def _map_state(
-    registered: RegisteredState,
-    table: MapTable,
-    context: KeyContext,
-    namespace: str,
-    values: StateValues,
-    ttl: TimeToLive | None,
-) -> State:
-    assert registered.key_serializer is not None  # noqa: S101 - for the type checker
-    check = partial(registered.key_serializer.to_arrow, [None])
-    return MapState(table if ttl is None else TtlEntries(table, ttl), context, namespace, values, check)
-
-
-def _single_state(
-    descriptor: StateDescriptor[Any], table: StateTable, context: KeyContext, namespace: str, values: StateValues
-) -> State:
-    common = (table, context, namespace, values)
-    if isinstance(descriptor, ReducingStateDescriptor):
-        return ReducingState(*common, descriptor.reduce_function)
-    if isinstance(descriptor, AggregatingStateDescriptor):
-        return AggregatingState(*common, descriptor.aggregate_function)
-    if isinstance(descriptor, FoldingStateDescriptor):
-        initial = partial(getattr, descriptor, "initial")
-        return FoldingState(*common, initial, descriptor.fold_function)
-    if isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None:
-        return DefaultedValueState(*common, partial(getattr, descriptor, "default"))
-    return ValueState(*common)
+    if registered.kind is StateKind.LIST and ttl is not None:
+        return TtlListState(cells, context, namespace, values, descriptor, ttl)
+    has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
+    kind = DefaultedValueState if has_default else _CELL_STATES[registered.kind]
+    return kind(cells if ttl is None else TtlCells(cells, ttl), context, namespace, values, descriptor)
 
 
 def require_mergeable(state: State) -> MergeableState:

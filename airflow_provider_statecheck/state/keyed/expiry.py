@@ -9,6 +9,7 @@ from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlCon
 from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable, lists_of
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlValue
+from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
@@ -136,8 +137,7 @@ class TtlCells:
             live = self._ttl.unexpired_column(stored, expired)
             self._table.put_batch(keys, self._ttl.stamped_column(live))
         elif expired.true_count:
-            columns = tuple(pc.filter(column, expired) for column in keys.columns)
-            expired_keys = KeyBatch(pc.filter(keys.key_groups, expired), columns)
+            expired_keys = keys.take(pc.indices_nonzero(expired))
             self._table.put_batch(expired_keys, pa.nulls(len(expired_keys), stored.type))
 
 
@@ -223,3 +223,19 @@ def unexpired(state: RegisteredState, cells: Any, now_ms: int) -> tuple[Any, Any
     parents = pc.list_parent_indices(cells)
     lists = lists_of(elements.filter(live), parents.filter(live), len(cells)).cast(cells.type)
     return lists, pc.greater(pc.list_value_length(lists), 0)
+
+
+def timed_cells(values: Any, times: Any) -> Any:
+    """
+    Return the cells of a state with a time to live.
+
+    :param values: Array of values, or of lists of them.
+    :param times: Times of the last access in milliseconds, or lists of them with equal lengths.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_list(times.type):
+        return with_elements(values, timed_cells(values.flatten(), times.flatten()))
+    # A value without a time is no value.
+    nulls = times.is_null() if times.null_count else None
+    return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=nulls)

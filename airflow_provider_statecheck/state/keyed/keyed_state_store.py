@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
@@ -40,57 +39,19 @@ T = TypeVar("T")
 Acc = TypeVar("Acc")
 
 
-class KeyedStateStore(Protocol):
+class KeyedStateStore:
     """
     Registry of the keyed states of a function.
 
     The first call with a descriptor registers its state, and later calls return the same state. Each method raises
     ``InvalidConfigurationError`` for a descriptor of another kind or a name that belongs to another kind of state, and
     ``StateMigrationError`` if the descriptor is incompatible with restored state.
+
+    :param state_of: Returns the state of a descriptor for the current key.
     """
 
-    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """Return a state with one value per key."""
-        ...
-
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return a state with one list per key."""
-        ...
-
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return a state that reduces added values."""
-        ...
-
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
-        """Return a state that aggregates added values."""
-        ...
-
-    def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
-        """Return a state that folds added values."""
-        ...
-
-    def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
-        """Return a state with one map per key."""
-        ...
-
-
-class PartitionedStates(Protocol):
-    """States that are partitioned by key, as a keyed state backend has them."""
-
-    def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> State:
-        """Return the state of a descriptor, bound to the current key."""
-        ...
-
-
-class DefaultKeyedStateStore:
-    """
-    Store of the states of a backend.
-
-    :param backend: Keyed state backend.
-    """
-
-    def __init__(self, backend: PartitionedStates) -> None:
-        self._backend = backend
+    def __init__(self, state_of: Callable[[StateDescriptor[Any]], State]) -> None:
+        self._state_of = state_of
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """Return a state with one value per key."""
@@ -122,7 +83,7 @@ class DefaultKeyedStateStore:
                 f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}; call the method "
                 f"of its kind."
             )
-        return self._backend.get_partitioned_state(descriptor)
+        return self._state_of(descriptor)
 
 
 _BATCH_KINDS = (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
@@ -134,54 +95,37 @@ class BatchState:
 
     It shares its cells with the state of single keys.
 
+    :param descriptor: Descriptor of the state.
+    :param state: Registered state of the descriptor.
     :param table: Table of the state.
-    :param arrow_type: Arrow type of the values.
     :param key_group_range: Key groups of the subtask.
-    :param misfit_error: Returns the error of values that do not fit the state.
-    :param default: Arrow array with the default as its only value, or ``None``.
+    :param now_ms: Returns the time for expiry in milliseconds.
+    :param operator: Operator name for errors.
+    :raises InvalidConfigurationError: for a list, map or folding state.
     """
 
     def __init__(
         self,
-        table: StateTable,
-        arrow_type: Any,
-        key_group_range: KeyGroupRange,
-        misfit_error: Callable[[Exception], UnsupportedStateError],
-        default: Any = None,
-    ) -> None:
-        self._table = table
-        self._arrow_type = arrow_type
-        self._key_group_range = key_group_range
-        self._misfit_error = misfit_error
-        self._default = default
-
-    @classmethod
-    def of(
-        cls,
         descriptor: StateDescriptor[Any],
         state: RegisteredState,
         table: StateTable | MapTable,
         key_group_range: KeyGroupRange,
         now_ms: Callable[[], int],
         operator: str,
-    ) -> BatchState:
-        """
-        Return the batch state of a descriptor.
-
-        :param operator: Operator name for errors.
-        :raises InvalidConfigurationError: for a list, map or folding state.
-        """
+    ) -> None:
         if state.kind not in _BATCH_KINDS:
             raise InvalidConfigurationError(
                 f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
                 f"key."
             )
         cells = cast("StateTable", table)
-        cells = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
+        self._table = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
+        self._state = state
+        self._arrow_type = state.serializer.arrow_type
+        self._key_group_range = key_group_range
+        self._operator = operator
         default = getattr(descriptor, "default", None)
-        default_column = None if default is None else state.serializer.to_arrow([default])
-        misfit_error = partial(misfit, state.title, operator)
-        return cls(cells, state.serializer.arrow_type, key_group_range, misfit_error, default_column)
+        self._default = None if default is None else state.serializer.to_arrow([default])
 
     def get(self, keys: KeyBatch) -> Any:
         """
@@ -211,12 +155,12 @@ class BatchState:
         import pyarrow as pa
 
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        wanted = self._arrow_type
         try:
-            return whole if whole.type == self._arrow_type else whole.cast(self._arrow_type)
+            return whole if whole.type == wanted else whole.cast(wanted)
         except pa.ArrowException as error:
-            raise self._misfit_error(
-                UnsupportedStateError(f"Expected values of {self._arrow_type}, found {whole.type}: {error}; cast them.")
-            ) from error
+            reason = UnsupportedStateError(f"Expected values of {wanted}, found {whole.type}: {error}; cast them.")
+            raise misfit(self._state.title, self._operator, reason) from error
 
     def _require_owned(self, keys: KeyBatch) -> None:
         _require_ordered(keys.key_groups)

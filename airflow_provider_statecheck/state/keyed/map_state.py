@@ -18,6 +18,8 @@ class MapState(Generic[K, V]):
     """
     Keyed state with one map per key. Values may be ``None``; an empty map is equal to no map.
 
+    Accesses without a current key raise ``CoordinatorError``.
+
     :param table: Table of the state.
     :param context: Current key.
     :param namespace: Namespace of the state.
@@ -45,11 +47,7 @@ class MapState(Generic[K, V]):
         self._put = table.put
 
     def get(self, user_key: K) -> V | None:
-        """
-        Return the value of a user key, or ``None``. Modifying it does not change the state.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the value of a user key, or ``None``. Modifying it does not change the state."""
         context = self._context
         if context.key_group < 0:
             raise no_key()
@@ -58,11 +56,7 @@ class MapState(Generic[K, V]):
         return value if thaw is None or value is None else thaw(value)
 
     def contains(self, user_key: K) -> bool:
-        """
-        Return whether there is an entry, also with the value ``None``.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return whether there is an entry, also with the value ``None``."""
         return self._table.contains(*self._scope(), user_key)
 
     def put(self, user_key: K, value: V | None) -> None:
@@ -70,7 +64,6 @@ class MapState(Generic[K, V]):
         Set an entry.
 
         :raises UnsupportedStateError: if the user key or the value does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         context = self._context
         if context.key_group < 0:
@@ -83,7 +76,6 @@ class MapState(Generic[K, V]):
 
         :raises InvalidConfigurationError: if ``entries`` is ``None``.
         :raises UnsupportedStateError: if a user key or a value does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         scope = self._scope()
         if entries is None:
@@ -94,51 +86,27 @@ class MapState(Generic[K, V]):
             self._put(*scope, *frozen)
 
     def remove(self, user_key: K) -> None:
-        """
-        Remove an entry, if there is one.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Remove an entry, if there is one."""
         self._table.remove(*self._scope(), user_key)
 
     def clear(self) -> None:
-        """
-        Remove the state of the current key.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Remove the state of the current key."""
         self._table.clear(*self._scope())
 
     def is_empty(self) -> bool:
-        """
-        Return whether the map has no entries.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return whether the map has no entries."""
         return self._table.is_empty(*self._scope())
 
     def entries(self) -> MapIterator[MapEntry[K, V]]:
-        """
-        Return the entries; each can be replaced or removed.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the entries; each can be replaced or removed."""
         return self._iterator(lambda entry: entry)
 
     def keys(self) -> MapIterator[K]:
-        """
-        Return the user keys.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the user keys."""
         return self._iterator(lambda entry: entry.key)
 
     def values(self) -> MapIterator[V]:
-        """
-        Return the values.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the values."""
         return self._iterator(lambda entry: entry.value)
 
     def __iter__(self) -> MapIterator[MapEntry[K, V]]:

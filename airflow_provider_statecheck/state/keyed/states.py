@@ -1,12 +1,13 @@
 """
 Keyed states of user functions: value, list, reducing, aggregating and folding state.
 
-All accesses refer to the current key. Modifying a value that was read does not change the state.
+All accesses refer to the current key, and raise ``CoordinatorError`` without one. Modifying a value that was read does
+not change the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
@@ -24,14 +25,10 @@ Acc = TypeVar("Acc")
 
 
 class State(Protocol):
-    """State of the current key."""
+    """State of the current key. Each access raises ``CoordinatorError`` without a current key."""
 
     def clear(self) -> None:
-        """
-        Remove the state of the current key.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Remove the state of the current key."""
         ...
 
 
@@ -53,12 +50,16 @@ class CellState:
     :param context: Current key.
     :param namespace: Namespace of the state.
     :param values: Conversion between values and cells.
+    :param descriptor: Descriptor with the default or the functions of the state.
     """
 
-    __slots__ = ("_context", "_freeze", "_get", "_namespace", "_put", "_remove", "_thaw", "_values")
+    __slots__ = ("_context", "_descriptor", "_freeze", "_get", "_namespace", "_put", "_remove", "_thaw", "_values")
 
-    def __init__(self, table: StateTable, context: KeyContext, namespace: str, values: StateValues) -> None:
+    def __init__(
+        self, table: StateTable, context: KeyContext, namespace: str, values: StateValues, descriptor: Any
+    ) -> None:
         self._context = context
+        self._descriptor = descriptor
         self._namespace = namespace
         self._values = values
         self._freeze = values.freeze
@@ -68,11 +69,7 @@ class CellState:
         self._remove = table.remove
 
     def clear(self) -> None:
-        """
-        Remove the state of the current key.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Remove the state of the current key."""
         self._context.require()
         self._remove(self._context.key, self._context.key_group, self._namespace)
 
@@ -102,18 +99,14 @@ class CellState:
 
 
 class ValueState(CellState, Generic[T]):
-    """Keyed state with one value per key."""
+    """Keyed state with one value per key. Accesses without a current key raise ``CoordinatorError``."""
 
     __slots__ = ()
 
     # Both methods are called for each element, so they inline the methods of ``CellState``.
 
     def value(self) -> T | None:
-        """
-        Return the value, or ``None`` if the key has none.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the value; if the key has none, a copy of the default, or ``None`` without a default."""
         context = self._context
         if context.key_group < 0:
             raise no_key()
@@ -126,7 +119,6 @@ class ValueState(CellState, Generic[T]):
         Set the value; ``None`` clears it.
 
         :raises UnsupportedStateError: if the value does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         context = self._context
         if context.key_group < 0:
@@ -142,46 +134,28 @@ class ValueState(CellState, Generic[T]):
 
 
 class DefaultedValueState(ValueState[T]):
-    """
-    Value state with a default.
+    """Value state with a default."""
 
-    :param default: Returns a new copy of the default.
-    """
-
-    __slots__ = ("_default",)
-
-    def __init__(
-        self,
-        table: StateTable,
-        context: KeyContext,
-        namespace: str,
-        values: StateValues,
-        default: Callable[[], T],
-    ) -> None:
-        super().__init__(table, context, namespace, values)
-        self._default = default
+    __slots__ = ()
 
     def value(self) -> T | None:
-        """
-        Return the value, or a copy of the default if the key has none.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the value, or a copy of the default if the key has none."""
         cell = self._cell()
-        return self._default() if cell is None else self._values.thawed(cell)
+        value: T | None = self._descriptor.default if cell is None else self._values.thawed(cell)
+        return value
 
 
 class ListState(CellState, Generic[T]):
-    """Keyed state with one list per key. An empty list is equal to no list."""
+    """
+    Keyed state with one list per key. An empty list is equal to no list.
+
+    Accesses without a current key raise ``CoordinatorError``.
+    """
 
     __slots__ = ()
 
     def get(self) -> Iterable[T]:
-        """
-        Return the elements in the order in which they were added.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the elements in the order in which they were added."""
         return self._thawed(self._cell() or ())
 
     def __iter__(self) -> Iterator[T]:
@@ -194,7 +168,6 @@ class ListState(CellState, Generic[T]):
 
         :raises InvalidConfigurationError: if the element is ``None``.
         :raises UnsupportedStateError: if the element does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         self._append([_required(element)])
 
@@ -204,7 +177,6 @@ class ListState(CellState, Generic[T]):
 
         :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
         :raises UnsupportedStateError: if an element does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         self._append(_all_required(elements))
 
@@ -214,7 +186,6 @@ class ListState(CellState, Generic[T]):
 
         :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
         :raises UnsupportedStateError: if an element does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         self._replace(self._stored(_all_required(elements)))
 
@@ -268,17 +239,19 @@ class TtlListState(ListState[T]):
     __slots__ = ("_ttl",)
 
     def __init__(
-        self, table: StateTable, context: KeyContext, namespace: str, values: StateValues, time_to_live: TimeToLive
+        self,
+        table: StateTable,
+        context: KeyContext,
+        namespace: str,
+        values: StateValues,
+        descriptor: Any,
+        time_to_live: TimeToLive,
     ) -> None:
-        super().__init__(table, context, namespace, values)
+        super().__init__(table, context, namespace, values, descriptor)
         self._ttl = time_to_live
 
     def get(self) -> Iterable[T]:
-        """
-        Return the visible elements, and remove expired ones.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the visible elements, and remove expired ones."""
         cell = self._cell()
         if cell is None:
             return ()
@@ -292,31 +265,12 @@ class TtlListState(ListState[T]):
 
 
 class ReducingState(CellState, Generic[T]):
-    """
-    Reduction of the values added to a key.
+    """Reduction of the values added to a key. Accesses without a current key raise ``CoordinatorError``."""
 
-    :param reduce: Combines two values into one.
-    """
-
-    __slots__ = ("_reduce",)
-
-    def __init__(
-        self,
-        table: StateTable,
-        context: KeyContext,
-        namespace: str,
-        values: StateValues,
-        reduce: Callable[[T, T], T | None],
-    ) -> None:
-        super().__init__(table, context, namespace, values)
-        self._reduce = reduce
+    __slots__ = ()
 
     def get(self) -> T | None:
-        """
-        Return the reduction, or ``None`` if no value was added.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the reduction, or ``None`` if no value was added."""
         value: T | None = self._value()
         return value
 
@@ -325,13 +279,16 @@ class ReducingState(CellState, Generic[T]):
         Reduce a value into the state; ``None`` clears the state. The first value is stored unchanged.
 
         :raises UnsupportedStateError: if the result does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         if value is None:
             self.clear()
             return
         old = self._value()
-        self._set_or_clear(value if old is None else self._reduce(old, value))
+        reduced = value if old is None else self._descriptor.reduce_function(old, value)
+        if reduced is None:
+            self.clear()
+        else:
+            self._set_value(reduced)
 
     def merge_from(self, source: ReducingState[T]) -> None:
         """Reduce the value of another namespace into this one, and clear the other."""
@@ -340,56 +297,30 @@ class ReducingState(CellState, Generic[T]):
             source.clear()
             self.add(value)
 
-    def _set_or_clear(self, value: T | None) -> None:
-        if value is None:
-            self.clear()
-        else:
-            self._set_value(value)
-
 
 class AggregatingState(CellState, Generic[In, Out]):
-    """
-    Aggregate of the values added to a key.
+    """Aggregate of the values added to a key. Accesses without a current key raise ``CoordinatorError``."""
 
-    :param aggregate: Aggregate function.
-    """
-
-    __slots__ = ("_aggregate",)
-
-    def __init__(
-        self,
-        table: StateTable,
-        context: KeyContext,
-        namespace: str,
-        values: StateValues,
-        aggregate: AggregateFunction[In, Any, Out],
-    ) -> None:
-        super().__init__(table, context, namespace, values)
-        self._aggregate = aggregate
+    __slots__ = ()
 
     def get(self) -> Out | None:
-        """
-        Return the result, or ``None`` if no value was added.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the result, or ``None`` if no value was added."""
         accumulator = self._value()
-        return None if accumulator is None else self._aggregate.get_result(accumulator)
+        return None if accumulator is None else self._functions.get_result(accumulator)
 
     def add(self, value: In | None) -> None:
         """
         Add a value to the accumulator; ``None`` clears the state.
 
         :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         if value is None:
             self.clear()
             return
         accumulator = self._value()
         if accumulator is None:
-            accumulator = self._aggregate.create_accumulator()
-        self._set_value(self._aggregate.add(value, accumulator))
+            accumulator = self._functions.create_accumulator()
+        self._set_value(self._functions.add(value, accumulator))
 
     def merge_from(self, source: AggregatingState[In, Out]) -> None:
         """Merge the accumulator of another namespace into this one, and clear the other."""
@@ -401,38 +332,25 @@ class AggregatingState(CellState, Generic[In, Out]):
         if current is None:
             self._set_cell(added)
         else:
-            self._set_value(self._aggregate.merge(self._values.thawed(current), self._values.thawed(added)))
+            self._set_value(self._functions.merge(self._values.thawed(current), self._values.thawed(added)))
+
+    @property
+    def _functions(self) -> AggregateFunction[In, Any, Out]:
+        functions: AggregateFunction[In, Any, Out] = self._descriptor.aggregate_function
+        return functions
 
 
 class FoldingState(CellState, Generic[T, Acc]):
     """
     Fold of the values added to a key. New code should use an ``AggregatingState``.
 
-    :param initial: Returns a new initial accumulator.
-    :param fold: Returns the accumulator with one more value.
+    Accesses without a current key raise ``CoordinatorError``.
     """
 
-    __slots__ = ("_fold", "_initial")
-
-    def __init__(
-        self,
-        table: StateTable,
-        context: KeyContext,
-        namespace: str,
-        values: StateValues,
-        initial: Callable[[], Acc],
-        fold: Callable[[Acc, T], Acc],
-    ) -> None:
-        super().__init__(table, context, namespace, values)
-        self._initial = initial
-        self._fold = fold
+    __slots__ = ()
 
     def get(self) -> Acc | None:
-        """
-        Return the accumulator, or ``None`` if no value was added.
-
-        :raises CoordinatorError: without a current key.
-        """
+        """Return the accumulator, or ``None`` if no value was added."""
         value: Acc | None = self._value()
         return value
 
@@ -441,12 +359,11 @@ class FoldingState(CellState, Generic[T, Acc]):
         Fold a value into the accumulator; ``None`` clears the state.
 
         :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
-        :raises CoordinatorError: without a current key.
         """
         if value is None:
             self.clear()
             return
         accumulator = self._value()
         if accumulator is None:
-            accumulator = self._initial()
-        self._set_value(self._fold(accumulator, value))
+            accumulator = self._descriptor.initial
+        self._set_value(self._descriptor.fold_function(accumulator, value))

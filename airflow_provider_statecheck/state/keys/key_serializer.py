@@ -312,11 +312,17 @@ class KeySerializer:
         :raises InvalidConfigurationError: if a key or a part is ``None``.
         :raises UnsupportedStateError: if the type of a part differs from its column.
         """
+        return self.to_columns_of_normalized([self.normalized(key) for key in keys])
+
+    def to_columns_of_normalized(self, keys: Sequence[Any]) -> tuple[Any, ...]:
+        """Return keys in normal form as Arrow columns."""
         import pyarrow as pa
 
-        normalized = [self._parts(self.normalized(key)) for key in keys]
-        columns = zip(*normalized, strict=True) if normalized else ((),) * len(self.fields)
-        return tuple(pa.array(column, type=wanted) for column, wanted in zip(columns, self.arrow_types, strict=True))
+        types = self.arrow_types
+        if len(types) == 1:
+            return (pa.array(keys, type=types[0]),)
+        columns = zip(*keys, strict=True) if keys else ((),) * len(types)
+        return tuple(pa.array(column, type=wanted) for column, wanted in zip(columns, types, strict=True))
 
     def normalized_columns(self, columns: Sequence[Any]) -> tuple[Any, ...]:
         """
@@ -427,3 +433,7 @@ class KeyBatch:
 
     def __len__(self) -> int:
         return len(self.key_groups)
+
+    def take(self, rows: Any) -> KeyBatch:
+        """Return the keys at ascending row numbers, an Arrow array."""
+        return KeyBatch(self.key_groups.take(rows), tuple(column.take(rows) for column in self.columns))

@@ -13,6 +13,8 @@ from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     DistributionMode,
@@ -28,7 +30,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
-from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
+from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (
     PARQUET_MAGIC,
     ElementSerializers,
@@ -52,7 +54,7 @@ T = TypeVar("T")
 AnyState = PartitionableListState[Any] | BroadcastState[Any, Any]
 
 
-class DefaultOperatorStateBackend:
+class DefaultOperatorStateBackend(OperatorStateStore):
     """
     Operator state store that keeps lists and maps in memory.
 
@@ -78,12 +80,9 @@ class DefaultOperatorStateBackend:
         cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
     ) -> DefaultOperatorStateBackend:
         """
-        Return a backend with the state of handles.
-
-        The errors are those of the constructor.
+        Return a backend with the state of handles. The errors are those of the constructor.
 
         :param storage: The storage of the checkpoint.
-        :param operator_name: The name of the operator, for errors.
         """
 
         def reader(handle: OperatorStateHandle) -> Callable[[], bytes]:
@@ -91,41 +90,24 @@ class DefaultOperatorStateBackend:
 
         return cls(((handle, reader(handle)) for handle in handles), operator_name)
 
+    @override
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a list state, whose elements are redistributed over the subtasks when the parallelism changes.
-
-        :raises CoordinatorError: if a union list state has this name.
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
         return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.SPLIT_DISTRIBUTE))
 
+    @override
     def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a union list state: after a restore, each subtask has the elements of all subtasks.
-
-        :raises CoordinatorError: if a list state with redistribution has this name.
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
         return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.UNION))
 
+    @override
     def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
-        """
-        Return a broadcast state. Its name may also be the name of a list state.
-
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
         return cast(BroadcastState[Any, T], self._get(descriptor, DistributionMode.BROADCAST))
 
+    @override
     def get_registered_state_names(self) -> frozenset[str]:
-        """Return the names of the registered and the restored list states."""
         return frozenset(name for name, mode in self._names() if mode is not DistributionMode.BROADCAST)
 
+    @override
     def get_registered_broadcast_state_names(self) -> frozenset[str]:
-        """Return the names of the registered and the restored broadcast states."""
         return frozenset(name for name, mode in self._names() if mode is DistributionMode.BROADCAST)
 
     def schemas(self) -> tuple[StateSchema, ...]:

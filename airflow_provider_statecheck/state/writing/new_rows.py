@@ -17,8 +17,8 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_writer import timed_cells
 from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.columns import LAST_ACCESS, StateColumns

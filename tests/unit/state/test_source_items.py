@@ -1,4 +1,4 @@
-"""What is kept of each file."""
+"""Items of a source, and sets of numbers as bounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.state.source_items import Item, pack_items, unpack_items
+from airflow_provider_statecheck.state.source_items import Intervals, Item, pack_items, unpack_items
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 NAMES = st.text(st.characters(exclude_characters="\0"), min_size=1)
@@ -53,3 +53,20 @@ def test_a_damaged_listing_is_refused(part, damage):
 def test_a_listing_without_a_part_is_refused():
     with pytest.raises(CorruptStateError):
         unpack_items({"names": b""})
+
+
+@given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
+def test_bounds_hold_what_a_set_would(some, others):
+    both = Intervals.of(some).plus(Intervals.of(others).bounds)
+
+    assert list(both) == sorted(some | others)
+    assert len(both) == len(some | others)
+    assert {number for number in range(70) if number in both} == some | others
+
+
+def test_neighbours_are_kept_as_one():
+    assert Intervals.of([3, 1, 2, 7]).bounds == ((1, 4), (7, 8))
+
+
+def test_bounds_without_numbers_are_not_kept():
+    assert Intervals().plus([(3, 3), (5, 4)]).bounds == ()

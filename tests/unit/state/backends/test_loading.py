@@ -1,4 +1,4 @@
-"""Which backend a stage gets, and what becomes of names that lead nowhere."""
+"""Which backend a stage gets, with which settings, and what becomes of names that lead nowhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.loading import ENTRY_POINT_GROUP, factory_of, load_state_backend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
@@ -162,3 +163,27 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
         return [found] if (group, name) == (found.group, found.name) else []
 
     monkeypatch.setattr("airflow_provider_statecheck.storage.views.loading.entry_points", entry_points)
+
+
+def test_configuration_fills_what_the_application_left_unset() -> None:
+    config = {"state.backend.arrow.block-rows": "100", "state.backend.arrow.part-bytes": "1 MiB"}
+    assert ArrowStateBackend().configure(config).settings == ArrowStateSettings(block_rows=100, part_bytes=1 << 20)
+    own = ArrowStateBackend(ArrowStateSettings(block_rows=7))
+    assert own.configure(config).settings == own.settings
+
+
+def test_compression_may_be_turned_off() -> None:
+    assert ArrowStateSettings.from_config({"state.backend.arrow.compression": "none"}).compression is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"state.backend.arrow.block-rows": 0},
+        {"state.backend.arrow.memtable-bytes": "many"},
+        {"state.backend.arrow.compression": "gzip"},
+    ],
+)
+def test_setting_out_of_its_range_is_refused(config: dict[str, object]) -> None:
+    with pytest.raises(InvalidConfigurationError):
+        ArrowStateSettings.from_config(config)

@@ -153,8 +153,7 @@ def test_restored_state_goes_on_with_a_reconfigured_serializer(keyed: KeyedHarne
 def test_backends_are_named_without_loading_arrow() -> None:
     code = (
         "import sys; import airflow_provider_statecheck.state.backends.file_state_backends, "
-        "airflow_provider_statecheck.state.backends.file_state_backends, airflow_provider_statecheck.state.backends.state_backend, "
-        "airflow_provider_statecheck.state.keyed.abstract_backend; "
+        "airflow_provider_statecheck.state.arrow.keyed_backend; "
         "print([name for name in ('pyarrow', 'numpy', 'xxhash', 'airflow') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -74,15 +74,6 @@ def test_elements_of_lists_are_dealt_out_evenly(
     assert {name: lists(found, name) for name in old} == expected
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_each_subtask_gets_all_elements_of_a_union_list(parallelism: int) -> None:
-    old = subtasks(2)
-    for index, backend in enumerate(old):
-        backend.get_union_list_state(numbers("u")).update([10 * index, 10 * index + 1])
-    found = rescaled(old, parallelism)
-    assert [list(backend.get_union_list_state(numbers("u"))) for backend in found] == [[0, 1, 10, 11]] * parallelism
-
-
 def test_each_subtask_gets_the_copy_of_one_old_subtask() -> None:
     old = subtasks(2)
     for index, backend in enumerate(old):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
-    ByteStreamStateHandle,
     DistributionMode,
     OperatorStateHandle,
     OperatorStateMeta,
@@ -261,9 +260,6 @@ class TestDamage:
     def data_of(self, handle: OperatorStateHandle, storage: CheckpointStorage) -> bytes:
         return storage.read_bytes(handle.stream.uri)  # type: ignore[union-attr]
 
-    def test_the_magic_word_comes_first(self, handle: OperatorStateHandle, storage: CheckpointStorage) -> None:
-        assert self.data_of(handle, storage).startswith(b"statecheck-operator-state 1 ")
-
     @pytest.mark.parametrize("data", [b"", b"ARROW1", b"statecheck-metadata 1 2\n{}", b"statecheck-operator-state\n"])
     def test_other_bytes_are_told(self, handle: OperatorStateHandle, data: bytes) -> None:
         with pytest.raises(CorruptStateError, match="begins with 'statecheck-operator-state'"):
@@ -313,12 +309,3 @@ class TestDamage:
         other.get_union_list_state(numbers()).add(1)
         with pytest.raises(IncompatibleCheckpointError, match="by split_distribute, found union"):
             restored(storage, saved(backend, streams) + saved(other, streams))
-
-
-def test_small_state_travels_in_its_handle(backend: Backend, storage: CheckpointStorage) -> None:
-    from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
-
-    backend.get_list_state(numbers()).add(1)
-    handles = saved(backend, MemoryCheckpointStreamFactory(max_state_size=10_000))
-    assert isinstance(handles[0].stream, ByteStreamStateHandle)
-    assert list(restored(storage, handles).get_list_state(numbers())) == [1]
