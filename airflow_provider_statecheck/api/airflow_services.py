@@ -159,16 +159,7 @@ class AirflowTaskLiveness:
 
     def is_running(self, owner: AttemptOwner) -> bool:
         """Return ``True`` if the owner's task instance is in the state ``running``."""
-        coordinates = dict(owner.airflow)
-        if not coordinates:
-            return False
-        task = Caller(
-            dag_id=coordinates["dag_id"],
-            run_id=coordinates["run_id"],
-            task_id=coordinates["task_id"],
-            map_index=int(coordinates["map_index"]),
-        )
-        return task_state(task) == "running"
+        return bool(owner.airflow) and task_state(Caller.of(owner)) == "running"
 
 
 class AirflowRuns:

@@ -34,7 +34,7 @@ from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.checked_rows import JobAccess, RememberedAccess, TokenAccess
 from airflow_provider_statecheck.api.requests import checked_app, reject_unstorable_parameters
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.api.state_reads import ProxyReads, RatedAccess, RequestRate
+from airflow_provider_statecheck.api.state_reads import ProxyReads, RequestRate
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, CheckpointChange
 from airflow_provider_statecheck.checkpoint.records import (
@@ -91,7 +91,7 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
     tokens = TokenAccess(lambda token: services.tokens.check(token))  # the first call opens the database
     app.state.job_access = RememberedAccess(access or tokens, services.clock)
     rate = RequestRate(lambda: services.state_settings.state_requests_per_second, services.clock)
-    app.state.state_access = RatedAccess(app.state.job_access, rate)
+    app.state.admit = rate.admit
     app.state.takes_test_jobs = takes_test_jobs
     app.state.state_reads = ProxyReads(lambda: services.state_proxy, lambda job_id: services.state_rows.check(job_id))
     app.state.job_contents = lambda: services.job_contents

@@ -171,7 +171,7 @@ class Checked:
         return request.state.checked
 
 
-async def decide(request: Request, access: JobAccess) -> JobGrant:
+async def check_job_access(request: Request) -> JobGrant:
     """
     Return the permission of the sender to read the job in the path.
 
@@ -183,14 +183,11 @@ async def decide(request: Request, access: JobAccess) -> JobGrant:
         raise CheckpointNotFoundError(
             f"Expected the id of a job, 32 hexadecimal digits, in the path, found {job_id[:64]!a}; correct it."
         )
+    access: JobAccess = request.app.state.job_access
     return await access.require(request, JobId(job_id))
 
 
-async def _check_job_access(request: Request) -> JobGrant:
-    return await decide(request, request.app.state.job_access)
-
-
-JobGrantDep = Annotated[JobGrant, Depends(Checked(_check_job_access))]
+JobGrantDep = Annotated[JobGrant, Depends(Checked(check_job_access))]
 
 
 def _caller_of(token: TokenRecord) -> str:

@@ -170,13 +170,18 @@ async def _is_checked(_: JobId) -> None:
     """Do nothing: the permission of a request was checked with the version of its job."""
 
 
+def _admitted(_: str) -> None:
+    """Do nothing: the request was counted before its permission was checked."""
+
+
 def _connect(app: FastAPI, reader_with: ReaderWith, settings: StateServerSettings, open_storage: OpenStorage) -> None:
     forwarded = ForwardedRows(reader_with, asyncio.get_running_loop())
     rows = CheckedRows(forwarded, partial(_latest, reader_with), max_staleness_seconds=settings.max_staleness_seconds)
     opened = storage_here(open_storage, "the option --storage-conn-id of serve-state")
     proxy = StateProxy(KvStateServer(opened), partial(CheckpointLocationOracle, rows=rows, open_storage=opened))
     contents = JobContents(rows, opened)
-    app.state.state_access = ForwardedAccess(rows, RequestRate(lambda: settings.requests_per_second))
+    app.state.job_access = ForwardedAccess(rows, RequestRate(lambda: settings.requests_per_second))
+    app.state.admit = _admitted
     app.state.state_reads = ProxyReads(lambda: proxy, _is_checked)
     app.state.job_contents = lambda: contents
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -38,63 +38,27 @@ _JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
-    """
-    Return a gateway for maintenance: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().maintenance
-
-    return _over_http(MAINTENANCE, conn_id)
+    """Return a gateway for maintenance."""
+    gateway: MaintenanceGateway = _gateway(MAINTENANCE, conn_id)
+    return gateway
 
 
 def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
-    """
-    Return a gateway for savepoints: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().savepoints
-
-    return _over_http(SAVEPOINTS, conn_id)
+    """Return a gateway for savepoints."""
+    gateway: SavepointGateway = _gateway(SAVEPOINTS, conn_id)
+    return gateway
 
 
 def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorRows:
-    """
-    Return the rows of coordinators of several operators: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().aligned
-
-    return _over_http(ALIGNED, conn_id)
+    """Return a gateway to the rows of coordinators of several operators."""
+    gateway: CoordinatorRows = _gateway(ALIGNED, conn_id)
+    return gateway
 
 
 def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> RestoreGateway:
-    """
-    Return a gateway for restores in place: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().restoring
-
-    return _over_http(RESTORES, conn_id)
+    """Return a gateway for restores in place."""
+    gateway: RestoreGateway = _gateway(RESTORES, conn_id)
+    return gateway
 
 
 def job_coordinator() -> AttemptCoordinator:
@@ -135,7 +99,17 @@ def _local_services(command: str) -> Services:
     return airflow_services()
 
 
-def _over_http(verbs: Mapping[str, Verb], conn_id: str) -> HttpCalls:
+def _gateway(verbs: Mapping[str, Verb], conn_id: str) -> Any:
+    """
+    Return the service that answers these calls, in process if Airflow's database is accessible, otherwise over HTTP.
+
+    :param conn_id: Connection to the server, used over HTTP only.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    """
+    if is_orm_open():
+        from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+        return getattr(airflow_services(), next(iter(verbs.values())).service)
     address = coordinator_address(conn_id)
     client = address.open()
     return transport.over_http(HttpCalls(verbs, client, transport.task_credentials(client, address)))

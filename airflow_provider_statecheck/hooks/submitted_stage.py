@@ -244,13 +244,9 @@ def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
     from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
     from airflow_provider_statecheck.metadata.tables import Caller
 
-    task = dict(owner.airflow)
-    caller = Caller(
-        dag_id=task["dag_id"], run_id=task["run_id"], task_id=task["task_id"], map_index=int(task["map_index"])
-    )
     services = airflow_services()
     with serving(services) as url:
-        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, caller)))
+        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner))))
 
 
 class OwnTokens:

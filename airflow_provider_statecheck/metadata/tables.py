@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     JSON,
@@ -77,6 +77,13 @@ class Caller:
     run_id: str
     task_id: str
     map_index: int = -1
+
+    @classmethod
+    def of(cls, owner: AttemptOwner) -> Self:
+        """Return the task instance that owns an attempt."""
+        values = dict(owner.airflow)
+        names = ("dag_id", "run_id", "task_id")
+        return cls(**{name: values[name] for name in names}, map_index=int(values["map_index"]))
 
     @property
     def coordinates(self) -> tuple[tuple[str, str], ...]:

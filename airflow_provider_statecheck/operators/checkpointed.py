@@ -228,23 +228,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.hooks.connection import open_storage
 
-    settings = StatecheckSettings.from_airflow(
-        checkpoint_dir=task.checkpoint_dir,
-        storage_conn_id=task.storage_conn_id,
-        num_retained=task.num_retained,
-        retained_runs=task.retained_runs,
-        checkpoint_timeout_seconds=task.checkpoint_timeout_seconds,
-        tolerable_failed_checkpoints=task.tolerable_failed_checkpoints,
-        overhead_budget=task.overhead_budget,
-        checkpoint_interval=task.checkpoint_interval,
-        min_pause=task.min_pause,
-        externalized_checkpoint_retention=task.externalized_checkpoint_retention,
-        savepoint_dir=task.savepoint_dir,
-        data_inline_threshold=task.data_inline_threshold,
-        allowed_locations=task.allowed_locations,
-        on_clear=task.on_clear,
-        on_overlap=task.on_overlap,
-    )
+    settings = StatecheckSettings.from_airflow(**{name: getattr(task, name) for name in StatecheckSettings.names()})
     storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
     storage = storage.allowing(settings.savepoint_dir, locations=settings.allowed_locations)
     registration = _with_restore_source(task, storage, _registration(task, context, settings, storage.base_uri))
