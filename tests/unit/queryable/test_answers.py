@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 from airflow_provider_statecheck.exceptions import CoordinatorError, UnsupportedStateError
 from airflow_provider_statecheck.queryable.answers import decode_reply, encode_entries
 from airflow_provider_statecheck.queryable.json_values import json_of
-from airflow_provider_statecheck.queryable.queries import ABSENT, JsonUserKey, PythonUserKey
+from airflow_provider_statecheck.queryable.queries import ABSENT, JsonUserKey
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.serializers.resolve import restored_user_keys, serializer_of
@@ -235,4 +235,4 @@ def test_a_user_key_whose_type_the_client_does_not_know_arrives_as_the_stored_on
     (stored,) = served_user_keys(wanted, [value])
     serializer = restored_user_keys(serializer_of(wanted).snapshot())
     assert JsonUserKey(json.loads(json.dumps(json_of(value)))).decoded(serializer) == stored
-    assert PythonUserKey(value).decoded(serializer) == stored
+    assert JsonUserKey(json_of(value)).decoded(serializer) == stored
