@@ -78,7 +78,6 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
     """
     Create the app.
 
-    :param services: Services that the routes use.
     :param access: Decides who may read a job, by default by the tokens of this API.
     :param takes_test_jobs: Accept registrations of jobs of test runs.
     """
@@ -115,11 +114,7 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 
 def create_server_app(services: Services) -> FastAPI:
-    """
-    Create the app for the server of a test run, with the same path as on Airflow's api-server.
-
-    :param services: Services that the routes use.
-    """
+    """Create the app for the server of a test run, with the same path as on Airflow's api-server."""
     root = FastAPI(openapi_url=None)
     root.mount(MOUNT_PATH, create_app(services, takes_test_jobs=True))
     return root

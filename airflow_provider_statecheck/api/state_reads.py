@@ -38,7 +38,6 @@ class ProxyReads:
     """
     Reads through a proxy, of single keys that are cached in the event loop, and all others in threads.
 
-    :param proxy: Returns the proxy.
     :param check: Checks the version of a job before a read.
     """
 
@@ -99,7 +98,6 @@ def storage_here(open_storage: OpenStorage, option: str) -> OpenStorage:
     """
     Return a function that opens storage, with an error that says what to do if this server cannot use it.
 
-    :param open_storage: Opens the storage of a checkpoint.
     :param option: Option of this server that names the connection with the credentials of the storage.
     """
 
@@ -171,7 +169,6 @@ class RequestRate:
     Limit of the requests of each caller in a process: a token bucket that holds the requests of one second.
 
     :param per_second: Returns the maximum number of requests per second and caller; 0 for any number.
-    :param clock: Clock of the server.
     """
 
     def __init__(self, per_second: Callable[[], float], clock: Clock | None = None) -> None:

@@ -99,7 +99,6 @@ class ForwardedRows:
     Rows of jobs at the api-server, for threads that work on a request.
 
     :param reader_with: Opens a reader at the api-server.
-    :param loop: The event loop of the reader.
     """
 
     def __init__(self, reader_with: ReaderWith, loop: asyncio.AbstractEventLoop) -> None:
@@ -136,7 +135,6 @@ def create_state_app(settings: StateServerSettings, open_client: OpenClient, ope
     Create the app, with the same paths as on the api-server.
 
     :param open_client: Opens the client for calls of the api-server; runs outside of the event loop.
-    :param open_storage: Opens the storage of a checkpoint.
     """
     app = checked_app()
     app.add_api_route(f"{VERSION_PATH}/health", health)

@@ -62,8 +62,6 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         Return a hook with the settings of a ``SparkSubmitHook``.
 
         :param hook: Hook created by Spark's operator; copying it avoids repeating its constructor's arguments.
-        :param stage: Stage to submit.
-        :param shipping: Directories for the package.
         :raises InvalidConfigurationError: The deploy mode does not support a handover.
         """
         copy = cls.__new__(cls)

@@ -86,7 +86,6 @@ class StatecheckHook(BaseHook):
         """
         Return the newest checkpoints of a job in ascending order, including ended ones.
 
-        :param job: Name of the job.
         :param uid: Uid of an operator; by default all operators.
         :param before: Upper bound of the ids, exclusive; the first id of a page selects the previous page.
         :param limit: Maximum number of checkpoints, at most 1,000.
@@ -283,7 +282,6 @@ class StatecheckHook(BaseHook):
         Return a named DataFrame snapshot of a job as a ``pyarrow.RecordBatchReader``, which reads lazily.
 
         :param job: Name or id of the job.
-        :param name: Name of the snapshot.
         :param uid: Uid of the operator, required if several operators have a snapshot of this name.
         :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if
             several scopes have the name.

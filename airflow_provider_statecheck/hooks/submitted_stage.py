@@ -253,7 +253,6 @@ class OwnTokens:
     """
     Credentials of a process with access to the database, which issues its own tokens.
 
-    :param services: Services that issue the tokens.
     :param caller: Task for which tokens are issued.
     """
 
@@ -275,7 +274,6 @@ def serving(services: Services) -> Iterator[str]:
     """
     Serve the API on a free local port in a thread.
 
-    :param services: Services for the routes.
     :return: URL of the server.
     """
     import uvicorn

@@ -158,7 +158,6 @@ class EnumText(TypeDecorator[Any]):
     """
     A member of an enum, stored as its text.
 
-    :param members: The enum.
     :param length: Maximum length of the texts.
     """
 
@@ -181,11 +180,7 @@ class EnumText(TypeDecorator[Any]):
 
 
 class JsonOf(TypeDecorator[Any]):
-    """
-    A value that is stored as JSON.
-
-    :param kind: Type of the value.
-    """
+    """A value that is stored as JSON."""
 
     impl = JSON(none_as_null=True)
     cache_ok = True
@@ -284,8 +279,6 @@ class RecordTable(Generic[Record]):
     """
     A table with a column of the same name, and with the same values, for each field of a record class.
 
-    :param table: The table, which may have other columns too.
-    :param record: Record class.
     :param guards: Columns that an update expects as they were read, besides the primary key.
     """
 

@@ -316,11 +316,7 @@ class _Servers:
 
 
 class _Tries:
-    """
-    Tries of one call.
-
-    :param servers: Servers of the client.
-    """
+    """Tries of one call."""
 
     def __init__(self, servers: _Servers) -> None:
         self._servers = servers

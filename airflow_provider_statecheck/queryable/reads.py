@@ -271,7 +271,6 @@ class KvStateServer:
 
     Safe for threads. Several servers may share a cache.
 
-    :param open_storage: Opens the storage of a checkpoint.
     :param cache: Opened states and blocks, by default with the default bounds.
     """
 
