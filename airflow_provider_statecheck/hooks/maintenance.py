@@ -7,8 +7,8 @@ A process with access to Airflow's database calls the coordinator in process. A 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -33,32 +33,29 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.rewind import JobRewinding
     from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
 
+Gateway = TypeVar("Gateway")
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
     """Return a gateway for maintenance."""
-    gateway: MaintenanceGateway = _gateway(MAINTENANCE, conn_id)
-    return gateway
+    return _gateway(MAINTENANCE, lambda services: services.maintenance, conn_id)
 
 
 def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
     """Return a gateway for savepoints."""
-    gateway: SavepointGateway = _gateway(SAVEPOINTS, conn_id)
-    return gateway
+    return _gateway(SAVEPOINTS, lambda services: services.savepoints, conn_id)
 
 
 def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorRows:
     """Return a gateway to the rows of coordinators of several operators."""
-    gateway: CoordinatorRows = _gateway(ALIGNED, conn_id)
-    return gateway
+    return _gateway(ALIGNED, lambda services: services.aligned, conn_id)
 
 
 def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> RestoreGateway:
     """Return a gateway for restores in place."""
-    gateway: RestoreGateway = _gateway(RESTORES, conn_id)
-    return gateway
+    return _gateway(RESTORES, lambda services: services.restoring, conn_id)
 
 
 def job_coordinator() -> AttemptCoordinator:
@@ -99,7 +96,7 @@ def _local_services(command: str) -> Services:
     return airflow_services()
 
 
-def _gateway(verbs: Mapping[str, Verb], conn_id: str) -> Any:
+def _gateway(verbs: Mapping[str, Verb], service: Callable[[Services], Gateway], conn_id: str) -> Gateway:
     """
     Return the service that answers these calls, in process if Airflow's database is accessible, otherwise over HTTP.
 
@@ -109,10 +106,11 @@ def _gateway(verbs: Mapping[str, Verb], conn_id: str) -> Any:
     if is_orm_open():
         from airflow_provider_statecheck.api.airflow_services import airflow_services
 
-        return getattr(airflow_services(), next(iter(verbs.values())).service)
+        return service(airflow_services())
     address = coordinator_address(conn_id)
     client = address.open()
-    return transport.over_http(HttpCalls(verbs, client, transport.task_credentials(client, address)))
+    gateway: Gateway = transport.over_http(HttpCalls(verbs, client, transport.task_credentials(client, address)))
+    return gateway
 
 
 def find_job(gateway: Jobs, job: str) -> JobView:

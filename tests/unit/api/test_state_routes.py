@@ -28,13 +28,6 @@ from tests.unit.api.server import OTHER_TASK, ROOT, ApiServer, accepted, descrip
 
 
 class TestSingleKeys:
-    def test_value_is_that_of_the_latest_completed_checkpoint(self, served: ServedStage) -> None:
-        for value in (1, 2, 3):
-            served.stage.put("balance", {"ann": value})
-            checkpoint_id = served.stage.checkpoint()
-            reply = decode_reply(accepted(served.get("balances", key="ann")))
-            assert (reply.keys, reply.values, reply.checkpoint_id) == (("ann",), (value,), checkpoint_id)
-
     def test_key_of_several_columns_has_one_parameter_for_each(self, served: ServedStage) -> None:
         stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
         stage.put("balance", {RECEIPT: 5})
@@ -83,22 +76,6 @@ class TestBatches:
         answer = accepted(served.post("balances", {"keys": keys}))
         assert decode_reply(answer).values == (49, ABSENT, 0, 49)
         assert [each.get("absent", False) for each in answer["entries"]] == [False, True, False, False]
-
-    def test_key_of_several_columns_is_a_list(self, served: ServedStage) -> None:
-        stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
-        stage.put("balance", {RECEIPT: 5})
-        stage.checkpoint()
-        served.token = served.api.reading_token(stage.job_id)
-        body = {"keys": [["center", "2026-01-31", 7], ["center", "2026-01-31", 8]]}
-        assert decode_reply(accepted(served.post("balances", body, job_id=stage.job_id))).values == (5, ABSENT)
-
-    def test_batch_reads_one_earlier_checkpoint(self, served: ServedStage) -> None:
-        served.stage.put("balance", {"ann": 1, "ben": 1})
-        first = served.stage.checkpoint()
-        served.stage.put("balance", {"ann": 2})
-        served.stage.checkpoint()
-        reply = decode_reply(accepted(served.post("balances", {"keys": ["ann", "ben"], "checkpoint_id": first})))
-        assert (reply.checkpoint_id, reply.values) == (first, (1, 1))
 
     def test_batch_above_the_limit_is_refused(self, served: ServedStage) -> None:
         served.stage.put("balance", {"ann": 1})
