@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -109,7 +109,8 @@ def _gateway(verbs: Mapping[str, Verb], service: Callable[[Services], Gateway], 
         return service(airflow_services())
     address = coordinator_address(conn_id)
     client = address.open()
-    gateway: Gateway = transport.over_http(HttpCalls(verbs, client, transport.task_credentials(client, address)))
+    calls: Any = HttpCalls(verbs, client, transport.task_credentials(client, address))
+    gateway: Gateway = transport.over_http(calls)
     return gateway
 
 
