@@ -83,8 +83,13 @@ class StatecheckSettings:
         _refuse_unknown(arguments)
         section = _flink_section()
         reject_unused_keys(section)
-        values = {key: _value(key, arguments.get(key), section) for key in _names()}
+        values = {key: _value(key, arguments.get(key), section) for key in cls.names()}
         return cls(**values, state_config=state_backend_settings(section) | storage_settings(section))
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the settings that an operator has as arguments."""
+        return [field.name for field in fields(cls) if field.name in _OPTIONS]
 
 
 def configured_savepoint_dir() -> str | None:
@@ -130,15 +135,12 @@ class StateServingSettings:
         return cls(**{field.name: _value(field.name, None, section) for field in fields(cls)})
 
 
-def _names() -> list[str]:
-    return [field.name for field in fields(StatecheckSettings) if field.name in _OPTIONS]
-
-
 def _refuse_unknown(arguments: dict[str, Any]) -> None:
     for key in arguments:
-        if key not in _names():
+        if key not in StatecheckSettings.names():
             raise InvalidConfigurationError(
-                f"Expected settings named {', '.join(_names())}, found {key!r}; correct its name.", key=key
+                f"Expected settings named {', '.join(StatecheckSettings.names())}, found {key!r}; correct its name.",
+                key=key,
             )
 
 

@@ -380,8 +380,6 @@ class AuditEntries:
 
     They are written before the action, as Airflow does for its own routes, so that nothing happens without a record. The
     outcome is added to them.
-
-    :param view: Job before the action.
     """
 
     def __init__(self, view: JobView, wanted: UserAction) -> None:

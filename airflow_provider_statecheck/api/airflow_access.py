@@ -36,8 +36,6 @@ class AirflowAccess:
     Access with tokens of this API, and for Airflow users who may read the task instances of every Dag of the job.
 
     A user sends the token of a login to Airflow, or the cookie of a session.
-
-    :param services: Services with the tokens and the jobs.
     """
 
     def __init__(self, services: Services) -> None:
@@ -66,7 +64,6 @@ class PermittedDags:
     With ``[core] multi_team``, no user has the permission on a Dag that was deleted from Airflow: its team is unknown, and
     the auth manager takes a Dag without a team as one of all teams. Airflow's lists leave out rows of such Dags too.
 
-    :param user: User of Airflow.
     :param method: ``GET`` for reading, ``PUT`` for editing, ``POST`` for creating.
     :param entity: What of the Dag, by default its task instances.
     """
@@ -144,10 +141,9 @@ def _deleted_of_a_team(dag_ids: Collection[str]) -> frozenset[str]:
 
 class UserJobs:
     """
-    Jobs that a user may read, by the permission on every Dag that works on them. For this user, other jobs do not exist.
+    Jobs that a user may read, by the permission on every Dag that works on them.
 
-    :param coordinator: Coordinator that has the jobs.
-    :param user: User of Airflow.
+    For this user, other jobs do not exist.
     """
 
     def __init__(self, coordinator: AttemptCoordinator, user: BaseUser) -> None:

@@ -73,7 +73,6 @@ def settle_ended_run(dag_run: Any, status: JobStatus) -> tuple[int, ...]:
     Runs in the transaction that ends the run. If that is rolled back, the run continues with all its checkpoints. Only
     rows change; the next garbage collection deletes the files, and also settles runs whose end was not reported.
 
-    :param dag_run: Airflow's row of the run.
     :param status: How the run ended.
     :return: The ids of the ended checkpoints.
     """
@@ -107,8 +106,6 @@ class EndedRun:
     """
     A ``RunDirectory`` with a single ended run.
 
-    :param dag_id: Id of the Dag.
-    :param run_id: Id of the run.
     :param status: How the run ended.
     """
 
@@ -159,16 +156,7 @@ class AirflowTaskLiveness:
 
     def is_running(self, owner: AttemptOwner) -> bool:
         """Return ``True`` if the owner's task instance is in the state ``running``."""
-        coordinates = dict(owner.airflow)
-        if not coordinates:
-            return False
-        task = Caller(
-            dag_id=coordinates["dag_id"],
-            run_id=coordinates["run_id"],
-            task_id=coordinates["task_id"],
-            map_index=int(coordinates["map_index"]),
-        )
-        return task_state(task) == "running"
+        return bool(owner.airflow) and task_state(Caller.of(owner)) == "running"
 
 
 class AirflowRuns:

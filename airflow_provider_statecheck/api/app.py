@@ -34,7 +34,7 @@ from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.checked_rows import JobAccess, RememberedAccess, TokenAccess
 from airflow_provider_statecheck.api.requests import checked_app, reject_unstorable_parameters
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.api.state_reads import ProxyReads, RatedAccess, RequestRate
+from airflow_provider_statecheck.api.state_reads import ProxyReads, RequestRate
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, CheckpointChange
 from airflow_provider_statecheck.checkpoint.records import (
@@ -78,7 +78,6 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
     """
     Create the app.
 
-    :param services: Services that the routes use.
     :param access: Decides who may read a job, by default by the tokens of this API.
     :param takes_test_jobs: Accept registrations of jobs of test runs.
     """
@@ -91,7 +90,7 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
     tokens = TokenAccess(lambda token: services.tokens.check(token))  # the first call opens the database
     app.state.job_access = RememberedAccess(access or tokens, services.clock)
     rate = RequestRate(lambda: services.state_settings.state_requests_per_second, services.clock)
-    app.state.state_access = RatedAccess(app.state.job_access, rate)
+    app.state.admit = rate.admit
     app.state.takes_test_jobs = takes_test_jobs
     app.state.state_reads = ProxyReads(lambda: services.state_proxy, lambda job_id: services.state_rows.check(job_id))
     app.state.job_contents = lambda: services.job_contents
@@ -115,11 +114,7 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 
 def create_server_app(services: Services) -> FastAPI:
-    """
-    Create the app for the server of a test run, with the same path as on Airflow's api-server.
-
-    :param services: Services that the routes use.
-    """
+    """Create the app for the server of a test run, with the same path as on Airflow's api-server."""
     root = FastAPI(openapi_url=None)
     root.mount(MOUNT_PATH, create_app(services, takes_test_jobs=True))
     return root

@@ -96,7 +96,6 @@ class RememberedAccess:
     Access that remembers for a few seconds what another one has granted.
 
     :param access: Decides where nothing is remembered.
-    :param clock: Clock of the server.
     """
 
     def __init__(self, access: JobAccess, clock: Clock | None = None) -> None:
@@ -171,7 +170,7 @@ class Checked:
         return request.state.checked
 
 
-async def decide(request: Request, access: JobAccess) -> JobGrant:
+async def check_job_access(request: Request) -> JobGrant:
     """
     Return the permission of the sender to read the job in the path.
 
@@ -183,14 +182,11 @@ async def decide(request: Request, access: JobAccess) -> JobGrant:
         raise CheckpointNotFoundError(
             f"Expected the id of a job, 32 hexadecimal digits, in the path, found {job_id[:64]!a}; correct it."
         )
+    access: JobAccess = request.app.state.job_access
     return await access.require(request, JobId(job_id))
 
 
-async def _check_job_access(request: Request) -> JobGrant:
-    return await decide(request, request.app.state.job_access)
-
-
-JobGrantDep = Annotated[JobGrant, Depends(Checked(_check_job_access))]
+JobGrantDep = Annotated[JobGrant, Depends(Checked(check_job_access))]
 
 
 def _caller_of(token: TokenRecord) -> str:
@@ -234,7 +230,6 @@ class CheckedRows:
     """
     Rows whose versions are checked in one event loop, and read by any thread.
 
-    :param rows: Rows of the jobs.
     :param read: Reads the newest checkpoints of a job for a check, by default from the rows.
     :param max_staleness_seconds: Age of a check up to which no new one is made; 0 for a check per request.
     :param now: Monotonic clock, in seconds.
@@ -262,7 +257,6 @@ class CheckedRows:
 
         They are not older than the call, or than the greatest staleness before it.
 
-        :param token: Token of the caller.
         :raises StateCheckError: the error of the rows, or of the connection to them.
         """
         if not self._is_granted(job_id, token):
@@ -368,7 +362,6 @@ class SharedCalls:
 
         At most one call of a key runs at a time; the next one begins at its end.
 
-        :param key: Identifies the call.
         :param call: The call, used by the first who asks.
         """
         shared: asyncio.Task[Value] | None = self._waiting.get(key)

@@ -50,11 +50,7 @@ class _BodyTooLargeError(Exception):
 
 
 class BodyLimit:
-    """
-    ASGI middleware that rejects bodies above the limit, with or without a Content-Length header.
-
-    :param app: Next ASGI app.
-    """
+    """ASGI middleware that rejects bodies above the limit, with or without a Content-Length header."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -273,11 +269,7 @@ _HEADERS = {
 
 
 class SecurityHeaders:
-    """
-    ASGI middleware that adds security headers to every reply, unless the route set them.
-
-    :param app: Next ASGI app.
-    """
+    """ASGI middleware that adds security headers to every reply, unless the route set them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -259,7 +259,6 @@ class TokenKeeper:
     """
     Issues, checks and binds tokens.
 
-    :param store: Store of the tokens.
     :param clock: Clock of the server; times of clients are not used.
     """
 

@@ -13,7 +13,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 
-from airflow_provider_statecheck.api.checked_rows import Checked, CheckedRows, JobAccess, JobGrant, decide, remember
+from airflow_provider_statecheck.api.checked_rows import Checked, CheckedRows, JobGrant, check_job_access, remember
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.observer import Change, JobRemoval
 from airflow_provider_statecheck.checkpoint.records import Clock, JobRecord, SystemClock
@@ -38,7 +38,6 @@ class ProxyReads:
     """
     Reads through a proxy, of single keys that are cached in the event loop, and all others in threads.
 
-    :param proxy: Returns the proxy.
     :param check: Checks the version of a job before a read.
     """
 
@@ -99,7 +98,6 @@ def storage_here(open_storage: OpenStorage, option: str) -> OpenStorage:
     """
     Return a function that opens storage, with an error that says what to do if this server cannot use it.
 
-    :param open_storage: Opens the storage of a checkpoint.
     :param option: Option of this server that names the connection with the credentials of the storage.
     """
 
@@ -171,7 +169,6 @@ class RequestRate:
     Limit of the requests of each caller in a process: a token bucket that holds the requests of one second.
 
     :param per_second: Returns the maximum number of requests per second and caller; 0 for any number.
-    :param clock: Clock of the server.
     """
 
     def __init__(self, per_second: Callable[[], float], clock: Clock | None = None) -> None:
@@ -199,29 +196,6 @@ class RequestRate:
                 f"time in the header Retry-After, or ask for several keys at once.",
                 retry_after_seconds=(1 - left) / rate,
             )
-
-
-class RatedAccess:
-    """
-    Access whose callers are counted.
-
-    :param access: Decides who may read a job, and identifies the caller.
-    :param rate: Limit of the requests of each caller.
-    """
-
-    def __init__(self, access: JobAccess, rate: RequestRate) -> None:
-        self._access = access
-        self._rate = rate
-
-    async def require(self, request: Request, job_id: JobId) -> JobGrant:
-        """
-        Return the permission of the sender; raises as ``JobAccess.require``.
-
-        :raises RequestLimitError: as :meth:`RequestRate.admit`.
-        """
-        grant = await self._access.require(request, job_id)
-        self._rate.admit(grant.caller)
-        return grant
 
 
 def require_few_keys(count: int) -> None:
@@ -274,12 +248,13 @@ def retry_after(error: RequestLimitError) -> dict[str, str]:
 
 async def check_state_access(request: Request) -> JobGrant:
     """
-    Return the permission of the sender to read the state of the job in the path now.
+    Return the permission of the sender to read the state of the job in the path now; raises as ``check_job_access``.
 
-    :raises AccessDeniedError: as ``job_access.decide``.
     :raises RequestLimitError: as :meth:`RequestRate.admit`.
     """
-    return await decide(request, request.app.state.state_access)
+    grant = await check_job_access(request)
+    request.app.state.admit(grant.caller)
+    return grant
 
 
 StateGrantDep = Annotated[JobGrant, Depends(Checked(check_state_access))]

@@ -40,7 +40,6 @@ from airflow_provider_statecheck.queryable.queries import (
     QueryableName,
     StateQuery,
     StateReply,
-    TextKeys,
     TextUserKey,
 )
 
@@ -196,7 +195,7 @@ def _query_of_key(
     return StateQuery(
         job_id=JobId(job_id),
         name=name,
-        keys=TextKeys((key,)),
+        keys=JsonKeys((key,)),
         namespace=namespace,
         user_key=None if user_key is None else TextUserKey(user_key),
         as_of=as_of,

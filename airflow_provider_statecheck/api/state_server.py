@@ -99,7 +99,6 @@ class ForwardedRows:
     Rows of jobs at the api-server, for threads that work on a request.
 
     :param reader_with: Opens a reader at the api-server.
-    :param loop: The event loop of the reader.
     """
 
     def __init__(self, reader_with: ReaderWith, loop: asyncio.AbstractEventLoop) -> None:
@@ -136,7 +135,6 @@ def create_state_app(settings: StateServerSettings, open_client: OpenClient, ope
     Create the app, with the same paths as on the api-server.
 
     :param open_client: Opens the client for calls of the api-server; runs outside of the event loop.
-    :param open_storage: Opens the storage of a checkpoint.
     """
     app = checked_app()
     app.add_api_route(f"{VERSION_PATH}/health", health)
@@ -170,13 +168,18 @@ async def _is_checked(_: JobId) -> None:
     """Do nothing: the permission of a request was checked with the version of its job."""
 
 
+def _admitted(_: str) -> None:
+    """Do nothing: the request was counted before its permission was checked."""
+
+
 def _connect(app: FastAPI, reader_with: ReaderWith, settings: StateServerSettings, open_storage: OpenStorage) -> None:
     forwarded = ForwardedRows(reader_with, asyncio.get_running_loop())
     rows = CheckedRows(forwarded, partial(_latest, reader_with), max_staleness_seconds=settings.max_staleness_seconds)
     opened = storage_here(open_storage, "the option --storage-conn-id of serve-state")
     proxy = StateProxy(KvStateServer(opened), partial(CheckpointLocationOracle, rows=rows, open_storage=opened))
     contents = JobContents(rows, opened)
-    app.state.state_access = ForwardedAccess(rows, RequestRate(lambda: settings.requests_per_second))
+    app.state.job_access = ForwardedAccess(rows, RequestRate(lambda: settings.requests_per_second))
+    app.state.admit = _admitted
     app.state.state_reads = ProxyReads(lambda: proxy, _is_checked)
     app.state.job_contents = lambda: contents
 

@@ -138,7 +138,7 @@ _PARAMETERS: dict[str, Any] = {
 
 
 def _read(verb: Verb, services: Services, caller: Any, **arguments: Any) -> Any:
-    return getattr(services.coordinator, verb.name)(**arguments)
+    return getattr(getattr(services, verb.service), verb.name)(**arguments)
 
 
 def _read_route(verb: Verb) -> Callable[..., Any]:
@@ -147,9 +147,9 @@ def _read_route(verb: Verb) -> Callable[..., Any]:
     return _route(verb, partial(_read, verb), kinds | {name: _PARAMETERS[name] for name in verb.parameters})
 
 
-def _answer(verb: Verb, behind: str, call: Call, message: Any) -> Any:
+def _answer(verb: Verb, call: Call, message: Any) -> Any:
     allowed = permitted(call, verb.path, message)
-    reply = verb.answer(getattr(call.services, behind), allowed)
+    reply = verb.answer(getattr(call.services, verb.service), allowed)
     if isinstance(allowed, RegisterAttempt):
         call.services.tokens.bind(call.token, reply.attempt, allowed.attempt_key)
     elif isinstance(allowed, AdoptAttempt):
@@ -157,9 +157,9 @@ def _answer(verb: Verb, behind: str, call: Call, message: Any) -> Any:
     return reply
 
 
-def _message_route(verb: Verb, behind: str) -> Callable[..., Any]:
+def _message_route(verb: Verb) -> Callable[..., Any]:
     body = Body(openapi_examples=examples.of_message(verb))
-    return _route(verb, partial(_answer, verb, behind), {"message": Annotated[verb.message, body], "call": CallDep})
+    return _route(verb, partial(_answer, verb), {"message": Annotated[verb.message, body], "call": CallDep})
 
 
 def _route(verb: Verb, answer: Callable[..., Any], kinds: dict[str, Any]) -> Callable[..., Any]:
@@ -176,22 +176,12 @@ def _route(verb: Verb, answer: Callable[..., Any], kinds: dict[str, Any]) -> Cal
     return route
 
 
-_BEHIND = (
-    (COORDINATOR, "coordinator"),
-    (MAINTENANCE, "maintenance"),
-    (SAVEPOINTS, "savepoints"),
-    (RESTORES, "restoring"),
-    (ALIGNED, "aligned"),
-)
-"""Calls, and the services that answer them. The calls that read are those of the coordinator, which others repeat."""
-
-
 def _routes() -> Iterator[BaseRoute]:
-    for verbs, behind in _BEHIND:
+    for verbs in (COORDINATOR, MAINTENANCE, SAVEPOINTS, RESTORES, ALIGNED):
         for verb in verbs.values():
             if not verb.is_read:
-                yield _api_route(verb, _message_route(verb, behind), verb.path.partition("/")[0])
-            elif verbs is COORDINATOR:
+                yield _api_route(verb, _message_route(verb), verb.path.partition("/")[0])
+            elif verbs is COORDINATOR:  # the other interfaces repeat its reads
                 yield _api_route(verb, _read_route(verb), "jobs")
 
 

@@ -170,9 +170,7 @@ def prune(args: Namespace) -> Exit:
     named = tuple(_job_ids(gateway, args.jobs)) if args.jobs else ()
     request = PruneRequest(job_ids=named, older_than=args.older_than, test_jobs=args.test_jobs, dry_run=args.dry_run)
     preview = replace(request, dry_run=True)
-    asks = not args.dry_run and not args.yes
-    if asks and not is_confirmed(lambda: _prune(args, gateway, preview), "Remove these rows and files?"):
-        print_message("Nothing was removed.")
+    if not is_confirmed(args, lambda: _prune(args, gateway, preview), "Remove these rows and files?"):
         return Exit.DONE
     return _prune(args, gateway, request)
 
@@ -183,9 +181,7 @@ def rewind(args: Namespace) -> Exit:
     """Rewind the state of a job, or of one operator, to the position before a run."""
     view = find_job(maintenance_gateway(), args.job)
     operators_of(view, args.uid)
-    asks = not args.dry_run and not args.yes
-    if asks and not is_confirmed(lambda: _rewind(args, view, dry_run=True), "Rewind these operators?"):
-        print_message("Nothing was changed.")
+    if not is_confirmed(args, lambda: _rewind(args, view, dry_run=True), "Rewind these operators?"):
         return Exit.DONE
     _rewind(args, view, dry_run=args.dry_run)
     verb = "would be rewound" if args.dry_run else "was rewound"

@@ -112,14 +112,16 @@ def print_message(message: str) -> None:
     sys.stderr.write(" ".join(message.split()) + "\n")
 
 
-def is_confirmed(show: Callable[[], object], question: str) -> bool:
+def is_confirmed(args: Namespace, show: Callable[[], object], question: str) -> bool:
     """
-    Show the planned changes and ask for confirmation.
+    Show the planned changes and ask for confirmation, unless ``--yes`` or ``--dry-run`` is given.
 
     :param show: Prints the planned changes and makes none.
     :param question: Question such as ``Remove these rows?``
     :raises InvalidConfigurationError: if stdin is not a terminal.
     """
+    if args.dry_run or args.yes:
+        return True
     if not sys.stdin.isatty():
         raise InvalidConfigurationError(
             "Expected a terminal for the confirmation, found none; give --yes or --dry-run."
@@ -127,7 +129,10 @@ def is_confirmed(show: Callable[[], object], question: str) -> bool:
     show()
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    print_message("Nothing was changed.")
+    return False
 
 
 def print_rows(rows: list[Row], output: str) -> None:

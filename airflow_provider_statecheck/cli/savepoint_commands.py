@@ -151,11 +151,7 @@ def restore(args: Namespace) -> Exit:
     """Restore all stages of a job from a savepoint of the whole job."""
     job = find_job(maintenance_gateway(), args.job).job
     savepoint = read_savepoint(storage_opener(args.storage_conn_id), args.pointer, job)
-    asks = not args.dry_run and not args.yes
-    if asks and not is_confirmed(
-        lambda: _restore(args, job.job_id, savepoint, dry_run=True), "Restore these operators?"
-    ):
-        print_message("Nothing was changed.")
+    if not is_confirmed(args, lambda: _restore(args, job.job_id, savepoint, dry_run=True), "Restore these operators?"):
         return Exit.DONE
     restored = _restore(args, job.job_id, savepoint, dry_run=args.dry_run)
     verb = "would be restored" if args.dry_run else "was restored"

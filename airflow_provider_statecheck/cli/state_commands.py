@@ -281,13 +281,13 @@ def _seconds(milliseconds: float | None) -> float | None:
 @command
 def state_get(args: Namespace) -> Exit:
     """Show the value of one key: a row, or a row for each entry of a map."""
-    from airflow_provider_statecheck.queryable.queries import StateQuery, TextKeys, TextUserKey
+    from airflow_provider_statecheck.queryable.queries import JsonKeys, StateQuery, TextUserKey
 
     client, job_id = _client(args)
     query = StateQuery(
         job_id=job_id,
         name=args.name,
-        keys=TextKeys((tuple(args.key),)),
+        keys=JsonKeys((tuple(args.key),)),
         namespace=args.namespace,
         user_key=None if args.user_key is None else TextUserKey(args.user_key),
         as_of=_as_of(args),

@@ -52,8 +52,10 @@ class Verb:
     """A call of the API."""
 
     name: str
-    """Name of the method of the interface, and of the object behind the API."""
+    """Name of the method of the interface, and of the service behind the API."""
     path: str
+    service: str
+    """Name of the service that answers."""
     signature: inspect.Signature
     """Signature of the method without ``self``."""
     parameters: Mapping[str, Any]
@@ -113,20 +115,22 @@ def _query(value: Any) -> dict[str, Any]:
     return dict(encode(value))
 
 
-def verbs_of(interface: type, folder: str) -> dict[str, Verb]:
+def verbs_of(interface: type, folder: str, service: str | None = None) -> dict[str, Verb]:
     """
     Return the calls of an interface, by name.
 
     :param folder: Folder of the paths of the calls that send a message.
+    :param service: Name of the service that answers; by default that of the folder.
     """
     methods = {name: each for name, each in vars(interface).items() if inspect.isfunction(each) and name[0] != "_"}
-    return {name: _verb(method, folder) for name, method in methods.items()}
+    return {name: _verb(method, folder, service or folder) for name, method in methods.items()}
 
 
-def _verb(method: Any, folder: str) -> Verb:
+def _verb(method: Any, folder: str, service: str) -> Verb:
     name, hints, signature = method.__name__, get_type_hints(method), inspect.signature(method)
     return Verb(
         name=name,
+        service=service,
         signature=signature.replace(parameters=tuple(signature.parameters.values())[1:]),
         path=_READS.get(name) or f"{folder}/{name.replace('_', '-')}",
         reply=hints.pop("return"),
@@ -135,7 +139,7 @@ def _verb(method: Any, folder: str) -> Verb:
     )
 
 
-COORDINATOR = verbs_of(CheckpointCoordinatorGateway, "attempts")
+COORDINATOR = verbs_of(CheckpointCoordinatorGateway, "attempts", "coordinator")
 """Calls of a stage; the field ``attempt`` of a message names the attempt, which the token must be bound to."""
 
 

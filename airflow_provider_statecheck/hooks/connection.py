@@ -158,13 +158,9 @@ def _coordinator_version(client: HttpClient) -> str:
         if error.retryable or isinstance(error, AccessDeniedError):
             raise
         raise _not_a_coordinator(client) from error
-    if not _is_health(health):
+    if not isinstance(health, dict) or health.get("status") != "ok" or "version" not in health:
         raise _not_a_coordinator(client)
     return str(health["version"])
-
-
-def _is_health(data: Any) -> bool:
-    return isinstance(data, dict) and data.get("status") == "ok" and "version" in data
 
 
 def _not_a_coordinator(client: HttpClient) -> StateCheckError:

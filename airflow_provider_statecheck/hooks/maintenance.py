@@ -7,8 +7,8 @@ A process with access to Airflow's database calls the coordinator in process. A 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.store import JobView
@@ -33,68 +33,29 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.rewind import JobRewinding
     from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
 
+Gateway = TypeVar("Gateway")
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
-    """
-    Return a gateway for maintenance: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().maintenance
-
-    return _over_http(MAINTENANCE, conn_id)
+    """Return a gateway for maintenance."""
+    return _gateway(MAINTENANCE, lambda services: services.maintenance, conn_id)
 
 
 def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
-    """
-    Return a gateway for savepoints: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().savepoints
-
-    return _over_http(SAVEPOINTS, conn_id)
+    """Return a gateway for savepoints."""
+    return _gateway(SAVEPOINTS, lambda services: services.savepoints, conn_id)
 
 
 def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorRows:
-    """
-    Return the rows of coordinators of several operators: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().aligned
-
-    return _over_http(ALIGNED, conn_id)
+    """Return a gateway to the rows of coordinators of several operators."""
+    return _gateway(ALIGNED, lambda services: services.aligned, conn_id)
 
 
 def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> RestoreGateway:
-    """
-    Return a gateway for restores in place: in process if Airflow's database is accessible, otherwise over HTTP.
-
-    :param conn_id: Connection to the server, used over HTTP only.
-    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
-    """
-    if is_orm_open():
-        from airflow_provider_statecheck.api.airflow_services import airflow_services
-
-        return airflow_services().restoring
-
-    return _over_http(RESTORES, conn_id)
+    """Return a gateway for restores in place."""
+    return _gateway(RESTORES, lambda services: services.restoring, conn_id)
 
 
 def job_coordinator() -> AttemptCoordinator:
@@ -135,10 +96,22 @@ def _local_services(command: str) -> Services:
     return airflow_services()
 
 
-def _over_http(verbs: Mapping[str, Verb], conn_id: str) -> HttpCalls:
+def _gateway(verbs: Mapping[str, Verb], service: Callable[[Services], Gateway], conn_id: str) -> Gateway:
+    """
+    Return the service that answers these calls, in process if Airflow's database is accessible, otherwise over HTTP.
+
+    :param conn_id: Connection to the server, used over HTTP only.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    """
+    if is_orm_open():
+        from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+        return service(airflow_services())
     address = coordinator_address(conn_id)
     client = address.open()
-    return transport.over_http(HttpCalls(verbs, client, transport.task_credentials(client, address)))
+    calls: Any = HttpCalls(verbs, client, transport.task_credentials(client, address))
+    gateway: Gateway = transport.over_http(calls)
+    return gateway
 
 
 def find_job(gateway: Jobs, job: str) -> JobView:

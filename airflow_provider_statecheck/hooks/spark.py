@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook
@@ -62,8 +62,6 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         Return a hook with the settings of a ``SparkSubmitHook``.
 
         :param hook: Hook created by Spark's operator; copying it avoids repeating its constructor's arguments.
-        :param stage: Stage to submit.
-        :param shipping: Directories for the package.
         :raises InvalidConfigurationError: The deploy mode does not support a handover.
         """
         copy = cls.__new__(cls)
@@ -131,10 +129,9 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     def _for_cluster(self, application: str) -> str:
         from airflow_provider_statecheck.spark.driver.readiness import write_launcher_jar
 
-        python = as_cluster_python(
+        self._application_args, self._files, self._conf = as_cluster_python(
             application, self._application_args, py_files=self._py_files, files=self._files, conf=self._conf
         )
-        self._application_args, self._files, self._conf = python.application_args, python.files, python.conf
         self._py_files, self._java_class = None, PYTHON_RUNNER
         return write_launcher_jar(self._folder()).as_uri()
 
@@ -166,8 +163,7 @@ class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
         return super()._prepare(str(write_stage_application(self._folder())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPython:
+class ClusterPython(NamedTuple):
     """Arguments of ``PythonRunner`` that replace those of a Python application."""
 
     application_args: list[str]

@@ -11,7 +11,13 @@ from typing_extensions import override
 from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_id_of, job_name, operator_id_of
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
-from airflow_provider_statecheck.hooks.connection import CONN_TYPE, DEFAULT_CONN_ID, check_address, coordinator_address
+from airflow_provider_statecheck.hooks.connection import (
+    CONN_TYPE,
+    DEFAULT_CONN_ID,
+    check_address,
+    coordinator_address,
+    storage_opener,
+)
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_test_run, state_reads
 from airflow_provider_statecheck.queryable.reads import given_job_id
 
@@ -80,7 +86,6 @@ class StatecheckHook(BaseHook):
         """
         Return the newest checkpoints of a job in ascending order, including ended ones.
 
-        :param job: Name of the job.
         :param uid: Uid of an operator; by default all operators.
         :param before: Upper bound of the ids, exclusive; the first id of a page selects the previous page.
         :param limit: Maximum number of checkpoints, at most 1,000.
@@ -224,7 +229,6 @@ class StatecheckHook(BaseHook):
         :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
         :raises CorruptStateError: The savepoint cannot be restored.
         """
-        from airflow_provider_statecheck.hooks.connection import storage_opener
         from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, restore_gateway
         from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 
@@ -260,7 +264,6 @@ class StatecheckHook(BaseHook):
         :raises StorageError: The storage fails.
         """
         from airflow_provider_statecheck.queryable.queries import AsOf
-        from airflow_provider_statecheck.queryable.reads import given_job_id
 
         return self._contents(storage_conn_id).stages(given_job_id(job), uid=uid, as_of=AsOf(**checkpoint))
 
@@ -279,7 +282,6 @@ class StatecheckHook(BaseHook):
         Return a named DataFrame snapshot of a job as a ``pyarrow.RecordBatchReader``, which reads lazily.
 
         :param job: Name or id of the job.
-        :param name: Name of the snapshot.
         :param uid: Uid of the operator, required if several operators have a snapshot of this name.
         :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if
             several scopes have the name.
@@ -295,7 +297,6 @@ class StatecheckHook(BaseHook):
         """
         from airflow_provider_statecheck.queryable.job_contents import snapshot_in
         from airflow_provider_statecheck.queryable.queries import AsOf
-        from airflow_provider_statecheck.queryable.reads import given_job_id
 
         def verified(stages: tuple[StageContents, ...]) -> Any:
             return snapshot_in(stages, name, scope, columns)[1].record_batches()
@@ -304,7 +305,6 @@ class StatecheckHook(BaseHook):
         return reads.read(given_job_id(job), verified, uid=uid, as_of=AsOf(**checkpoint))
 
     def _contents(self, storage_conn_id: str | None) -> JobContents:
-        from airflow_provider_statecheck.hooks.connection import storage_opener
         from airflow_provider_statecheck.queryable.job_contents import JobContents
 
         return JobContents(self.get_conn(), storage_opener(storage_conn_id))

@@ -244,20 +244,15 @@ def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
     from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
     from airflow_provider_statecheck.metadata.tables import Caller
 
-    task = dict(owner.airflow)
-    caller = Caller(
-        dag_id=task["dag_id"], run_id=task["run_id"], task_id=task["task_id"], map_index=int(task["map_index"])
-    )
     services = airflow_services()
     with serving(services) as url:
-        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, caller)))
+        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, Caller.of(owner))))
 
 
 class OwnTokens:
     """
     Credentials of a process with access to the database, which issues its own tokens.
 
-    :param services: Services that issue the tokens.
     :param caller: Task for which tokens are issued.
     """
 
@@ -279,7 +274,6 @@ def serving(services: Services) -> Iterator[str]:
     """
     Serve the API on a free local port in a thread.
 
-    :param services: Services for the routes.
     :return: URL of the server.
     """
     import uvicorn

@@ -156,7 +156,6 @@ class TaskCredentials:
     The task writes a challenge to its state store through its supervisor and sends the matching secret to the
     coordinator, which reads the challenge from Airflow's database.
 
-    :param client: Client for the server.
     :param ti_id: Id of the running task instance; each try has a new id.
     """
 
@@ -181,10 +180,7 @@ class LoginCredentials:
     """
     Login of an Airflow user who may edit the task, for deployments without challenge authentication.
 
-    :param client: Client for the server.
     :param task: Dag id, run id, task id and map index of the task instance.
-    :param login: User name.
-    :param password: Password.
     """
 
     def __init__(self, client: HttpClient, task: Mapping[str, Any], login: str, password: str) -> None:
@@ -255,7 +251,6 @@ def reading_access(job_id: JobId, conn_id: str = DEFAULT_CONN_ID) -> ReadingAcce
     """
     Return access to a job for another process, ``None`` if Airflow's database is accessible and no token is needed.
 
-    :param job_id: Job to read.
     :param conn_id: Connection to the server.
     :raises EnvironmentNotReadyError: No task is running.
     """

@@ -281,5 +281,5 @@ def _rewinding(view: JobView, wanted: UserAction) -> RewindJob:
 
 MAINTENANCE = verbs_of(MaintenanceGateway, "maintenance")
 SAVEPOINTS = verbs_of(SavepointGateway, "savepoints")
-RESTORES = verbs_of(RestoreGateway, "savepoints")
+RESTORES = verbs_of(RestoreGateway, "savepoints", "restoring")
 ALIGNED = verbs_of(CoordinatorRows, "aligned")

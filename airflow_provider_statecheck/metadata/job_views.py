@@ -310,9 +310,6 @@ class FiguresOfTransition:
 
     The changes of a checkpoint or of a registration determine the new figures. After other changes, such as the end of an
     attempt or the rewind of a job, the figures that may have changed are read from the rows again.
-
-    :param rows: Rows of the job in the transition.
-    :param figures: Figures before the transition.
     """
 
     def __init__(self, rows: UnitOfWork, figures: JobFigures) -> None:
@@ -352,11 +349,7 @@ class FiguresOfTransition:
         record: CheckpointRecord,
         operator_of: Callable[[OperatorId], OperatorRecord | None],
     ) -> None:
-        """
-        Take note of a saved checkpoint.
-
-        :param operator_of: Returns an operator of the job.
-        """
+        """Take note of a saved checkpoint."""
         counts = counts_as_newest(record)
         if counts and (known is None or not counts_as_newest(known)):
             operator = operator_of(record.operator_id)
@@ -442,11 +435,7 @@ class FiguresOfTransition:
 
 
 class DagsOfTransition:
-    """
-    Dags with attempts of the operators of a job, kept up to date during a transition.
-
-    :param rows: Rows of the job in the transition.
-    """
+    """Dags with attempts of the operators of a job, kept up to date during a transition."""
 
     def __init__(self, rows: UnitOfWork) -> None:
         self._rows = rows

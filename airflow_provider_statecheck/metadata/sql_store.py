@@ -253,7 +253,6 @@ class JoinedSqlJobStore(SqlJobStore):
     """
     ``SqlJobStore`` within an open transaction, which the caller commits or rolls back.
 
-    :param connection: Connection with the open transaction.
     :param clock: Clock for times. The default is the system clock.
     """
 

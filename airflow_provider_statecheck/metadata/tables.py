@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     JSON,
@@ -77,6 +77,13 @@ class Caller:
     run_id: str
     task_id: str
     map_index: int = -1
+
+    @classmethod
+    def of(cls, owner: AttemptOwner) -> Self:
+        """Return the task instance that owns an attempt."""
+        values = dict(owner.airflow)
+        names = ("dag_id", "run_id", "task_id")
+        return cls(**{name: values[name] for name in names}, map_index=int(values["map_index"]))
 
     @property
     def coordinates(self) -> tuple[tuple[str, str], ...]:
@@ -151,7 +158,6 @@ class EnumText(TypeDecorator[Any]):
     """
     A member of an enum, stored as its text.
 
-    :param members: The enum.
     :param length: Maximum length of the texts.
     """
 
@@ -174,11 +180,7 @@ class EnumText(TypeDecorator[Any]):
 
 
 class JsonOf(TypeDecorator[Any]):
-    """
-    A value that is stored as JSON.
-
-    :param kind: Type of the value.
-    """
+    """A value that is stored as JSON."""
 
     impl = JSON(none_as_null=True)
     cache_ok = True
@@ -277,8 +279,6 @@ class RecordTable(Generic[Record]):
     """
     A table with a column of the same name, and with the same values, for each field of a record class.
 
-    :param table: The table, which may have other columns too.
-    :param record: Record class.
     :param guards: Columns that an update expects as they were read, besides the primary key.
     """
 

@@ -65,7 +65,6 @@ class Write(NamedTuple):
     """
     A row to write.
 
-    :param values: New values by column.
     :param known: Values by which the known row is found; ``None`` to insert a row.
     """
 
@@ -92,7 +91,6 @@ class UnitOfWork:
     therefore current.
 
     :param connection: Connection that holds the lock.
-    :param job_id: Id of the job.
     """
 
     def __init__(self, connection: Connection, job_id: str) -> None:

@@ -228,23 +228,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.hooks.connection import open_storage
 
-    settings = StatecheckSettings.from_airflow(
-        checkpoint_dir=task.checkpoint_dir,
-        storage_conn_id=task.storage_conn_id,
-        num_retained=task.num_retained,
-        retained_runs=task.retained_runs,
-        checkpoint_timeout_seconds=task.checkpoint_timeout_seconds,
-        tolerable_failed_checkpoints=task.tolerable_failed_checkpoints,
-        overhead_budget=task.overhead_budget,
-        checkpoint_interval=task.checkpoint_interval,
-        min_pause=task.min_pause,
-        externalized_checkpoint_retention=task.externalized_checkpoint_retention,
-        savepoint_dir=task.savepoint_dir,
-        data_inline_threshold=task.data_inline_threshold,
-        allowed_locations=task.allowed_locations,
-        on_clear=task.on_clear,
-        on_overlap=task.on_overlap,
-    )
+    settings = StatecheckSettings.from_airflow(**{name: getattr(task, name) for name in StatecheckSettings.names()})
     storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
     storage = storage.allowing(settings.savepoint_dir, locations=settings.allowed_locations)
     registration = _with_restore_source(task, storage, _registration(task, context, settings, storage.base_uri))
@@ -391,7 +375,6 @@ def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -
     """
     Return the name of the job.
 
-    :param context: Context of the task.
     :param job: Explicit name; by default each run has its own job.
     :param is_test: Whether this is a test run, which uses a separate job.
     :raises InvalidConfigurationError: The name of a real job starts with the prefix of test jobs.
@@ -409,7 +392,6 @@ def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> 
     """
     Return the uid of the operator.
 
-    :param context: Context of the task.
     :param uid: Explicit uid; by default the task id.
     :param map_key: Key of the instance of a mapped task, independent of the order of instances.
     :raises InvalidConfigurationError: A mapped task has no key.
@@ -448,7 +430,6 @@ def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:
     Require that no other task of the Dag has the same job, uid and map key, before templates are rendered.
 
     :param task_id: Id of the starting task.
-    :param tasks: All tasks of the Dag.
     :raises InvalidConfigurationError: Another task has the same job, uid and map key.
     """
     identities = {task.task_id: _identity(task) for task in tasks if isinstance(task, CheckpointedOperator)}
@@ -466,8 +447,6 @@ def uids_by_task(tasks: Iterable[Any]) -> dict[str, tuple[str, ...]]:
     Return the current and former uids of the checkpointed tasks of a Dag by task id, without map keys.
 
     A task with a templated or expanded uid has no entry in its tuple, as its uid is unknown before it runs.
-
-    :param tasks: All tasks of the Dag.
     """
     return {task.task_id: _uids(task.task_id, _arguments(task)) for task in tasks if _is_checkpointed(task)}
 
@@ -478,7 +457,6 @@ def former_uids(uid: str, renamed_uids: Mapping[str, str], map_key: str | None =
 
     :param uid: Current uid without a map key.
     :param renamed_uids: New uids by old uids.
-    :param map_key: Key of the instance of a mapped task.
     """
     of_task = tuple(uid_with_key(old, map_key) for old in uids_before(uid, renamed_uids))
     of_instance = uids_before(uid_with_key(uid, map_key), renamed_uids) if map_key else ()

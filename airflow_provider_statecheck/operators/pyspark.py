@@ -150,7 +150,6 @@ def with_optional_parameters(function: Callable[..., Any], *names: str) -> Calla
 
     The optional parameters and all parameters after them become keyword-only.
 
-    :param function: Function of the user.
     :param names: Parameters that are supplied when the function runs.
     """
     signature = inspect.signature(function)

@@ -30,11 +30,11 @@ from airflow_provider_statecheck.gateway.http import (
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state
-from airflow_provider_statecheck.queryable.json_values import json_of, key_json
+from airflow_provider_statecheck.queryable.json_values import key_json
 from airflow_provider_statecheck.queryable.queries import (
     AsOf,
+    JsonUserKey,
     PythonKeys,
-    PythonUserKey,
     QueryableName,
     StateQuery,
     StateReply,
@@ -316,11 +316,7 @@ class _Servers:
 
 
 class _Tries:
-    """
-    Tries of one call.
-
-    :param servers: Servers of the client.
-    """
+    """Tries of one call."""
 
     def __init__(self, servers: _Servers) -> None:
         self._servers = servers
@@ -435,11 +431,11 @@ def _json_bytes(data: Any) -> int:
 
 
 def _body_of(query: StateQuery) -> dict[str, Any]:
-    # Keys and user keys of a client are Python values.
-    keys, user_key = cast("PythonKeys", query.keys), cast("PythonUserKey | None", query.user_key)
+    # A query for a client has Python keys, and its user key in the form of json_of.
+    keys, user_key = cast("PythonKeys", query.keys), cast("JsonUserKey | None", query.user_key)
     return {
         "keys": list(map(key_json, keys.values)),
         "namespace": query.namespace,
-        "user_key": None if user_key is None else json_of(user_key.value),
+        "user_key": None if user_key is None else user_key.value,
         **_chosen(query.as_of),
     }

@@ -284,8 +284,6 @@ class OpenedState:
     Values are those of the restored serializer, which needs no classes of the user.
 
     :param content: Schema and handles of the state, restricted to one subtask.
-    :param storage: Storage of the files.
-    :param files: Range reads of the files.
     :param cache: Cache of blocks.
     :raises CheckpointNotFoundError: if a file is missing.
     :raises CorruptStateError: if a file is corrupt.

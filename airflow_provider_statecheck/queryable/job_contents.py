@@ -77,12 +77,7 @@ class StageContents:
 
 
 class JobContents:
-    """
-    Reads the contents of the checkpoints of jobs.
-
-    :param rows: Rows of the jobs.
-    :param open_storage: Opens the storage of a checkpoint.
-    """
+    """Reads the contents of the checkpoints of jobs."""
 
     def __init__(self, rows: LatestRows, open_storage: OpenStorage) -> None:
         self._rows = rows
@@ -101,7 +96,6 @@ class JobContents:
 
         The function is called again if the latest checkpoint was subsumed while it read its files.
 
-        :param job_id: Id of the job.
         :param answer: Function that reads the checkpoints.
         :param uid: Uid of an operator; by default all.
         :param as_of: The checkpoint to read; by default the latest of each operator.
@@ -124,7 +118,6 @@ class JobContents:
         """
         Return the checkpoints of a job, one of each operator, also those whose metadata is damaged or missing.
 
-        :param job_id: Id of the job.
         :param uid: Uid of an operator; by default all.
         :param as_of: The checkpoint to read; by default the latest of each operator.
         :param lists: Whether to read the listing of each as well.
@@ -193,7 +186,6 @@ def stages_at(open_storage: OpenStorage, pointer: str, uid: str | None = None) -
     """
     Return the contents of a checkpoint or savepoint of any job, by stage.
 
-    :param open_storage: Opens the storage of a checkpoint.
     :param pointer: URI of its directory or of its metadata file.
     :param uid: Uid of a stage; by default all.
     :raises CheckpointNotFoundError: if there is none.
@@ -240,7 +232,6 @@ def snapshot_in(
     """
     Return the stage that has a snapshot, and a reader of the snapshot.
 
-    :param name: Name of the snapshot.
     :param scope: Items of the loops around it, or ``""`` for none; by default any.
     :param columns: Names of the columns to read, by default all.
     :raises UnknownStateError: if there is none; the message lists the snapshots.

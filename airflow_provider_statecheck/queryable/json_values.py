@@ -161,7 +161,6 @@ def map_form(key: TypeSerializer[Any], value: JsonForm) -> JsonForm:
     """
     Return the form of dictionaries: an object if the keys are texts, otherwise a list of pairs.
 
-    :param key: Serializer of the keys.
     :param value: Form of the values.
     """
     keys = json_form_of(key)

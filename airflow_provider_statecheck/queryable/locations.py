@@ -111,7 +111,6 @@ class KvStateLocationRegistry:
     """
     Locations of the queryable states of one job: Flink's ``KvStateLocationRegistry``. Not safe for threads.
 
-    :param job_id: Id of the job.
     :param operators: Number of key groups of each operator by uid; the owner may change the mapping.
     """
 

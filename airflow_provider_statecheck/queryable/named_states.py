@@ -69,11 +69,7 @@ class NamedState:
         return self.name, self.uid, address.content.schema.name
 
     def listed(self, refused: str = "") -> QueryableName:
-        """
-        Return the entry of the state in a list of names.
-
-        :param refused: Reason of a refusal.
-        """
+        """Return the entry of the state in a list of names."""
         _, address = self.registrations[0]
         schema, key = address.content.schema, address.content.key
         return QueryableName(
@@ -94,10 +90,7 @@ class StageStates:
     """
     Named states of one stage in one checkpoint.
 
-    :param record: Row of the checkpoint.
     :param uid: Current uid of the stage; the checkpoint may have an earlier one.
-    :param states: Keyed states of the checkpoint.
-    :param functions: Functions of the stage.
     :param is_complete: Whether ``functions`` include the states that were registered after ``open``.
     :param late: Function and name of those of them that have a queryable name.
     """
@@ -191,8 +184,6 @@ def records_of_stages(
     """
     Return one record for each stage, also of a savepoint of the whole job.
 
-    :param view: Rows of the job.
-    :param records: Checkpoints of the job.
     :raises CheckpointNotFoundError: if the metadata of the savepoint is missing.
     :raises CorruptStateError: if it is corrupt.
     :raises StorageError: if the storage fails.
@@ -237,8 +228,6 @@ class JobLocations:
     - The checkpoint of a stage cannot be read that may have an earlier claim, unless the state owned the name when the
       checkpoints of all stages were read last.
     - The state was registered after ``open``, and the state files of an earlier stage have not been read.
-
-    :param job_id: Id of the job.
     """
 
     def __init__(self, job_id: JobId) -> None:

@@ -87,13 +87,7 @@ class LatestRows(Protocol):
 
 
 class CheckpointLocationOracle:
-    """
-    Oracle that finds the states of a job in its completed checkpoints. Safe for threads.
-
-    :param job_id: Id of the job.
-    :param rows: Rows of the job.
-    :param open_storage: Opens the storage of a checkpoint.
-    """
+    """Oracle that finds the states of a job in its completed checkpoints. Safe for threads."""
 
     def __init__(self, job_id: JobId, rows: LatestRows, open_storage: OpenStorage) -> None:
         self._job_id = job_id
@@ -208,9 +202,6 @@ class LoadedLocations:
 
     A checkpoint that cannot be read hides its own names, and the names of other stages that it may claim first: those whose
     owner is in doubt, see :class:`~airflow_provider_statecheck.queryable.named_states.JobLocations`.
-
-    :param job_id: Id of the job.
-    :param open_storage: Opens the storage of a checkpoint.
     """
 
     def __init__(self, job_id: JobId, open_storage: OpenStorage) -> None:
@@ -231,7 +222,6 @@ class LoadedLocations:
 
         Operators register their names in the order of their uids.
 
-        :param operators: Operators of the job.
         :param records: At most one checkpoint of each operator.
         :raises StorageError: if the storage fails.
         """

@@ -86,7 +86,6 @@ class StateProxy:
     """
     Answers queries from the latest completed checkpoints, or from earlier ones. Safe for threads.
 
-    :param server: Reads the keys.
     :param create_oracle: Creates the oracle of a job at its first query; without it, only jobs with an oracle from
         :meth:`update_kv_state_location_oracle` are known.
     :param max_oracles: Number of created oracles; the least recently used ones are forgotten.
@@ -199,11 +198,7 @@ class StateProxy:
 
 
 class _Tries:
-    """
-    Tries of one query.
-
-    :param policy: Bounds and pauses.
-    """
+    """Tries of one query."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy

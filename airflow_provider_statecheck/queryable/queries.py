@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKeyOrNamespaceError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.queryable.json_values import JsonForm, decoded_text, json_form_of, json_of, scalar_form
+from airflow_provider_statecheck.queryable.json_values import JsonForm, decoded_text, json_form_of, scalar_form
 from airflow_provider_statecheck.state.descriptors import StateKind, require_queryable_name
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import StateSchema
@@ -84,53 +84,19 @@ class PythonKeys:
 @dataclass(frozen=True, slots=True)
 class JsonKeys:
     """
-    Keys as JSON values.
+    Keys as JSON values, or as texts.
 
-    Numbers, booleans and strings are themselves. Other values are strings in the form of :class:`TextKeys`, which is also
-    accepted for numbers and booleans.
+    Numbers, booleans and strings are themselves, or texts such as ``42`` and ``true``. Other values are texts: bytes in
+    base64, times in ISO 8601.
 
-    :param values: The keys; a key of several columns is a list.
+    :param values: The keys; a key of several columns is a list or a tuple.
     """
 
     values: tuple[Any, ...]
 
     def decoded(self, serializer: KeySerializer) -> tuple[Any, ...]:
         """Return the keys in normal form; raises as :meth:`Keys.decoded`."""
-        return _keys(serializer, (value if isinstance(value, list) else (value,) for value in self.values))
-
-
-@dataclass(frozen=True, slots=True)
-class TextKeys:
-    """
-    Keys as texts, one for each column.
-
-    Bytes are in base64, times in ISO 8601, booleans are ``true`` or ``false``.
-
-    :param values: The keys.
-    """
-
-    values: tuple[tuple[str, ...], ...]
-
-    def decoded(self, serializer: KeySerializer) -> tuple[Any, ...]:
-        """Return the keys in normal form; raises as :meth:`Keys.decoded`."""
-        return _keys(serializer, self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class PythonUserKey:
-    """
-    User key as a Python value, which must have the class of the map's keys.
-
-    A server that receives the key as JSON cannot distinguish a text from another value that is a text in JSON.
-
-    :param value: The key.
-    """
-
-    value: Any
-
-    def decoded(self, serializer: TypeSerializer[Any]) -> Any:
-        """Return the key as it is stored, such as an enum member as its name; raises as :meth:`UserKey.decoded`."""
-        return JsonUserKey(json_of(self.value)).decoded(serializer)
+        return _keys(serializer, (value if isinstance(value, list | tuple) else (value,) for value in self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +104,8 @@ class JsonUserKey:
     """
     User key in the JSON form of :mod:`~airflow_provider_statecheck.queryable.json_values`.
 
-    :param value: The key.
+    :param value: The key. In the form of ``json_of``, a text does not match another value that is a text in JSON; a server
+        that receives JSON cannot distinguish them.
     """
 
     value: Any

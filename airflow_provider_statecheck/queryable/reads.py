@@ -21,13 +21,14 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.queryable.immutable_states import KeyInGroup, OpenedState, StateCache, immutable_state
+from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle, LatestRows
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import (
     AsOf,
+    JsonUserKey,
     PythonKeys,
-    PythonUserKey,
     QueryableName,
     StateQuery,
     StateReply,
@@ -98,13 +99,14 @@ def query_of(
     Return the query of a read.
 
     :raises InvalidConfigurationError: if the checkpoint is given in more than one way.
+    :raises UnsupportedStateError: if no map can have the user key.
     """
     return StateQuery(
         job_id=given_job_id(job),
         name=name,
         keys=PythonKeys(tuple(keys)),
         namespace=namespace,
-        user_key=None if user_key is None else PythonUserKey(user_key),
+        user_key=None if user_key is None else JsonUserKey(json_of(user_key)),
         as_of=AsOf(**checkpoint),
     )
 
@@ -269,7 +271,6 @@ class KvStateServer:
 
     Safe for threads. Several servers may share a cache.
 
-    :param open_storage: Opens the storage of a checkpoint.
     :param cache: Opened states and blocks, by default with the default bounds.
     """
 

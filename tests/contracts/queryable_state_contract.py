@@ -34,12 +34,13 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
     LATEST,
     AsOf,
+    JsonUserKey,
     PythonKeys,
-    PythonUserKey,
     QueryableName,
     StateQuery,
     StateReply,
@@ -280,13 +281,13 @@ class QueryableStateContract(QueriedJob):
     ) -> None:
         stage.state("ann", "prices").put_all({"tea": 3, "salt": None})
         stage.checkpoint()
-        assert self.read(reader, "prices", "ann", user_key=PythonUserKey(user_key)) == expected
+        assert self.read(reader, "prices", "ann", user_key=JsonUserKey(json_of(user_key))) == expected
 
     def test_key_of_an_entry_is_refused_for_state_that_is_not_a_map(self, stage: QueriedStage, reader: Reader) -> None:
         stage.put("balance", {"ann": 1})
         stage.checkpoint()
         with pytest.raises(InvalidConfigurationError, match="map"):
-            self.read(reader, "balances", "ann", user_key=PythonUserKey("tea"))
+            self.read(reader, "balances", "ann", user_key=JsonUserKey("tea"))
 
     def test_key_of_several_columns_is_read(self, make_stage: MakeStage, reader: Reader) -> None:
         stage = make_stage(keys=COMPOSITE)

@@ -213,7 +213,6 @@ def shown_job(view: JobView, task: Coordinates = (), *, is_editable: bool = Fals
     """
     Return a job with its operators.
 
-    :param view: Rows of the job.
     :param task: Coordinates of a task or a run; only operators with an attempt of it are included. Empty for all.
     :param is_editable: Whether the user may act on the state of the job.
     """

@@ -141,11 +141,7 @@ class OperatorsTable:
 
 
 class ByOperator(Generic[Record]):
-    """
-    Rows of a job by their operator, in their order; each is looked at several times.
-
-    :param records: Attempts or checkpoints of a job.
-    """
+    """Rows of a job by their operator, in their order; each is looked at several times."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         found = defaultdict[OperatorId, list[Record]](list)
@@ -161,7 +157,6 @@ def operator_rows(view: JobView, task: Coordinates = ()) -> tuple[OperatorRow, .
     """
     Return the operators of a job.
 
-    :param view: Rows of the job.
     :param task: Only operators with an attempt of this task or run are included.
     """
     attempts, checkpoints = ByOperator(view.attempts), ByOperator(view.checkpoints)

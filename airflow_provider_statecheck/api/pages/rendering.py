@@ -47,8 +47,6 @@ def render(request: Request, template: str, *, status_code: int = 200, **values:
     The templates escape all values, because names, reasons and messages come from users.
 
     :param request: Request whose path the links of the page start with.
-    :param template: File name of the template.
-    :param values: Variables of the template.
     """
     page = _environment().get_template(template).render(to=Addresses.of(request), **values)
     return HTMLResponse(page, status_code=status_code, headers={"Content-Security-Policy": POLICY})

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from tests.sqlite_rows import engine_on, new_engine
 from tests.unit.api.action_page import USERS
+from tests.unit.api.served_stage import ServedStage
 from tests.unit.api.server import ApiServer
 from tests.unit.api.stage import Stage
 
@@ -44,12 +45,18 @@ def copy_of(prepared: Stage, folder: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def engine(airflow_db: Path) -> Engine:
+def sqlite_airflow(airflow_db: Path) -> Engine:
+    """Airflow's own database."""
     from airflow import settings
 
     engine: Engine = settings.get_engine()
     assert str(airflow_db) in str(engine.url), "a test must never write to somebody's database"
     return engine
+
+
+@pytest.fixture(scope="module")
+def engine(sqlite_airflow: Engine) -> Engine:
+    return sqlite_airflow
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +82,12 @@ def tokens(airflow: TestClient) -> dict[str, str]:
         return str(reply.json()["access_token"])
 
     return {name: token(name) for name in USERS}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedStage]:
+    """A stage whose state is served to a read token."""
+    served = ServedStage(tmp_path)
+    with served.api:
+        yield served
+    served.close()

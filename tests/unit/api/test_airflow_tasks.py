@@ -1,4 +1,4 @@
-"""The challenge exchange against Airflow's own tables."""
+"""What is read from Airflow's own tables: the challenge exchange, the ends of runs, and permissions on Dags of teams."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.models.dagbundle import DagBundleModel
+from airflow.models.team import Team, dag_bundle_team_association_table
+from sqlalchemy import create_engine, delete, insert, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import sessionmaker
 
-from airflow_provider_statecheck.api import airflow_services
-from airflow_provider_statecheck.api.airflow_services import AirflowTasks
+from airflow_provider_statecheck.api import airflow_access, airflow_services
+from airflow_provider_statecheck.api.airflow_access import PermittedDags
+from airflow_provider_statecheck.api.airflow_services import AirflowRuns, AirflowTasks
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.verbs import challenge_of
 from airflow_provider_statecheck.metadata.tables import Caller
+from tests.messages import make_owner
 from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
 
 MEETING_SECONDS = 0.5
-
-
-@pytest.fixture(scope="module")
-def sqlite_airflow(airflow_db: Path) -> Engine:
-    from airflow import settings
-
-    engine: Engine = settings.get_engine()
-    assert str(airflow_db) in str(engine.url), "a test must never write to somebody's database"
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +229,68 @@ def test_a_dag_is_known_by_its_row(engine: Engine) -> None:
         assert not is_dag("")
     finally:
         remove_dag(engine, "known_dag")
+
+
+@pytest.mark.parametrize(
+    ("state", "ended_as"),
+    [("success", JobStatus.FINISHED), ("failed", JobStatus.FAILED), ("running", None), ("queued", None)],
+)
+def test_a_run_has_ended_when_it_succeeded_failed_or_is_gone(
+    sqlite_airflow: Engine, state: str, ended_as: JobStatus | None
+) -> None:
+    engine = sqlite_airflow
+    run_id = RunningTask.start(engine).run_id
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE dag_run SET state = :s WHERE run_id = :r"), {"s": state, "r": run_id})
+    owner = make_owner(airflow=(("dag_id", "nightly"), ("run_id", run_id)))
+    assert AirflowRuns().ended_as(owner) is ended_as
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM task_instance WHERE run_id = :r"), {"r": run_id})
+        connection.execute(text("DELETE FROM dag_run WHERE run_id = :r"), {"r": run_id})
+    assert AirflowRuns().ended_as(owner) is JobStatus.CANCELED
+
+
+OF_A_TEAM, OF_NO_TEAM, DELETED = "dag-of-red-team", "dag-of-no-team", "dag-that-was-deleted"
+RED = SimpleAuthManagerUser(username="ann", role="user", teams=["red"])
+BLUE = SimpleAuthManagerUser(username="bob", role="user", teams=["blue"])
+ADMIN = SimpleAuthManagerUser(username="eve", role="admin", teams=[])
+
+
+@pytest.fixture
+def dags(sqlite_airflow: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Dags of a team and of none, of which one was deleted."""
+    engine = sqlite_airflow
+    monkeypatch.setattr(airflow_access, "get_auth_manager", SimpleAuthManager)
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "true")
+    for dag_id in (OF_A_TEAM, OF_NO_TEAM):
+        add_dag(engine, dag_id)
+    owned = {"dag_bundle_name": f"bundle-of-{OF_A_TEAM}", "team_name": "red"}
+    with engine.begin() as connection:
+        connection.execute(insert(Team).values(name="red"))
+        connection.execute(insert(dag_bundle_team_association_table).values(**owned))
+    yield
+    with engine.begin() as connection:
+        connection.execute(delete(dag_bundle_team_association_table))
+        connection.execute(delete(Team))
+    for dag_id in (OF_A_TEAM, OF_NO_TEAM):
+        remove_dag(engine, dag_id)
+    with engine.begin() as connection:
+        connection.execute(delete(DagBundleModel).where(DagBundleModel.name.contains("-team")))
+
+
+@pytest.mark.parametrize(
+    ("user", "readable"),
+    [(RED, {OF_A_TEAM, OF_NO_TEAM}), (BLUE, {OF_NO_TEAM}), (ADMIN, {OF_A_TEAM, OF_NO_TEAM})],
+    ids=["of the team", "of another team", "admin"],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+@pytest.mark.usefixtures("dags")
+def test_a_deleted_dag_is_permitted_to_no_team(user: SimpleAuthManagerUser, readable: set[str], method: str) -> None:
+    dags = PermittedDags(user, method)  # type: ignore[arg-type]
+    assert dags.among((OF_A_TEAM, OF_NO_TEAM, DELETED)) == readable
+
+
+@pytest.mark.usefixtures("dags")
+def test_without_teams_the_permission_on_a_deleted_dag_is_that_on_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "false")
+    assert PermittedDags(RED).among((DELETED,)) == {DELETED}

@@ -17,9 +17,9 @@ from airflow_provider_statecheck.gateway.verbs import decode_error
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from tests.key_values import EDGES, STRATEGIES, TYPES
+from tests.unit.api.served_stage import ServedStage
 from tests.unit.api.server import ROOT
 from tests.unit.api.test_any_input import ANYTHING
-from tests.unit.api.test_state_routes import ServedStage
 
 
 class Place(NamedTuple):

@@ -9,9 +9,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fastapi import Request
 
 from airflow_provider_statecheck.api import checked_rows
-from airflow_provider_statecheck.api.checked_rows import GRANT_SECONDS, CheckedRows, SharedCalls
+from airflow_provider_statecheck.api.checked_rows import (
+    GRANT_SECONDS,
+    CheckedRows,
+    JobGrant,
+    RememberedAccess,
+    SharedCalls,
+)
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.checkpoint.records import JobRecord, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
@@ -306,3 +313,36 @@ def test_what_was_read_again_is_not_followed_by_an_older_check() -> None:
         assert await version(checks.check(JOB, "ann")) == 2
 
     run(scenario)
+
+
+class Sessions:
+    """Access with a cookie, which may be in any of the headers."""
+
+    async def require(self, request: Request, job_id: JobId) -> JobGrant:
+        if request.cookies.get("session") != "of ann":
+            raise AccessDeniedError("Expected a session, found none; log in.")
+        return JobGrant(caller=f"ann in {job_id}")
+
+
+def request_with(*cookies: bytes, authorization: bytes | None = None) -> Request:
+    headers = [(b"cookie", each) for each in cookies]
+    if authorization is not None:
+        headers.append((b"authorization", authorization))
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": headers})
+
+
+@pytest.mark.parametrize(
+    "request_of_another",
+    [
+        request_with(b"theme=dark"),
+        request_with(b"theme=dark", b"session=of ben"),
+        request_with(b"theme=darksession=of ann"),
+        request_with(b"theme=dark", authorization=b"session=of ann"),
+        request_with(),
+    ],
+)
+def test_permission_is_remembered_for_all_credentials_of_a_request(request_of_another: Request) -> None:
+    access = RememberedAccess(Sessions())
+    asyncio.run(access.require(request_with(b"theme=dark", b"session=of ann"), JOB))
+    with pytest.raises(AccessDeniedError):
+        asyncio.run(access.require(request_of_another, JOB))

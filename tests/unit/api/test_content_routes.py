@@ -18,6 +18,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.state.progress import LoopProgress
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.sqlite_rows import new_engine
+from tests.unit.api.served_stage import refused
 from tests.unit.api.server import ApiServer, accepted, description
 from tests.unit.written_stage import WrittenStage
 from tests.written_snapshots import flip
@@ -60,11 +61,6 @@ def served(tmp_path: Path) -> Iterator[ServedContents]:
     with served.api:
         yield served
     served.api.engine.dispose()
-
-
-def refused(response: Any, status: int, code: str) -> str:
-    assert (response.status_code, response.json()["code"]) == (status, code), response.text
-    return str(response.json()["message"])
 
 
 def test_latest_checkpoint_of_each_operator_is_listed(served: ServedContents) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +22,11 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.test_statement_counts import counted
 from tests.contracts.queried_stage import QueriedStage
 from tests.messages import complete_checkpoint, make_owner, make_registration
+from tests.unit.api.action_page import EDITOR, USERS, VIEWER
 from tests.unit.api.airflow_rows import SECRET, RunningTask
 from tests.unit.api.server import accepted, registration
 from tests.written_state import BACKENDS, StatefulJob
 
-USERS = {"the-editor": "user", "the-viewer": "viewer"}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 PUBLIC = {("GET", "/v1/health"), ("POST", "/v1/token")}
 
@@ -48,42 +46,6 @@ def recover(engine: Engine, name: str) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def engine(airflow_db: Path) -> Engine:
-    from airflow import settings
-
-    engine: Engine = settings.get_engine()
-    assert str(airflow_db) in str(engine.url), "a test must never write to somebody's database"
-    return engine
-
-
-@pytest.fixture(scope="module")
-def airflow(engine: Engine, airflow_db: Path) -> Iterator[TestClient]:
-    """Airflow's api-server in this process; its providers and plugins are found as they are in a real one."""
-    from airflow.api_fastapi.app import create_app, purge_cached_app
-
-    with pytest.MonkeyPatch.context() as patch:
-        users = ",".join(f"{name}:{role}" for name, role in USERS.items())
-        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", users)
-        passwords = airflow_db / "passwords.json"
-        passwords.write_text(json.dumps({name: f"password of {name}" for name in USERS}))
-        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE", str(passwords))
-        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "x" * 64)  # the generated one is short, of which PyJWT warns
-        purge_cached_app()
-        yield TestClient(create_app(apps="core"), raise_server_exceptions=False)
-        purge_cached_app()
-
-
-@pytest.fixture
-def log_in(airflow: TestClient) -> Any:
-    def log_in(name: str) -> str:
-        reply = airflow.post("/auth/token", json={"username": name, "password": f"password of {name}"})
-        assert reply.status_code == 201, reply.text
-        return str(reply.json()["access_token"])
-
-    return log_in
-
-
 def _ask(airflow: TestClient, user: str | None, caller: Caller = CALLER) -> Any:
     headers = {} if user is None else {"Authorization": f"Bearer {user}"}
     return airflow.post("/statecheck/v1/token/login", json=asdict(caller), headers=headers)
@@ -94,8 +56,10 @@ def _tokens_kept(engine: Engine) -> int:
         return int(connection.exec_driver_sql("SELECT count(*) FROM statecheck_token").scalar_one())
 
 
-def test_a_user_who_may_edit_task_instances_gets_the_token_of_a_task(airflow: TestClient, log_in: Any) -> None:
-    token = accepted(_ask(airflow, log_in("the-editor")))["token"]
+def test_a_user_who_may_edit_task_instances_gets_the_token_of_a_task(
+    airflow: TestClient, tokens: dict[str, str]
+) -> None:
+    token = accepted(_ask(airflow, tokens[EDITOR]))["token"]
     message = registration(job="a job of the login test")
     headers = {"Authorization": f"Bearer {token}"}
     grant = accepted(airflow.post("/statecheck/v1/attempts/register", json=message, headers=headers))
@@ -104,9 +68,9 @@ def test_a_user_who_may_edit_task_instances_gets_the_token_of_a_task(airflow: Te
     assert airflow.post("/statecheck/v1/attempts/register", json=message, headers=headers).status_code == 403
 
 
-def test_one_who_may_only_look_gets_none(airflow: TestClient, engine: Engine, log_in: Any) -> None:
+def test_one_who_may_only_look_gets_none(airflow: TestClient, engine: Engine, tokens: dict[str, str]) -> None:
     before = _tokens_kept(engine)
-    reply = _ask(airflow, log_in("the-viewer"))
+    reply = _ask(airflow, tokens[VIEWER])
     assert (reply.status_code, reply.json()["code"]) == (403, "access_denied")
     assert _tokens_kept(engine) == before
 
@@ -118,15 +82,15 @@ def test_nobody_else_gets_one(airflow: TestClient, engine: Engine, user: str | N
     assert _tokens_kept(engine) == before
 
 
-def test_a_token_of_this_api_is_no_user(airflow: TestClient, log_in: Any) -> None:
-    token = accepted(_ask(airflow, log_in("the-editor")))["token"]
+def test_a_token_of_this_api_is_no_user(airflow: TestClient, tokens: dict[str, str]) -> None:
+    token = accepted(_ask(airflow, tokens[EDITOR]))["token"]
     assert _ask(airflow, token).status_code in (401, 403)
     headers = {"Authorization": f"Bearer {token}"}
     assert airflow.get("/api/v2/dags", headers=headers).status_code in (401, 403)
 
 
-def test_a_user_is_no_token_of_this_api(airflow: TestClient, log_in: Any) -> None:
-    headers = {"Authorization": f"Bearer {log_in('the-editor')}"}
+def test_a_user_is_no_token_of_this_api(airflow: TestClient, tokens: dict[str, str]) -> None:
+    headers = {"Authorization": f"Bearer {tokens[EDITOR]}"}
     assert airflow.get("/statecheck/v1/jobs", headers=headers).status_code == 403
 
 
@@ -139,8 +103,10 @@ def test_the_exchange_works_where_airflow_serves_it(airflow: TestClient, engine:
     assert airflow.post("/statecheck/v1/token", json=proof).status_code == 403
 
 
-def test_every_route_but_the_public_ones_refuses_nobody_in_particular(airflow: TestClient, log_in: Any) -> None:
-    user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+def test_every_route_but_the_public_ones_refuses_nobody_in_particular(
+    airflow: TestClient, tokens: dict[str, str]
+) -> None:
+    user = {"Authorization": f"Bearer {tokens[VIEWER]}"}
     paths = accepted(airflow.get("/statecheck/openapi.json", headers=user))["paths"]
     for path, verbs in paths.items():
         for verb, operation in verbs.items():
@@ -163,8 +129,10 @@ def test_every_route_but_the_public_ones_refuses_nobody_in_particular(airflow: T
             assert operation["description"]
 
 
-def test_a_request_without_a_token_is_told_so_through_airflows_middleware(airflow: TestClient, log_in: Any) -> None:
-    found: dict[str, str] = {"Cookie": f"_token={log_in('the-editor')}"}
+def test_a_request_without_a_token_is_told_so_through_airflows_middleware(
+    airflow: TestClient, tokens: dict[str, str]
+) -> None:
+    found: dict[str, str] = {"Cookie": f"_token={tokens[EDITOR]}"}
     for headers in ({}, found, {"Authorization": "Basic eDp5"}, {"Authorization": "Bearer "}):
         reply = airflow.get("/statecheck/v1/jobs", headers=headers)
         assert reply.status_code == 403
@@ -194,42 +162,44 @@ class TestJobList:
         headers = {"Authorization": f"Bearer {token}"}
         return airflow.get("/statecheck/v1/job-list", params={"contains": "LIST/"} | query, headers=headers)
 
-    def test_a_user_gets_only_jobs_all_of_whose_dags_are_readable(self, airflow: TestClient, log_in: Any) -> None:
-        listed = accepted(self.ask(airflow, log_in("the-viewer")))
+    def test_a_user_gets_only_jobs_all_of_whose_dags_are_readable(
+        self, airflow: TestClient, tokens: dict[str, str]
+    ) -> None:
+        listed = accepted(self.ask(airflow, tokens[VIEWER]))
         [overview] = listed["jobs"]
         assert (overview["name"], overview["dag_ids"], overview["full_size_bytes"]) == ("list/mine", ["nightly"], 100)
         assert (listed["counts"], listed["following"]) == ({"running": 1}, None)
-        hidden = accepted(self.ask(airflow, log_in("the-viewer"), dag_id="private"))
+        hidden = accepted(self.ask(airflow, tokens[VIEWER], dag_id="private"))
         assert hidden == {"jobs": [], "counts": {}, "following": None}
 
     def test_one_who_may_read_all_dags_follows_the_pages(
-        self, airflow: TestClient, log_in: Any, monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
         monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda self, **_: True)
         query = {"limit": 2, "sort": "name", "descending": True}
-        first = accepted(self.ask(airflow, log_in("the-viewer"), **query))
-        second = accepted(self.ask(airflow, log_in("the-viewer"), after=first["following"], **query))
+        first = accepted(self.ask(airflow, tokens[VIEWER], **query))
+        second = accepted(self.ask(airflow, tokens[VIEWER], after=first["following"], **query))
         found = [overview["name"] for page in (first, second) for overview in page["jobs"]]
         assert found == ["list/theirs", "list/mine", "list/both"]
         assert (first["counts"], second["following"]) == ({"running": 3}, None)
 
     def test_one_who_may_not_read_task_instances_gets_none(
-        self, airflow: TestClient, log_in: Any, monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
         monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda self, **_: False)
-        assert accepted(self.ask(airflow, log_in("the-viewer")))["jobs"] == []
+        assert accepted(self.ask(airflow, tokens[VIEWER]))["jobs"] == []
 
     @pytest.mark.parametrize("query", [{}, {"dag_id": "many-00"}])
     def test_it_takes_as_many_statements_for_many_dags_as_for_few(
-        self, airflow: TestClient, engine: Engine, log_in: Any, query: dict[str, Any]
+        self, airflow: TestClient, engine: Engine, tokens: dict[str, str], query: dict[str, Any]
     ) -> None:
         from airflow.models.dag import clear_team_name_cache
 
-        token, taken = log_in("the-viewer"), list[int]()
+        token, taken = tokens[VIEWER], list[int]()
         for numbers in (range(2), range(2, 30)):
             self._work_of_many_dags(AttemptCoordinator(SqlJobStore(engine)), numbers)
             clear_team_name_cache()
@@ -248,11 +218,13 @@ class TestJobList:
     @pytest.mark.parametrize(
         "query", [{"limit": 0}, {"limit": 1001}, {"sort": "age"}, {"status": "x"}, {"after": "x"}, {"dag_id": "a\0"}]
     )
-    def test_a_wrong_parameter_is_refused(self, airflow: TestClient, log_in: Any, query: dict[str, Any]) -> None:
-        assert self.ask(airflow, log_in("the-viewer"), **query).status_code in (400, 422)
+    def test_a_wrong_parameter_is_refused(
+        self, airflow: TestClient, tokens: dict[str, str], query: dict[str, Any]
+    ) -> None:
+        assert self.ask(airflow, tokens[VIEWER], **query).status_code in (400, 422)
 
-    def test_the_description_shows_an_example(self, airflow: TestClient, log_in: Any) -> None:
-        headers = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+    def test_the_description_shows_an_example(self, airflow: TestClient, tokens: dict[str, str]) -> None:
+        headers = {"Authorization": f"Bearer {tokens[VIEWER]}"}
         described = accepted(airflow.get("/statecheck/openapi.json", headers=headers))
         reply = described["paths"]["/v1/job-list"]["get"]["responses"]["200"]["content"]["application/json"]
         assert reply["examples"]["normal"]["value"]["counts"] == {"running": 1, "finished": 30}
@@ -270,16 +242,16 @@ class TestPages:
 
     @pytest.mark.parametrize("user", sorted(USERS))
     def test_whoever_may_read_the_dag_sees_its_jobs(
-        self, airflow: TestClient, log_in: Any, page: str, user: str
+        self, airflow: TestClient, tokens: dict[str, str], page: str, user: str
     ) -> None:
-        reply = airflow.get(page, headers={"Authorization": f"Bearer {log_in(user)}"})
+        reply = airflow.get(page, headers={"Authorization": f"Bearer {tokens[user]}"})
         assert reply.status_code == 200
         assert "nightly/2026-05-05" in reply.text
 
     def test_it_is_a_page_of_airflows_ui_with_files_that_need_no_login(
-        self, airflow: TestClient, log_in: Any, page: str
+        self, airflow: TestClient, tokens: dict[str, str], page: str
     ) -> None:
-        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        user = {"Authorization": f"Bearer {tokens[VIEWER]}"}
         reply = airflow.get(page, headers=user)
         assert "script-src 'self'" in reply.headers["Content-Security-Policy"]
         for name in ("pages.css", "pages.js", "theme.js", "checkpoints.svg"):
@@ -290,8 +262,10 @@ class TestPages:
         views = {view["destination"]: view["url_route"] for view in plugin["external_views"]}
         assert views.keys() == {"nav", "dag", "dag_run", "task_instance"}
 
-    def test_the_page_of_a_task_is_found_by_its_coordinates(self, airflow: TestClient, log_in: Any, page: str) -> None:
-        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+    def test_the_page_of_a_task_is_found_by_its_coordinates(
+        self, airflow: TestClient, tokens: dict[str, str], page: str
+    ) -> None:
+        user = {"Authorization": f"Bearer {tokens[VIEWER]}"}
         reply = airflow.get("/statecheck/dags/nightly/runs/run-1/tasks/features", headers=user)
         assert reply.status_code == 200
         assert page in reply.text
@@ -308,24 +282,24 @@ class TestPages:
         assert headers["Cache-Control"] == "no-store"
 
     @pytest.mark.parametrize("path", ["openapi.json", "docs", "redoc"])
-    def test_the_description_is_for_users_alone(self, airflow: TestClient, log_in: Any, path: str) -> None:
+    def test_the_description_is_for_users_alone(self, airflow: TestClient, tokens: dict[str, str], path: str) -> None:
         assert airflow.get(f"/statecheck/{path}").status_code in (401, 404)
         assert airflow.get("/statecheck/openapi.json", headers={"Authorization": "Bearer forged"}).status_code in (
             401,
             403,
         )
-        described = airflow.get("/statecheck/openapi.json", headers={"Authorization": f"Bearer {log_in('the-viewer')}"})
+        described = airflow.get("/statecheck/openapi.json", headers={"Authorization": f"Bearer {tokens[VIEWER]}"})
         assert "/v1/token" in accepted(described)["paths"]
 
     @pytest.mark.parametrize("user", sorted(USERS))
     def test_a_recovered_job_is_shown_to_nobody(
-        self, airflow: TestClient, engine: Engine, log_in: Any, user: str
+        self, airflow: TestClient, engine: Engine, tokens: dict[str, str], user: str
     ) -> None:
         """Its rows name no Dag, and its name may be anybody's."""
         job = f"nightly/2026-06-06 of {user}"
         recover(engine, job)
         path = f"/statecheck/jobs/{job_id_of(job)}"
-        reply = airflow.get(path, headers={"Authorization": f"Bearer {log_in(user)}"})
+        reply = airflow.get(path, headers={"Authorization": f"Bearer {tokens[user]}"})
         assert reply.status_code == 404
         assert "2026-06-06" not in reply.text
 
@@ -337,12 +311,12 @@ class TestPages:
             assert "nightly" not in reply.text
 
     def test_one_who_may_not_read_the_dag_does_not(
-        self, airflow: TestClient, log_in: Any, page: str, monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], page: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
         monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
-        reply = airflow.get(page, headers={"Authorization": f"Bearer {log_in('the-viewer')}"})
+        reply = airflow.get(page, headers={"Authorization": f"Bearer {tokens[VIEWER]}"})
         assert reply.status_code == 404
         assert "2026-05-05" not in reply.text
 
@@ -369,17 +343,17 @@ class TestState:
         return airflow.get(f"/statecheck/v1/jobs/{stage.job_id}/state/balances?key=ann", **sent)
 
     def test_user_who_may_read_the_dag_reads_its_state(
-        self, airflow: TestClient, log_in: Any, stage: QueriedStage
+        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage
     ) -> None:
-        user = log_in("the-viewer")
+        user = tokens[VIEWER]
         for sent in ({"headers": {"Authorization": f"Bearer {user}"}}, {"headers": {"Cookie": f"_token={user}"}}):
             assert decode_reply(accepted(self._read(airflow, stage, **sent))).values == (5,)
 
     def test_token_for_a_client_reads_the_state_of_its_job_and_nothing_else(
-        self, airflow: TestClient, log_in: Any, stage: QueriedStage
+        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage
     ) -> None:
         body = {"job_id": stage.job_id, "lifetime_seconds": 60.0}
-        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        user = {"Authorization": f"Bearer {tokens[VIEWER]}"}
         token = accepted(airflow.post("/statecheck/v1/token/state", json=body, headers=user))["token"]
         client = {"Authorization": f"Bearer {token}"}
         assert decode_reply(accepted(self._read(airflow, stage, headers=client))).values == (5,)
@@ -391,19 +365,19 @@ class TestState:
 
     @pytest.mark.parametrize("seconds", [0, -1.0, 24 * 3600 + 1, 1e300])
     def test_token_lives_a_day_at_most(
-        self, airflow: TestClient, log_in: Any, stage: QueriedStage, seconds: float
+        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage, seconds: float
     ) -> None:
         body = {"job_id": stage.job_id, "lifetime_seconds": seconds}
-        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        user = {"Authorization": f"Bearer {tokens[VIEWER]}"}
         assert airflow.post("/statecheck/v1/token/state", json=body, headers=user).status_code == 400
 
     def test_one_who_may_not_read_the_dag_gets_neither_state_nor_token(
-        self, airflow: TestClient, log_in: Any, stage: QueriedStage, monkeypatch: pytest.MonkeyPatch
+        self, airflow: TestClient, tokens: dict[str, str], stage: QueriedStage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
         monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
-        user = {"Authorization": f"Bearer {log_in('the-editor')}"}
+        user = {"Authorization": f"Bearer {tokens[EDITOR]}"}
         replies = [self._replies(airflow, job_id, user) for job_id in (stage.job_id, job_id_of("no job of this name"))]
         assert {(reply.status_code, reply.json()["code"]) for reply in replies[0]} == {(404, "checkpoint_not_found")}
         hidden, missing = ([self._text(reply) for reply in each] for each in replies)

@@ -10,10 +10,18 @@ from typing import Any
 
 import jsonschema
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
+from airflow_provider_statecheck.api.requests import checked_app
 from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.exceptions import (
+    HandleExistsError,
+    HandleNotFoundError,
+    ResourceVersionError,
+    StateCheckError,
+)
 from airflow_provider_statecheck.metadata.tables import METADATA
 from tests.unit.api.server import SECRET, ApiServer, accepted, acknowledgement, description, registration
 from tests.unit.api.stage import Stage
@@ -232,3 +240,18 @@ class TestWithoutDatabase:
         response = stage.api.post("trigger", stage.attempt.token, body)
         assert response.status_code == 503
         assert "db.internal" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(HandleExistsError("taken"), 409), (HandleNotFoundError("gone"), 404), (ResourceVersionError("changed"), 409)],
+)
+def test_errors_about_handles_are_the_callers(error: StateCheckError, status: int) -> None:
+    app = checked_app()
+
+    @app.get("/handle")
+    def fails() -> None:
+        raise error
+
+    reply = TestClient(app).get("/handle")
+    assert (reply.status_code, reply.json()["code"]) == (status, error.code)

@@ -4,99 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import date, datetime
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import jsonschema
-import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.api import state_reads
-from airflow_provider_statecheck.api.state_reads import MAX_KEYS, MAX_TEXT
+from airflow_provider_statecheck.api.state_reads import MAX_KEYS, MAX_TEXT, small_json
+from airflow_provider_statecheck.checkpoint.codec import encode, json_parts
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES, decode_error
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.queries import ABSENT
-from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.contracts.queried_stage import QueriedStage
-from tests.sqlite_rows import new_engine
+from tests.unit.api.served_stage import COMPOSITE, DESCRIPTORS, RECEIPT, ServedStage, refused
 from tests.unit.api.server import OTHER_TASK, ROOT, ApiServer, accepted, description
-from tests.written_state import BACKENDS, StatefulJob
-
-COMPOSITE = KeySerializer((KeyField("shop", pa.string()), KeyField("day", pa.date32()), KeyField("till", pa.int64())))
-RECEIPT = ("center", date(2026, 1, 31), 7)
-DESCRIPTORS = [
-    ValueStateDescriptor("balance", int, queryable_name="balances"),
-    ValueStateDescriptor("total", int, queryable_name="totals[eu]/net 100%"),
-    MapStateDescriptor("prices", str, int, queryable_name="prices"),
-    ValueStateDescriptor("internal", int),
-]
-
-
-class ServedStage:
-    """A stage with state, and the API that serves it to a read token."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.storage = CheckpointStorage.open((folder / "checkpoints").as_uri())
-        self.api = ApiServer(new_engine(folder / "served.db"), **settings)
-        self.stages: list[QueriedStage] = []
-        self.stage = self.make("sales", DESCRIPTORS)
-        self.token = self.api.reading_token(self.stage.job_id)
-
-    def make(self, job_name: str, descriptors: list[Any], **values: Any) -> QueriedStage:
-        """Return a stage that has begun."""
-        written = StatefulJob(self.storage, BACKENDS["arrow"](), descriptors, job_name=job_name, **values)
-        stage = QueriedStage(SqlJobStore(self.api.engine, self.api.clock), (written,), num_retained=2)
-        self.stages.append(stage)
-        stage.begin()
-        return stage
-
-    def path(self, name: str = "", *, job_id: str | None = None, **query: Any) -> str:
-        """Return the path of the list of names, or of a name."""
-        place = f"/{quote(name, safe='')}" if name else ""
-        asked = f"?{urlencode(query, doseq=True)}" if query else ""
-        return f"/v1/jobs/{job_id or self.stage.job_id}/state{place}{asked}"
-
-    def get(self, name: str = "", token: str | None = None, **query: Any) -> Any:
-        return self.api.call("GET", self.path(name, **query), token or self.token)
-
-    def post(self, name: str, body: Any, **query: Any) -> Any:
-        return self.api.call("POST", self.path(name, **query), self.token, body)
-
-    def close(self) -> None:
-        for stage in self.stages:
-            stage.close()
-        self.api.engine.dispose()
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServedStage]:
-    served = ServedStage(tmp_path)
-    with served.api:
-        yield served
-    served.close()
-
-
-def refused(response: Any, status: int, code: str) -> str:
-    assert (response.status_code, response.json()["code"]) == (status, code), response.text
-    return str(response.json()["message"])
 
 
 class TestSingleKeys:
-    def test_value_is_that_of_the_latest_completed_checkpoint(self, served: ServedStage) -> None:
-        for value in (1, 2, 3):
-            served.stage.put("balance", {"ann": value})
-            checkpoint_id = served.stage.checkpoint()
-            reply = decode_reply(accepted(served.get("balances", key="ann")))
-            assert (reply.keys, reply.values, reply.checkpoint_id) == (("ann",), (value,), checkpoint_id)
-
     def test_key_of_several_columns_has_one_parameter_for_each(self, served: ServedStage) -> None:
         stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
         stage.put("balance", {RECEIPT: 5})
@@ -145,22 +76,6 @@ class TestBatches:
         answer = accepted(served.post("balances", {"keys": keys}))
         assert decode_reply(answer).values == (49, ABSENT, 0, 49)
         assert [each.get("absent", False) for each in answer["entries"]] == [False, True, False, False]
-
-    def test_key_of_several_columns_is_a_list(self, served: ServedStage) -> None:
-        stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
-        stage.put("balance", {RECEIPT: 5})
-        stage.checkpoint()
-        served.token = served.api.reading_token(stage.job_id)
-        body = {"keys": [["center", "2026-01-31", 7], ["center", "2026-01-31", 8]]}
-        assert decode_reply(accepted(served.post("balances", body, job_id=stage.job_id))).values == (5, ABSENT)
-
-    def test_batch_reads_one_earlier_checkpoint(self, served: ServedStage) -> None:
-        served.stage.put("balance", {"ann": 1, "ben": 1})
-        first = served.stage.checkpoint()
-        served.stage.put("balance", {"ann": 2})
-        served.stage.checkpoint()
-        reply = decode_reply(accepted(served.post("balances", {"keys": ["ann", "ben"], "checkpoint_id": first})))
-        assert (reply.checkpoint_id, reply.values) == (first, (1, 1))
 
     def test_batch_above_the_limit_is_refused(self, served: ServedStage) -> None:
         served.stage.put("balance", {"ann": 1})
@@ -471,3 +386,51 @@ class TestAnswers:
         served.stage.checkpoint()
         answer = accepted(served.get("balances", key="ann"))
         assert datetime.fromisoformat(answer["completed_at"]) == served.api.clock.now()
+
+
+def small_json_of(answer: Any) -> bytes:
+    return small_json(json_parts(answer))
+
+
+@dataclass(frozen=True)
+class Page:
+    name: str
+    at: datetime
+    rows: tuple[Any, ...]
+    more: tuple[Any, ...] = ()
+
+
+PAGE = Page("é\n", datetime(2026, 1, 31, tzinfo=UTC), ((1, "a"), (2, None)))
+
+
+@pytest.mark.parametrize("answer", [(), [], (1, "a", {"b": []}), (PAGE, PAGE), {"a": 1, "b": [], "c": [1, {}]}, PAGE])
+def test_answer_is_the_json_of_its_values(answer: Any) -> None:
+    assert json.loads(small_json_of(answer)) == json.loads(json.dumps(encode(answer)))
+
+
+def test_elements_of_a_generator_are_a_list() -> None:
+    assert json.loads(small_json_of({"name": "a", "rows": (n for n in range(3))})) == {"name": "a", "rows": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("field", ["rows", None])
+def test_elements_above_the_limit_are_not_made(monkeypatch: pytest.MonkeyPatch, field: str | None) -> None:
+    monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", 1000)
+    made: list[str] = []
+
+    def elements() -> Iterator[str]:
+        while True:
+            made.append("x" * 100)
+            yield made[-1]
+
+    with pytest.raises(RequestLimitError, match="at most 1000 bytes"):
+        small_json_of({"name": "a", field: elements()} if field else elements())
+    assert len(made) == 10
+
+
+def test_answer_of_the_limit_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(json.dumps(encode(asdict(PAGE)), ensure_ascii=False, separators=(",", ":")).encode())
+    monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", size)
+    assert len(small_json_of(PAGE)) == size
+    monkeypatch.setattr(state_reads, "MAX_ANSWER_BYTES", size - 1)
+    with pytest.raises(RequestLimitError):
+        small_json_of(PAGE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,19 +15,16 @@ from airflow_provider_statecheck.api.state_server import StateServerSettings, cr
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.unit.api.served_stage import ServedStage, refused
 from tests.unit.api.server import ROOT, accepted
 from tests.unit.api.test_content_routes import ServedContents
-from tests.unit.api.test_state_routes import ServedStage, refused
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServedStage]:
-    served = ServedStage(tmp_path)
-    with served.api:
-        served.stage.put("balance", {"ann": 1})
-        served.stage.checkpoint()
-        yield served
-    served.close()
+def served(served: ServedStage) -> ServedStage:
+    served.stage.put("balance", {"ann": 1})
+    served.stage.checkpoint()
+    return served
 
 
 class AloneServer:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +41,22 @@ class Outcome:
     err: str
 
 
+Run = Callable[..., Outcome]
+
+
+def rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the rows of a command that was run with ``--output json``."""
+    found: list[dict[str, Any]] = json.loads(outcome.out)
+    return found
+
+
+class Terminal(io.StringIO):
+    """Terminal at which a user has typed an answer."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenStage]:
     """Rows in a database and bytes in files, which the commands work on."""
@@ -68,17 +86,14 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     monkeypatch.setattr(state_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(maintenance_commands, "job_coordinator", lambda: stage.coordinator)
     monkeypatch.setattr(maintenance_commands, "job_recovery", lambda: JobRecovery(store))
-    monkeypatch.setattr(maintenance_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(maintenance_commands, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
-    monkeypatch.setattr(savepoint_commands, "maintenance_gateway", lambda: stage.maintenance)
-    monkeypatch.setattr(savepoint_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(savepoint_commands, "restore_gateway", lambda: JobRestoring(store, UnknownLiveness()))
     yield stage
     engine.dispose()
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command as Airflow does, by what its own parser makes of the arguments."""
 
     def run(*arguments: str) -> Outcome:

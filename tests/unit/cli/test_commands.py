@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from airflow.utils import yaml
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import maintenance_commands
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
@@ -18,13 +18,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.unit.written_stage import JOB, local_path
+from tests.unit.cli.conftest import Terminal, rows
+from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 MONTH = 31 * 24 * 3600
-
-
-def rows(outcome: Any) -> list[dict[str, Any]]:
-    return list(json.loads(outcome.out))
 
 
 def damage(stage: Any, job: str = JOB) -> None:
@@ -158,13 +155,6 @@ class TestCheckpoints:
         stage.run()
         outcome = run(*command, "savepoint-1")
         assert (outcome.status, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
-
-    @pytest.mark.parametrize("arguments", [("nothing",), (JOB, "--uid", "nobody")], ids=["job", "operator"])
-    def test_ends_with_2_where_there_is_no_such_thing(self, stage, run, arguments):
-        stage.run()
-        outcome = run("checkpoints", *arguments)
-        assert (outcome.status, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
-        assert arguments[-1] in outcome.err
 
 
 class TestVerify:
@@ -304,10 +294,6 @@ class TestPrune:
         assert stage.statuses("test/a")[3] == "completed"
 
     def test_without_yes_it_asks_and_no_is_no(self, stage, run, monkeypatch):
-        class Terminal(io.StringIO):
-            def isatty(self) -> bool:
-                return True
-
         stage.run("test/a")
         for answer, left in (("\n", 1), ("n\n", 1), ("y\n", 0)):
             monkeypatch.setattr("sys.stdin", Terminal(answer))
@@ -354,3 +340,70 @@ def test_every_command_ends_with_3_and_one_line_where_the_database_fails(stage, 
     monkeypatch.setattr(maintenance_commands, "job_coordinator", fail)
     outcome = run(*arguments)
     assert (outcome.status, outcome.out, outcome.err) == (3, "", "error: The database is away.\n")
+
+
+DAY = 24 * 3600
+
+
+def lost(stage: WrittenStage) -> WrittenStage:
+    """Write a job whose rows are in no database."""
+    other = WrittenStage(CheckpointStorage.open(stage.storage.base_uri))
+    other.run()
+    return other
+
+
+def test_jobs_are_recovered_and_can_be_listed(stage, run):
+    lost(stage)
+    outcome = run("recover", stage.storage.base_uri, "-o", "json")
+    (row,) = rows(outcome)
+    assert (outcome.status, row["job"], row["recovered"], len(row["checkpoints"])) == (0, JOB, True, 3)
+    assert run("verify", JOB).status == 0
+    assert stage.attempt().restore() is not None
+
+
+def test_a_dry_run_of_recover_makes_nothing(stage, run):
+    lost(stage)
+    outcome = run("recover", stage.storage.base_uri, "--dry-run")
+    assert (outcome.status, stage.maintenance.jobs()) == (0, ())
+    assert "1 of 1 jobs would be recovered" in outcome.err
+
+
+def test_a_dry_run_refuses_the_directory_of_another_program_as_the_run_does(stage, run):
+    lost(stage)
+    foreign = f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-20260801/notes"
+    stage.storage.write_bytes(foreign, b"not a checkpoint")
+    dry, real = (run("recover", stage.storage.base_uri, *options, "-o", "json") for options in (("--dry-run",), ()))
+    assert (dry.status, dry.out) == (real.status, real.out)
+    assert (dry.status, "0 of 1 jobs would be recovered" in dry.err, stage.maintenance.jobs()) == (1, True, ())
+    assert "found 20260801" in dry.out
+
+
+def test_a_job_with_rows_is_told_with_status_1(stage, run):
+    stage.run()
+    before = stage.maintenance.describe(job_id_of(JOB))
+    outcome = run("recover", stage.storage.base_uri, "--job", JOB)
+    assert outcome.status == 1
+    assert stage.maintenance.describe(job_id_of(JOB)) == before
+
+
+def test_a_job_of_which_nothing_is_left_is_wrong_usage(stage, run):
+    lost(stage)
+    assert run("recover", stage.storage.base_uri, "--job", "another").status == 2
+
+
+def test_gc_with_quarantine_deletes_an_orphan_a_day_later(stage, run):
+    dead = stage.attempt()
+    stage.snapshot(dead, "orphan")
+    dead.finish(AttemptStatus.FAILED)
+    outcome = run("gc", JOB, "--quarantine", "-o", "json")
+    (row,) = rows(outcome)
+    assert (outcome.status, row["directories"], len(row["quarantined"])) == (0, [], 1)
+    stage.clock.advance(DAY)
+    assert rows(run("gc", JOB, "--quarantine", "--quarantine-age", "2d", "-o", "json"))[0]["directories"] == []
+    (row,) = rows(run("gc", JOB, "--quarantine", "-o", "json"))
+    assert (len(row["directories"]), row["quarantined"]) == (1, [])
+
+
+def test_a_quarantine_shorter_than_a_day_is_wrong_usage(stage, run):
+    stage.run()
+    assert run("gc", JOB, "--quarantine", "--quarantine-age", "1h").status == 2

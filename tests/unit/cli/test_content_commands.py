@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,9 @@ import pytest
 from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress
 from airflow_provider_statecheck.storage.state_json import encode_state
 from tests.job_savepoints import SAVEPOINT_ID, add_row, save_job
-from tests.unit.cli.conftest import Outcome
+from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import WrittenStage, local_path
 from tests.written_snapshots import SnapshotJob, flip
-
-Run = Callable[..., Outcome]
 
 
 def values_of_loops() -> dict[str, Any]:
@@ -25,12 +21,6 @@ def values_of_loops() -> dict[str, Any]:
         progress.finish(((), "days"), f"day {item}")
     iterations.reach(((), "ranks"), Iteration(4, is_converged=True))
     return {"values": encode_state({"cursor": 7}), "loops": progress.encode(), "iterations": iterations.encode()}
-
-
-def rows(outcome: Outcome) -> list[dict[str, Any]]:
-    assert outcome.status == 0, outcome.err
-    found: list[dict[str, Any]] = json.loads(outcome.out)
-    return found
 
 
 def test_contents_of_the_latest_checkpoint_of_each_operator_are_listed(stage: WrittenStage, run: Run) -> None:
@@ -57,7 +47,7 @@ def test_what_is_damaged_or_missing_is_listed_with_the_reason_beside_the_rest(
     flip(next(tmp_path.rglob("damaged-*/*/_manifest")), -15)
     local_path(f"{missing.location}/_metadata").unlink()
     outcome = run("show", "sales", "--output", "json")
-    found = json.loads(outcome.out)
+    found = rows(outcome)
     assert [(row["operator"], row["kind"], row["name"]) for row in found] == [
         ("first", "snapshot", "sales"),
         ("first", "snapshot", "damaged"),

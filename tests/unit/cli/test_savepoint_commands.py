@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +30,8 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 from tests.messages import make_owner, make_registration
-from tests.unit.cli.conftest import Outcome
+from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
-
-Run = Callable[..., Outcome]
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -45,8 +41,8 @@ def changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(savepoint_commands, "job_savepoints", lambda storage_conn_id: service)
 
 
-def rows(outcome: Outcome) -> list[dict[str, Any]]:
-    return json.loads(outcome.out)  # type: ignore[no-any-return]
+def full_disk(*_: object) -> None:
+    raise StorageError("the disk is full")
 
 
 def savepoints(stage: WrittenStage) -> list[CheckpointRecord]:
@@ -69,11 +65,12 @@ def test_a_savepoint_of_a_finished_job_is_taken_at_once(finished: WrittenStage, 
 
 
 def test_a_target_comes_before_the_configured_directory(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
-    [row] = rows(run("savepoint", JOB, "--target", f"file://{tmp_path}/mine", "--output", "json"))
-    assert row["pointer"].startswith(f"file://{tmp_path}/mine/savepoint-")
+    assert taken(finished, run, "--target", f"file://{tmp_path}/mine").startswith(f"file://{tmp_path}/mine/savepoint-")
 
 
-def test_a_job_has_one_savepoint_with_all_its_operators(finished: WrittenStage, run: Run) -> None:
+def test_a_job_has_one_savepoint_with_all_its_operators_and_an_operator_one_of_its_own(
+    finished: WrittenStage, run: Run
+) -> None:
     other = finished.attempt(uid="customers")
     finished.take(other)
     other.finish(AttemptStatus.FINISHED)
@@ -82,19 +79,8 @@ def test_a_job_has_one_savepoint_with_all_its_operators(finished: WrittenStage, 
     uri = f"{row['pointer']}/_metadata"
     document = decode_metadata(finished.storage.allowing(row["pointer"]).read_bytes(uri), uri=uri)
     assert {part.uid for part in document.parts} == {"aggregate", "customers"}
-
-
-def test_an_operator_has_a_savepoint_of_its_own(finished: WrittenStage, run: Run) -> None:
-    other = finished.attempt(uid="customers")
-    finished.take(other)
-    other.finish(AttemptStatus.FINISHED)
     [one] = rows(run("savepoint", JOB, "--uid", "customers", "--output", "json"))
     assert (one["operator"], one["status"]) == ("customers", "completed")
-
-
-def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(finished: WrittenStage, run: Run) -> None:
-    outcome = run("savepoint", JOB, "--uid", "custmers")
-    assert (outcome.status, "give one of aggregate" in outcome.err) == (2, True)
 
 
 def test_a_job_without_a_checkpoint_has_nothing_to_copy(stage: WrittenStage, run: Run) -> None:
@@ -208,11 +194,6 @@ def test_a_savepoint_is_of_the_generation_that_a_retry_would_restore(finished: W
     assert finished.attempt(owner=owner).grant.is_restore is False
 
 
-def test_a_place_that_is_none_is_refused_before_anything_is_asked(finished: WrittenStage, run: Run) -> None:
-    assert run("savepoint", JOB, "--target", "s3x:/sp").status == 2
-    assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
-
-
 def test_garbage_collection_takes_the_savepoints_that_wait(stage: WrittenStage, run: Run) -> None:
     attempt = stage.attempt()
     run("savepoint", JOB, "--uid", "aggregate", "--no-wait")
@@ -248,11 +229,8 @@ def test_a_copy_whose_process_died_is_taken_anew_when_its_time_is_over(finished:
 def test_a_broken_storage_fails_the_savepoint_and_leaves_the_checkpoint(
     finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("the disk is full")
-
     before = finished.files()
-    monkeypatch.setattr(CheckpointStorage, "copy_file", fail)
+    monkeypatch.setattr(CheckpointStorage, "copy_file", full_disk)
     outcome = run("savepoint", JOB, "--uid", "aggregate", "--output", "json")
     assert (outcome.status, rows(outcome)[0]["failure"]) == (1, "the disk is full")
     assert finished.files() == before
@@ -261,11 +239,8 @@ def test_a_broken_storage_fails_the_savepoint_and_leaves_the_checkpoint(
 def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
     finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("the disk is full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStorage, "copy_file", fail)
+        patch.setattr(CheckpointStorage, "copy_file", full_disk)
         outcome = run("savepoint", JOB, "--output", "json")
     assert (outcome.status, "the disk is full" in outcome.err) == (3, True)
     assert run("gc", JOB).status == 0
@@ -273,11 +248,12 @@ def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
 
 
 @pytest.mark.parametrize("options", [(), ("--uid", "aggregate")], ids=["job", "operator"])
-def test_a_target_on_an_unknown_filesystem_is_refused_before_the_request(
-    finished: WrittenStage, run: Run, options: tuple[str, ...]
+@pytest.mark.parametrize(("target", "said"), [("s4://lake/savepoints", "found 's4'"), ("s3x:/sp", "s3x:/sp")])
+def test_a_place_that_is_none_is_refused_before_the_request(
+    finished: WrittenStage, run: Run, options: tuple[str, ...], target: str, said: str
 ) -> None:
-    outcome = run("savepoint", JOB, *options, "--target", "s4://lake/savepoints")
-    assert (outcome.status, outcome.out, "found 's4'" in outcome.err) == (2, "", True)
+    outcome = run("savepoint", JOB, *options, "--target", target)
+    assert (outcome.status, outcome.out, said in outcome.err) == (2, "", True)
     assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
     assert run("gc", JOB).status == 0
     assert run("prune", JOB, "--yes").status == 0
@@ -369,12 +345,9 @@ def test_a_savepoint_whose_metadata_is_damaged_is_disposed(finished: WrittenStag
 def test_a_dispose_that_was_cut_short_goes_on(
     finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("away")
-
     pointer = taken(finished, run)
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStorage, "delete_directory", fail)
+        patch.setattr(CheckpointStorage, "delete_directory", full_disk)
         assert run("dispose", pointer).status == 3
     assert not (local_path(pointer) / "_metadata").exists()
     assert run("dispose", pointer).status == 0
@@ -429,3 +402,57 @@ def test_a_claimed_savepoint_is_not_disposed(finished: WrittenStage, run: Run) -
 def test_the_listing_tells_savepoints_from_checkpoints(finished: WrittenStage, run: Run) -> None:
     taken(finished, run)
     assert [row["kind"] for row in rows(run("checkpoints", JOB, "--output", "json"))] == ["checkpoint", "savepoint"]
+
+
+@pytest.fixture
+def record(stage: WrittenStage) -> CheckpointRecord:
+    """Return the checkpoint of a job that does not run."""
+    attempt = stage.attempt()
+    record = stage.take(attempt, stage.snapshot(attempt, "orders"))
+    attempt.finish(AttemptStatus.FINISHED)
+    return record
+
+
+def test_the_rescaled_savepoint_lies_below_the_target_and_its_pointer_is_printed(
+    stage: WrittenStage, record: CheckpointRecord, run: Run, tmp_path: Path
+) -> None:
+    target = f"file://{tmp_path}/rescaled"
+    outcome = run("rescale", record.location, "--max-parallelism", "64", "--target", target, "--output", "json")
+    assert outcome.status == 0
+    [row] = rows(outcome)
+    assert row["pointer"].startswith(f"{target}/savepoint-{record.job_id[:6]}-")
+    uri = f"{row['pointer']}/_metadata"
+    document = decode_metadata(stage.storage.allowing(target).read_bytes(uri), uri=uri)
+    assert [handle.name for handle in document.snapshots] == ["orders"]
+    assert "is unchanged" in outcome.err
+
+
+def test_rescaling_a_checkpoint_that_is_not_there_is_wrong_usage(run: Run, tmp_path: Path) -> None:
+    pointer = f"file://{tmp_path}/none/chk-7"
+    outcome = run("rescale", pointer, "--max-parallelism", "64", "--target", f"file://{tmp_path}/rescaled")
+    assert outcome.status == 2
+
+
+def test_rescaling_needs_a_number_of_key_groups(run: Run) -> None:
+    outcome = run("rescale", "file:///chk-7")
+    assert outcome.status == 2
+    assert "--max-parallelism" in outcome.err
+
+
+def test_more_key_groups_than_the_limit_are_refused_for_a_checkpoint_without_operator_state(
+    record: CheckpointRecord, run: Run, tmp_path: Path
+) -> None:
+    target = tmp_path / "rescaled"
+    outcome = run("rescale", record.location, "--max-parallelism", "32769", "--target", f"file://{target}")
+    assert (outcome.status, "max_parallelism <= 32768" in outcome.err, target.exists()) == (2, True, False)
+    assert run("rescale", record.location, "--max-parallelism", "32768", "--target", f"file://{target}").status == 0
+
+
+def test_without_a_target_the_rescaled_savepoint_goes_where_savepoints_go_or_nowhere(
+    record: CheckpointRecord, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("rescale", record.location, "--max-parallelism", "64").status == 0
+    monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: None)
+    outcome = run("rescale", record.location, "--max-parallelism", "64")
+    assert outcome.status == 2
+    assert "give --target" in outcome.err

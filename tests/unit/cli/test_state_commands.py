@@ -1,31 +1,35 @@
-"""The state in checkpoints, by command."""
+"""The state in checkpoints and queries of it by queryable names, by command."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.cli import state_commands
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     StateTtlConfig,
     ValueStateDescriptor,
 )
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.contracts.queried_stage import QueriedStage
 from tests.job_savepoints import save_documents
-from tests.unit.cli.conftest import Outcome
+from tests.messages import ManualClock
+from tests.sqlite_rows import new_engine
+from tests.unit.cli.conftest import Run, rows
 from tests.written_state import BACKENDS, FUNCTION, StatefulJob
-
-Run = Callable[..., Outcome]
 
 
 @dataclass
@@ -52,7 +56,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StatefulJob
 def test_states_of_a_checkpoint_are_listed_with_their_types(job: StatefulJob, run: Run) -> None:
     outcome = run("state", "show", job.save(), "--output", "json")
     assert outcome.status == 0
-    found = {row.pop("state"): row for row in json.loads(outcome.out)}
+    found = {row.pop("state"): row for row in rows(outcome)}
     key = "key(account string)"
     assert found == {
         "account": {
@@ -72,17 +76,17 @@ def test_rows_of_a_state_are_shown_up_to_the_limit(job: StatefulJob, run: Run) -
         job.state(f"key {number}", "tags").add(number)
     pointer = job.save()
     outcome = run("state", "show", pointer, "tags", "--limit", "3", "--output", "json")
-    assert len(json.loads(outcome.out)) == 3
+    assert len(rows(outcome)) == 3
     assert "more than 3 rows" in outcome.err
     outcome = run("state", "show", pointer, "tags", "--limit", "5", "--output", "json")
-    assert sorted(row["value"] for row in json.loads(outcome.out)) == [[number] for number in range(5)]
+    assert sorted(row["value"] for row in rows(outcome)) == [[number] for number in range(5)]
     assert outcome.err == ""
 
 
 def test_values_of_all_types_are_shown(job: StatefulJob, run: Run) -> None:
     job.state("ann", "account").update(Account(Decimal("1.5"), date(2026, 1, 2), b"\x01\xff"))
     pointer = job.save()
-    [row] = json.loads(run("state", "show", pointer, "account", "--output", "json").out)
+    [row] = rows(run("state", "show", pointer, "account", "--output", "json"))
     assert Decimal(row["value"].pop("balance")) == Decimal("1.5")
     assert row == {"account": "ann", "value": {"day": "2026-01-02", "data": "Af8="}}
     for output in ("table", "plain", "yaml"):
@@ -96,9 +100,9 @@ def test_difference_is_a_finding(job: StatefulJob, run: Run) -> None:
     second = job.save()
     outcome = run("diff", first, second, "tags", "--output", "json")
     assert outcome.status == 1
-    assert json.loads(outcome.out) == [{"account": "bob", "change": "added", "before": None, "after": [2]}]
+    assert rows(outcome) == [{"account": "bob", "change": "added", "before": None, "after": [2]}]
     outcome = run("diff", second, second, "tags", "--output", "json")
-    assert (outcome.status, json.loads(outcome.out)) == (0, [])
+    assert (outcome.status, rows(outcome)) == (0, [])
 
 
 def test_state_that_is_not_there_is_wrong_usage_and_names_those_that_are(job: StatefulJob, run: Run) -> None:
@@ -121,9 +125,115 @@ def test_states_of_a_savepoint_of_the_whole_job_are_listed_with_their_stages(
     pointer = save_documents(job.storage, parts, f"file://{tmp_path}/savepoints")
 
     outcome = run("state", "show", pointer, "--output", "json")
-    assert {row["function"] for row in json.loads(outcome.out)} == {f"stage/{FUNCTION}"}
+    assert {row["function"] for row in rows(outcome)} == {f"stage/{FUNCTION}"}
     assert run("state", "show", pointer, "tags", "--uid", "stage").status == 0
     refused = run("state", "show", pointer, "tags")
     assert (refused.status, "'first', 'stage'" in refused.err) == (2, True)
     same = run("diff", pointer, pointer, "tags", "--uid", f"stage/{FUNCTION}")
     assert same.status == 0
+
+
+KEYS = KeySerializer((KeyField("shop", pa.string()), KeyField("value", pa.date32())))
+OSLO = ("oslo", date(2026, 1, 31))
+
+
+DESCRIPTORS: list[Any] = [
+    ValueStateDescriptor("account", Account, queryable_name="accounts"),
+    ListStateDescriptor("tags", int, queryable_name="tags"),
+    MapStateDescriptor("visits", int, str, queryable_name="visits"),
+    MapStateDescriptor("prices", str, float, queryable_name="prices"),
+]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueriedStage]:
+    engine = new_engine(tmp_path / "state.db")
+    store = SqlJobStore(engine, ManualClock())
+    storage = CheckpointStorage.open((tmp_path / "base").as_uri())
+    written = StatefulJob(storage, BACKENDS["arrow"](), DESCRIPTORS, job_name="sales", keys=KEYS)
+    monkeypatch.setattr(state_commands, "airflow_gateway", lambda conn_id: AttemptCoordinator(store))
+    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    stage = QueriedStage(store, (written,), num_retained=2)
+    stage.begin()
+    stage.put("account", {OSLO: Account(Decimal("1.5"), date(2026, 1, 2), b"\x01\xff")})
+    stage.state(OSLO, "tags").add_all([1, 2])
+    stage.state(OSLO, "visits").put_all({7: "ann", 8: None})
+    stage.state(OSLO, "prices").put("pear", float("inf"))
+    stage.checkpoint()
+    yield stage
+    stage.close()
+    engine.dispose()
+
+
+def test_a_value_is_shown_with_its_key_and_checkpoint(stage: QueriedStage, run: Run) -> None:
+    [row] = rows(run("state", "get", "sales", "accounts", "oslo", "2026-01-31", "-o", "json"))
+    assert row.pop("completed_at") is not None
+    assert row == {
+        "shop": "oslo",
+        "key_value": "2026-01-31",
+        "value": {"balance": "1.500000000000000000", "day": "2026-01-02", "data": "Af8="},
+        "checkpoint": 1,
+    }
+    for output in ("table", "plain", "yaml"):
+        assert "oslo" in run("state", "get", "sales", "accounts", "oslo", "2026-01-31", "-o", output).out
+
+
+def test_a_list_is_one_row_and_a_map_a_row_for_each_entry(stage: QueriedStage, run: Run) -> None:
+    key = ("oslo", "2026-01-31", "-o", "json")
+    assert [row["value"] for row in rows(run("state", "get", "sales", "tags", *key))] == [[1, 2]]
+    visits = rows(run("state", "get", "sales", "visits", *key))
+    assert [(row["map_key"], row["map_value"]) for row in visits] == [(7, "ann"), (8, None)]
+    prices = rows(run("state", "get", "sales", "prices", *key))
+    assert [(row["map_key"], row["map_value"]) for row in prices] == [("pear", "Infinity")]
+
+
+def test_one_entry_of_a_map_is_its_value(stage: QueriedStage, run: Run) -> None:
+    key = ("oslo", "2026-01-31", "-o", "json", "--user-key")
+    assert [row["value"] for row in rows(run("state", "get", "sales", "visits", *key, "7"))] == ["ann"]
+    assert run("state", "get", "sales", "visits", *key, "9").status == 2
+
+
+def test_an_earlier_checkpoint_is_named_in_three_ways(stage: QueriedStage, run: Run) -> None:
+    before = stage.pointer(1)
+    stage.state(OSLO, "tags").add(3)
+    stage.checkpoint()
+    command = ("state", "get", "sales", "tags", "oslo", "2026-01-31", "-o", "json")
+    assert [row["value"] for row in rows(run(*command))] == [[1, 2, 3]]
+    for earlier in (("--checkpoint", "1"), ("--pointer", before)):
+        assert [row["value"] for row in rows(run(*command, *earlier))] == [[1, 2]]
+    assert [row["checkpoint"] for row in rows(run(*command, "--at", "2100-01-01T00:00:00+00:00"))] == [2]
+    refused = run(*command, "--checkpoint", "1", "--pointer", before)
+    assert (refused.status, "pass only one" in refused.err) == (2, True)
+
+
+def test_names_are_listed_with_their_types(stage: QueriedStage, run: Run) -> None:
+    found = {row.pop("name"): row for row in rows(run("state", "names", stage.job_id, "-o", "json"))}
+    assert set(found) == {"accounts", "tags", "visits", "prices"}
+    visits = found["visits"]
+    assert (visits["kind"], visits["type"], visits["key"]) == ("map", "int64 to string", ["shop string", "value date"])
+    assert (visits["checkpoint"], visits["refused"], visits["expires"]) == (1, None, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere", "tags", "oslo", "2026-01-31"), "There is no job 'nowhere'"),
+        (("sales", "other", "oslo", "2026-01-31"), "'tags'"),
+        (("sales", "tags", "bergen", "2026-01-31"), "found none"),
+        (("sales", "tags", "oslo", "2026-01-31", "--namespace", "eu"), "another namespace"),
+        (("sales", "tags", "oslo"), "shop, value"),
+        (("sales", "tags", "oslo", "today"), "a date such as"),
+        (("sales", "tags", "oslo", "2026-01-31", "--checkpoint", "9"), "9"),
+        (("sales", "tags", "oslo", "2026-01-31", "--user-key", "1"), "no user key"),
+    ],
+)
+def test_what_is_not_there_or_does_not_fit_is_wrong_usage(
+    stage: QueriedStage, run: Run, arguments: tuple[str, ...], said: str
+) -> None:
+    outcome = run("state", "get", *arguments)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+def test_a_time_without_a_zone_is_refused(stage: QueriedStage, run: Run) -> None:
+    assert run("state", "names", "sales", "--at", "2026-01-31T12:00:00").status == 2

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
@@ -21,14 +17,8 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from tests.messages import make_acknowledgement
-from tests.unit.cli.conftest import Outcome
+from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import JOB, WrittenStage
-
-Run = Callable[..., Outcome]
-
-
-def rows(outcome: Outcome) -> list[dict[str, Any]]:
-    return json.loads(outcome.out)  # type: ignore[no-any-return]
 
 
 def trigger(stage: WrittenStage, attempt: StageAttempt) -> PendingCheckpoint:
@@ -94,15 +84,6 @@ def test_stats_can_be_those_of_one_operator(counted: WrittenStage, run: Run) -> 
     counted.attempt(uid="customers")
     assert [row["operator"] for row in rows(run("stats", JOB, "-o", "json"))] == ["aggregate", "customers"]
     assert [row["operator"] for row in rows(run("stats", JOB, "--uid", "customers", "-o", "json"))] == ["customers"]
-
-
-def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(counted: WrittenStage, run: Run) -> None:
-    outcome = run("stats", JOB, "--uid", "custmers")
-    assert (outcome.status, "give one of aggregate" in outcome.err) == (2, True)
-
-
-def test_an_unknown_job_is_wrong_usage(counted: WrittenStage, run: Run) -> None:
-    assert run("stats", "nothing").status == 2
 
 
 def test_the_history_tells_each_checkpoint_with_its_owner_and_whether_it_may_go(

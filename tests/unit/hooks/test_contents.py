@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RowsVersion
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, UnknownStateError
-from airflow_provider_statecheck.hooks import connection, statecheck
+from airflow_provider_statecheck.hooks import statecheck
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import JOB, WrittenStage, local_path
@@ -20,7 +20,7 @@ from tests.unit.written_stage import JOB, WrittenStage, local_path
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
     stage = WrittenStage(CheckpointStorage.open(tmp_path.as_uri()))
     monkeypatch.setattr(statecheck, "airflow_gateway", lambda conn_id: stage.coordinator)
-    monkeypatch.setattr(connection, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(statecheck, "storage_opener", lambda conn_id: CheckpointStorage.open)
     return stage
 
 

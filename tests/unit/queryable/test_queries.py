@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,
     LATEST,
@@ -20,9 +21,7 @@ from airflow_provider_statecheck.queryable.queries import (
     JsonKeys,
     JsonUserKey,
     PythonKeys,
-    PythonUserKey,
     StateQuery,
-    TextKeys,
     TextUserKey,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -55,8 +54,8 @@ def keys_of(kind: Any) -> KeySerializer:
 
 
 @pytest.mark.parametrize(("kind", "value", "text"), TYPES, ids=IDS)
-def test_a_key_of_each_type_is_the_same_in_python_in_json_and_as_text(kind, value, text):
-    forms = PythonKeys((value,)), JsonKeys((text,)), TextKeys(((text,),))
+def test_a_key_of_each_type_is_the_same_in_python_and_as_text(kind, value, text):
+    forms = PythonKeys((value,)), JsonKeys((text,)), JsonKeys(((text,),))
 
     assert [form.decoded(keys_of(kind)) for form in forms] == [(value,)] * 3
 
@@ -71,12 +70,12 @@ def test_numbers_and_booleans_of_json_are_themselves(kind, value):
 
 
 def test_a_composite_key_is_a_tuple_a_list_of_json_or_a_text_per_column():
-    forms = PythonKeys((("de", 4),)), JsonKeys((["de", 4],)), TextKeys((("de", "4"),))
+    forms = PythonKeys((("de", 4),)), JsonKeys((["de", 4],)), JsonKeys((("de", "4"),))
 
     assert [form.decoded(PAIR) for form in forms] == [(("de", 4),)] * 3
 
 
-@pytest.mark.parametrize("form", [JsonKeys(("de",)), TextKeys((("de",),)), TextKeys((("de", "4", "5"),))])
+@pytest.mark.parametrize("form", [JsonKeys(("de",)), JsonKeys((("de",),)), JsonKeys((("de", "4", "5"),))])
 def test_a_composite_key_needs_a_value_for_each_column(form):
     with pytest.raises(InvalidConfigurationError, match="each of country, number"):
         form.decoded(PAIR)
@@ -115,7 +114,7 @@ def test_a_key_without_a_value_is_rejected():
 )
 def test_a_text_that_is_not_of_the_type_is_rejected_with_the_form_to_write(kind, text):
     with pytest.raises(UnsupportedStateError, match=r"as the part k of a key, found the text .*; write .+\."):
-        TextKeys(((text,),)).decoded(keys_of(kind))
+        JsonKeys((text,)).decoded(keys_of(kind))
 
 
 FAR_DECIMALS = ["1e77", "-1e-77", "1e99999", "0e99999", "0." + "1" * 200, "1e4000000000", "1" * 200_000 + "e5"]
@@ -130,14 +129,14 @@ def test_a_decimal_that_no_state_can_have_is_refused_before_its_digits_are_writt
 
 def test_a_python_decimal_that_no_state_can_have_is_refused_before_its_digits_are_written():
     with pytest.raises(UnsupportedStateError, match=r"between 1e-76 and 1e76, found Decimal\('1E\+4000000'\)"):
-        PythonUserKey(Decimal("1e4000000")).decoded(serializer_of(Decimal))
+        JsonUserKey(json_of(Decimal("1e4000000"))).decoded(serializer_of(Decimal))
 
 
 @pytest.mark.parametrize("text", ["1" * 16_000 + "x", "0." + "1" * 16_000 + "x"], ids=["digits", "fraction"])
 def test_a_long_text_that_is_no_decimal_is_refused_at_once(text):
     start = process_time()
     with pytest.raises(UnsupportedStateError, match="write the digits of a decimal, as a text"):
-        TextKeys(((text,),)).decoded(keys_of(pa.decimal128(10, 2)))
+        JsonKeys((text,)).decoded(keys_of(pa.decimal128(10, 2)))
     assert process_time() - start < 1
 
 
@@ -152,7 +151,7 @@ def test_a_long_text_that_is_no_decimal_is_refused_at_once(text):
 )
 def test_a_text_whose_value_does_not_fit_the_column_is_rejected(kind, text):
     with pytest.raises(UnsupportedStateError, match="as the part k of a key"):
-        TextKeys(((text,),)).decoded(keys_of(kind))
+        JsonKeys((text,)).decoded(keys_of(kind))
 
 
 @pytest.mark.parametrize("key_type", [int, str, float, bool, date])
@@ -166,7 +165,7 @@ def test_a_user_key_is_the_same_in_python_in_json_and_as_text(key_type):
     }[key_type]
     serializer = serializer_of(key_type)
 
-    found = [form.decoded(serializer) for form in (PythonUserKey(value), JsonUserKey(data), TextUserKey(text))]
+    found = [form.decoded(serializer) for form in (JsonUserKey(json_of(value)), JsonUserKey(data), TextUserKey(text))]
 
     assert found == [value] * 3
     assert {type(each) for each in found} == {key_type}
@@ -190,7 +189,7 @@ def test_a_user_key_that_is_a_record_is_an_object_or_a_list(form):
     [
         (JsonUserKey([1, "a", 2]), "a list of 2 values"),
         (JsonUserKey([1]), "a list of 2 values"),
-        (PythonUserKey((1, "a", 2)), "a list of 2 values"),
+        (JsonUserKey(json_of((1, "a", 2))), "a list of 2 values"),
         (TextUserKey('[1, "a", 2]'), "a list of 2 values"),
         (JsonUserKey({"row": 1, "column": "a", "sheet": 3}), "only the fields of the record"),
         (JsonUserKey({"row": 1, "sheet": 3}), "a value"),
@@ -222,7 +221,7 @@ def test_a_user_key_with_other_fields_than_the_record_is_refused(form, expected)
 def test_a_python_value_of_another_class_is_no_user_key(key_type, value):
     serializer = restored_user_keys(serializer_of(key_type).snapshot())
     with pytest.raises(UnsupportedStateError, match="as the key of a map's entry"):
-        PythonUserKey(value).decoded(serializer)
+        JsonUserKey(json_of(value)).decoded(serializer)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.queryable.queries import ABSENT
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -153,13 +153,6 @@ def test_one_entry_of_a_map_is_read_by_its_user_key(make: Any) -> None:
         served.get(pointer, "map", "ann", user_key="text")
 
 
-def test_a_user_key_is_refused_where_there_are_no_entries(make: Any) -> None:
-    served = make(ValueStateDescriptor("value", int))
-    served.job.state("ann", "value").update(1)
-    with pytest.raises(InvalidConfigurationError, match="map"):
-        served.get(served.job.save(), "value", "ann", user_key="text")
-
-
 def test_namespaces_are_apart(make: Any) -> None:
     served = make(ValueStateDescriptor("value", int), MapStateDescriptor("map", str, int))
     served.job.state("ann", "value").update(1)
@@ -267,19 +260,6 @@ def test_types_that_evolved_are_read_as_the_newest(make: Any) -> None:
     (found,) = served.get(pointer, "value", "ann")
     assert (found, type(found)) == (1.0, float)
     assert [type(each) for each in served.get(old, "value", "ann")] == [int]
-
-
-def test_keys_are_found_after_a_rescale(make: Any) -> None:
-    served = make(ValueStateDescriptor("value", int))
-    for number, name in enumerate(NAMES):
-        served.job.state(name, "value").update(number)
-    operator = served.job.operator()
-    for parallelism in (1, 3):
-        served.job.open(parallelism, operator)
-        served.job.state(NAMES[0], "value").update(-parallelism)
-        operator = served.job.operator()
-        pointer = served.job.publish(operator)
-        assert served.get(pointer, "value", *NAMES) == [-parallelism, *range(1, 40)]
 
 
 def test_keys_are_found_after_another_maximum_parallelism(make: Any) -> None:

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_id_of
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    AttemptRecord,
+    AttemptStatus,
+    JobAction,
+    OnClear,
+)
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, tasks_to_run
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from tests.contracts.runs_of_a_job import AGAIN, day, rows_of
 from tests.job_savepoints import save_job
+from tests.unit.cli.conftest import Terminal, rows
 from tests.unit.written_stage import JOB, local_path
 
 
@@ -30,8 +36,8 @@ def saved(stage: Any, tmp_path: Any) -> Any:
             attempt = stage.attempt(uid=uid, owner=owner_of(number, uid), num_retained=5)
             stage.take(attempt, stage.snapshot(attempt, f"step {uid} {number}"))
             attempt.finish(AttemptStatus.FINISHED)
-    rows = {c.checkpoint_id: c for c in stage.store.describe(job_id_of(JOB)).checkpoints}
-    stage.pointer = save_job(stage.storage, [rows[2], rows[4]], f"file://{tmp_path}/savepoints")
+    taken = {c.checkpoint_id: c for c in stage.store.describe(job_id_of(JOB)).checkpoints}
+    stage.pointer = save_job(stage.storage, [taken[2], taken[4]], f"file://{tmp_path}/savepoints")
     return stage
 
 
@@ -43,7 +49,7 @@ def view_of(stage: Any) -> Any:
 def test_tells_where_each_stage_starts_and_which_tasks_run_again(saved, run):
     outcome = run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json")
     common = {"fenced": None, "replaced": None}
-    assert json.loads(outcome.out) == [
+    assert rows(outcome) == [
         {
             "operator": "count",
             "start": "part of the savepoint",
@@ -133,16 +139,12 @@ def test_runs_without_a_logical_date_and_scripts_are_named_in_words(stage):
 def test_a_dry_run_changes_nothing(saved, run):
     before = view_of(saved)
     outcome = run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json")
-    assert [row["rolled_back"] for row in json.loads(outcome.out)] == [[6, 5], [7], [3]]
+    assert [row["rolled_back"] for row in rows(outcome)] == [[6, 5], [7], [3]]
     assert "would be restored" in outcome.err
     assert (rows_of(view_of(saved)), view_of(saved).actions) == (rows_of(before), ())
 
 
 def test_without_yes_it_asks_and_no_is_no(saved, run, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for answer, actions in (("n\n", 0), ("y\n", 3)):
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         outcome = run("restore", JOB, "--from", saved.pointer)
@@ -155,8 +157,8 @@ def test_parts_of_stages_that_are_gone_are_listed(saved, run):
     document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
     gone = replace(document.parts[0], uid="loads[b]")
     local_path(uri).write_bytes(encode_metadata(replace(document, parts=(*document.parts, gone)), uri=uri))
-    rows = json.loads(run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json").out)
-    assert [(row["operator"], row["start"]) for row in rows[-1:]] == [("loads[b]", "not in the job")]
+    *_, last = rows(run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json"))
+    assert (last["operator"], last["start"]) == ("loads[b]", "not in the job")
     assert len(view_of(saved).actions) == 3
 
 
@@ -165,8 +167,8 @@ def test_a_part_that_another_job_took_takes_back_all_checkpoints(saved, run):
     document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
     parts = [replace(part, job_id=job_id_of("other")) for part in document.parts]
     local_path(uri).write_bytes(encode_metadata(replace(document, parts=tuple(parts)), uri=uri))
-    rows = json.loads(run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json").out)
-    assert {row["operator"]: row["rolled_back"] for row in rows} == {
+    found = rows(run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json"))
+    assert {row["operator"]: row["rolled_back"] for row in found} == {
         "count": [6, 5, 4],
         "late": [7],
         "load": [3, 2, 1],
@@ -188,13 +190,13 @@ def test_a_stage_that_has_started_over_is_named(saved, run):
 
 @pytest.mark.parametrize("kind", ["of another job", "of one stage", "damaged", "not there"])
 def test_a_savepoint_that_does_not_fit_is_refused_and_changes_nothing(saved, run, tmp_path, kind):
-    rows = {c.checkpoint_id: c for c in view_of(saved).checkpoints}
+    earlier = {c.checkpoint_id: c for c in view_of(saved).checkpoints}
     if kind == "of another job":
         other = saved.attempt(job="other", uid="load", owner=owner_of(1, "load"))
         taken = saved.take(other, saved.snapshot(other, "step"))
         pointer, status, told = save_job(saved.storage, [taken], f"file://{tmp_path}/savepoints"), 1, "in another job"
     elif kind == "of one stage":
-        pointer, status, told = rows[2].location, 1, "on the page of the job"
+        pointer, status, told = earlier[2].location, 1, "on the page of the job"
     elif kind == "damaged":
         damaged = next(local_path(saved.pointer).rglob("*.parquet"))
         damaged.write_bytes(damaged.read_bytes()[:-10])
@@ -205,3 +207,98 @@ def test_a_savepoint_that_does_not_fit_is_refused_and_changes_nothing(saved, run
     outcome = run("restore", JOB, "--from", pointer, "--yes")
     assert (outcome.status, told in outcome.err) == (status, True), outcome.err
     assert (rows_of(view_of(saved)), view_of(saved).actions) == (rows_of(before), ())
+
+
+SECOND = day(2).run_key
+
+
+@pytest.fixture
+def three_days(stage: Any) -> Any:
+    """A job in which each of three runs has taken a checkpoint."""
+    for number in (1, 2, 3):
+        attempt = stage.attempt(owner=day(number), retained_runs=3)
+        stage.take(attempt, stage.snapshot(attempt, "step"))
+        attempt.finish(AttemptStatus.FINISHED)
+        stage.clock.advance(60)
+    return stage
+
+
+def test_tells_what_is_taken_back_and_where_the_state_stands(three_days, run):
+    outcome = run("rewind", JOB, "--before", SECOND, "--yes", "-o", "json")
+    assert rows(outcome) == [
+        {
+            "operator": "aggregate",
+            "rolled_back": [3, 2],
+            "runs": [day(3).run_key, SECOND],
+            "newest_checkpoint": 1,
+            "newest_run": day(1).run_key,
+            "fenced": None,
+            "withdrawn_choice": None,
+            "withdrawn_restore": None,
+        }
+    ]
+    assert "clear that run and all later runs" in outcome.err
+    assert three_days.statuses() == {1: "completed", 2: "SUBSUMED", 3: "SUBSUMED"}
+
+
+def test_the_run_after_it_restores_what_the_run_before_left(three_days, run):
+    run("rewind", JOB, "--before", SECOND, "--yes")
+    assert three_days.attempt(owner=day(2), retained_runs=3).grant.candidates[0].checkpoint_id == 1
+
+
+def test_what_is_taken_back_can_be_found_and_stays_on_storage_until_something_is_newer(three_days, run):
+    before = three_days.files()
+    run("rewind", JOB, "--before", SECOND, "--yes")
+    run("gc", JOB)
+    assert three_days.files() == before
+
+
+def test_a_dry_run_of_rewind_changes_nothing(three_days, run):
+    outcome = run("rewind", JOB, "--before", SECOND, "--dry-run", "-o", "json")
+    assert rows(outcome)[0]["rolled_back"] == [3, 2]
+    assert "would be rewound" in outcome.err
+    assert set(three_days.statuses().values()) == {"completed"}
+
+
+def test_names_the_choice_of_a_user_that_it_withdraws(three_days, run):
+    wanted = UserAction(
+        job_id=job_id_of(JOB),
+        action=JobAction.RESTORE,
+        request_key=new_key(),
+        checkpoint_id=2,
+        requested_by="a user",
+    )
+    three_days.actions.request(wanted)
+    for arguments in (["--dry-run"], ["--yes"]):
+        [row] = rows(run("rewind", JOB, "--before", SECOND, *arguments, "-o", "json"))
+        assert row["withdrawn_choice"] == 2, arguments
+    [choice] = three_days.store.describe(job_id_of(JOB)).actions
+    assert choice.message == "replaced by a rewind"
+
+
+def test_rewind_asks_without_yes_and_no_is_no(three_days, run, monkeypatch):
+    for answer, status in (("n\n", "completed"), ("y\n", "SUBSUMED")):
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        outcome = run("rewind", JOB, "--before", SECOND)
+        assert (outcome.status, three_days.statuses()[3]) == (0, status), answer
+        assert "[y/N]" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("other", "--before", SECOND), 2),
+        ((JOB, "--before", SECOND, "--uid", "other"), 2),
+        ((JOB, "--before", "asset__9"), 1),
+        ((JOB, "--before", ""), 2),
+    ],
+    ids=["no such job", "no such operator", "nothing is known to be before the run", "no run"],
+)
+def test_a_refusal_has_a_status_of_its_own_and_changes_nothing(three_days, run, arguments, status):
+    assert run("rewind", *arguments, "--yes").status == status
+    assert set(three_days.statuses().values()) == {"completed"}
+
+
+def test_the_listing_of_checkpoints_names_their_runs(three_days, run):
+    listed = rows(run("checkpoints", JOB, "-o", "json"))
+    assert [row["run"] for row in listed] == [day(n).run_key for n in (1, 2, 3)]
