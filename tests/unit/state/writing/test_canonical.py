@@ -418,8 +418,9 @@ def test_damaged_file_is_refused(arrow_job: StatefulJob, storage: CheckpointStor
         heir.open(2, CheckpointStates.load(pointer).document.operator_states[0])
         content(heir)
 
-    with pytest.raises((CorruptStateError, BackendRestoreError), match="corrupt"):
+    with pytest.raises((CorruptStateError, BackendRestoreError), match="corrupt") as caught:
         read()
+    assert any(str(file) in str(caught.value) for file in files_of(pointer))
 
 
 @pytest.mark.parametrize("target", sorted(BACKENDS))
