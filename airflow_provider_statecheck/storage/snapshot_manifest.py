@@ -367,13 +367,30 @@ def read_batches(
             buffer_size=buffer_bytes if is_preview else 0,
         )
         batch_rows = min(wanted or _BATCH_ROWS, _BATCH_ROWS)
-        for batch in parquet.iter_batches(batch_size=batch_rows, columns=columns, use_threads=False):
+        batches = parquet.iter_batches(batch_size=batch_rows, columns=columns, use_threads=False)
+        for batch in with_all_rows(batches, parquet.metadata.num_rows):
             batch.validate(full=True)
             yield batch
     except pyarrow.ArrowNotImplementedError:
         raise
     except (OSError, pyarrow.ArrowException) as error:
         raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
+
+
+def with_all_rows(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+    """
+    Yield record batches that PyArrow reads from a Parquet file.
+
+    :param rows: Number of rows according to the footer.
+    :raises OSError: if the batches have fewer rows in the end.
+    """
+    missing = rows
+    for batch in batches:
+        missing -= batch.num_rows
+        yield batch
+    if missing:
+        # The header of a page has no checksum, and Arrow skips a page if its type was changed.
+        raise OSError(f"Expected {rows} rows, found {rows - missing}; the header of a page was changed.")
 
 
 class _RangeReader(io.RawIOBase):

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.failures import RetryPolicy
+from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal
 
 if TYPE_CHECKING:
@@ -380,10 +381,14 @@ def batches_of(parquet: Any, groups: Iterable[int], columns: Sequence[str] | Non
 
     :param parquet: An open ``pyarrow.parquet.ParquetFile``.
     :param columns: Names of columns; all for ``None``.
+    :raises OSError: if a page was changed.
     """
     for group in groups:
-        rows = rows_per_batch(parquet.metadata.row_group(group))
-        yield from parquet.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+        described = parquet.metadata.row_group(group)
+        batches = parquet.iter_batches(
+            rows_per_batch(described), row_groups=[group], columns=columns, use_threads=False
+        )
+        yield from with_all_rows(batches, described.num_rows)
 
 
 def rows_per_batch(group: Any) -> int:

@@ -237,6 +237,11 @@ def _location(handle: FileStateHandle | SegmentFileStateHandle) -> tuple[str, in
     return handle.uri, handle.start
 
 
+def shown_location(handle: StreamStateHandle) -> str:
+    """Return the file of a handle for messages."""
+    return "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
+
+
 def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
     """Group pieces into ranges for one request each."""
     groups: list[list[Piece]] = []

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_names,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts, shown_location
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
@@ -348,9 +348,11 @@ class RowGroups:
 
 
 def _corrupt_footer(part: Part, found: str) -> CorruptStateError:
+    uri = shown_location(part.handle)
     return CorruptStateError(
-        f"Expected the footer of a Parquet file of state {part.state.name}, found {found}; the file is corrupt or truncated, "
-        f"restore from another checkpoint."
+        f"Expected the footer of {uri}, a Parquet file of state {part.state.name}, found {found}; the file is corrupt or "
+        f"truncated, restore from another checkpoint.",
+        uri=uri,
     )
 
 

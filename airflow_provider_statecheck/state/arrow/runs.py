@@ -16,7 +16,6 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
-    SegmentFileStateHandle,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import CorruptStateError
@@ -33,11 +32,10 @@ from airflow_provider_statecheck.state.arrow.layout import (
     row_tuples,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, shown_location
 from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.storage.uris import redact
 
 _BLOCK_ROWS = 1 << 16
 _CHUNK_BLOCKS = 64
@@ -217,8 +215,7 @@ def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
 
 
 def _corrupt_block(part: Part, row: int, found: str) -> CorruptStateError:
-    handle = part.handle
-    uri = redact(handle.uri) if isinstance(handle, FileStateHandle | SegmentFileStateHandle) else "the checkpoint"
+    uri = shown_location(part.handle)
     return CorruptStateError(
         f"Expected rows of state {part.state.name} at offset {part.offsets[row]} of {uri}, found {found}; the "
         f"file is corrupt or truncated, restore from another checkpoint.",

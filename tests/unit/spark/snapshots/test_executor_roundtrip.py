@@ -111,6 +111,16 @@ class TestWriting:
         with pytest.raises(StorageError, match="CRC"):
             read(data, [handle])
 
+    def test_a_page_that_arrow_skips_is_missed(self, data):
+        (handle,) = write(data, batches(2000))
+        path = data / handle["name"]
+        content = bytearray(path.read_bytes())
+        # The first byte of a header announces the type of the page, and the second one is its number.
+        content[pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset + 1] = 6
+        path.write_bytes(content)
+        with pytest.raises(StorageError, match="Expected 2000 rows, found 0"):
+            read(data, [handle])
+
     def test_what_goes_to_executors_can_be_pickled_and_shows_no_option(self, data):
         files = ExecutorFiles(f"file://{data}", HiddenOptions({"secret": "planted"}))
         writer = PartitionWriter(files, SCHEMA, "write")

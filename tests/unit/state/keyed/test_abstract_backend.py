@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import subprocess
 import sys
 import uuid
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
@@ -52,6 +53,27 @@ def test_cells_of_state_that_expires_have_times() -> None:
     elements: Any = ListStateDescriptor("l", int, ttl=TTL)
     assert RegisteredState.of(value).cell_serializer.arrow_type == timed
     assert RegisteredState.of(elements).cell_serializer.arrow_type == pa.list_(timed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nan", "other"),
+    [
+        (float, math.nan, -0.0),
+        (float | None, math.nan, None),
+        (tuple[str, float], ("a", math.nan), ("a", math.inf)),
+        (tuple[float, ...], (1.0, math.nan), ()),
+    ],
+)
+def test_nan_is_no_key_of_a_map_because_it_would_never_be_found_again(
+    keyed: KeyedHarness, kind: Any, nan: Any, other: Any
+) -> None:
+    backend = keyed.open()
+    backend.set_current_key("a")
+    state = backend.store.get_map_state(MapStateDescriptor("m", kind, int))
+    state.put(other, 1)
+    with pytest.raises(UnsupportedStateError, match="equals itself"):
+        state.put(nan, 2)
+    assert [tuple(entry) for entry in state.entries()] == [(other, 1)]
 
 
 def test_same_descriptor_gives_the_same_object(keyed: KeyedHarness) -> None:

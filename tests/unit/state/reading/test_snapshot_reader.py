@@ -154,11 +154,18 @@ def flip_page(path: Path) -> None:
     flip(path, column.dictionary_page_offset + column.total_compressed_size // 2)
 
 
+def change_type_of_page(path: Path) -> None:
+    # The first byte of a header announces the type, and the second one is its number.
+    content = bytearray(path.read_bytes())
+    content[pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset + 1] = 6
+    path.write_bytes(content)
+
+
 def flip_footer(path: Path) -> None:
     flip(path, path.stat().st_size - 20)
 
 
-@pytest.mark.parametrize("damage", [flip_page, flip_footer, Path.unlink])
+@pytest.mark.parametrize("damage", [flip_page, change_type_of_page, flip_footer, Path.unlink])
 def test_damaged_file_is_an_error_and_no_partial_result(job: SnapshotJob, damage: Callable[[Path], None]) -> None:
     handle = job.snapshot("sales", sales(20_000), files=2)
     damage(data_files(handle)[1])

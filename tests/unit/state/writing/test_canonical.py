@@ -434,8 +434,9 @@ def test_damaged_file_is_refused(
         heir.open(2, operator_of(pointer))
         content(heir)
 
-    with pytest.raises((CorruptStateError, BackendRestoreError), match="corrupt"):
+    with pytest.raises((CorruptStateError, BackendRestoreError), match="corrupt") as caught:
         read()
+    assert any(str(file) in str(caught.value) for file in files_of(pointer))
 
 
 @pytest.mark.parametrize("target", sorted(BACKENDS))
