@@ -213,6 +213,20 @@ def test_an_attempt_that_died_after_its_claim_leaves_the_log_to_the_next_one(tmp
     assert keys_in(tmp_path) == [1, 2]
 
 
+def test_a_log_that_was_truncated_to_nothing_is_refused_and_not_taken_for_a_claim(tmp_path, monkeypatch):
+    opened(tmp_path, 1).add(1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitFiles, "forget_attempts_before", lambda *_: None)
+        opened(tmp_path, 2, 1).add(2, 2)
+    (newest,) = (tmp_path / "log").rglob("attempts/2-*.json")
+    newest.write_bytes(b"")
+    with pytest.raises(CorruptStateError, match=r"Expected the log of a sink in .*, found b''"):
+        log_in(tmp_path).read()
+    with pytest.raises(CorruptStateError):
+        opened(tmp_path, 3, 2)
+    assert keys_in(tmp_path) == [1, 2]
+
+
 def test_a_log_can_be_in_an_object_store(object_store, tmp_path):
     object_store.faults.clear()
     log = f"s3://{object_store.make_bucket()}/log"
