@@ -350,6 +350,8 @@ class DisposeSavepoint:
     """Directory of the savepoint."""
     job_id: JobId
     """Job that the savepoint was taken of; it may no longer exist."""
+    dry_run: bool = False
+    """Whether to only check that it may be disposed of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
