@@ -83,7 +83,11 @@ class OpenEffects:
     commits: tuple[int, ...] = ()
     """Ids of completed checkpoints with an unconfirmed sink commit, oldest first."""
     stop: CheckpointRecord | None = None
-    """Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it."""
+    """
+    Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
+
+    At the registration of a retry also a complete one, if an earlier try ran when it was triggered.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,7 +176,7 @@ class CheckpointTrigger(BaseTrigger):
 
     @override
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments, including the token, which Airflow stores encrypted."""
+        """Return the class path and the arguments, including the token, which Airflow 3.3 stores unencrypted."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in _ARGUMENTS}
 
     @override
