@@ -197,7 +197,7 @@ def test_superseded_attempt_whose_file_was_deleted_cannot_return(tmp_path):
     second.add(2, 2)
     second.finish()
     assert {name.partition("-")[0] for name in files_in(tmp_path, "attempts")} == {"2"}
-    with pytest.raises(StaleAttemptError):
+    with pytest.raises(StaleAttemptError, match="retry or clear the task until its attempt is above 2"):
         zombie.commit(1, late)
     assert keys_in(tmp_path) == [2]
 
