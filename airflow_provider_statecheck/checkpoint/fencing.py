@@ -85,6 +85,15 @@ def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
     return mine == theirs and map_index_of(owner) != map_index_of(other)
 
 
+def is_retry_of(attempt: AttemptRecord, earlier: AttemptRecord) -> bool:
+    """Return whether an attempt is a later try of the same task, without a clear, a restart or a restore in between."""
+    mine, theirs = (
+        (a.operator_id, a.generation, a.owner.logical_task, a.owner.run_id, a.owner.clear_marker)
+        for a in (attempt, earlier)
+    )
+    return mine == theirs and earlier.epoch < attempt.epoch
+
+
 def map_index_of(owner: AttemptOwner) -> str:
     """Return the index of the owner among the instances of its task; empty if the task is not mapped."""
     # Airflow gives the index -1 to a task that is not mapped.

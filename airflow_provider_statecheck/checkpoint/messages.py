@@ -83,7 +83,11 @@ class OpenEffects:
     commits: tuple[int, ...] = ()
     """Ids of completed checkpoints with an unconfirmed sink commit, oldest first."""
     stop: CheckpointRecord | None = None
-    """Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it."""
+    """
+    Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
+
+    At the registration of a retry also a complete one, if an earlier try ran when it was triggered.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +354,8 @@ class DisposeSavepoint:
     """Directory of the savepoint."""
     job_id: JobId
     """Job that the savepoint was taken of; it may no longer exist."""
+    dry_run: bool = False
+    """Whether to only check that it may be disposed of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

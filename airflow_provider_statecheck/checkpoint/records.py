@@ -199,6 +199,10 @@ class AttemptRecord:
     restored_summary: SnapshotSummary | None = None
     """What the attempt has restored so far, and the time that this saved; ``None`` if it has not reported it."""
 
+    def ran_at(self, time: datetime) -> bool:
+        """Return whether the attempt had begun at a time and not ended."""
+        return self.registered_at <= time and (self.ended_at is None or self.ended_at > time)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint import (
@@ -29,6 +29,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.fencing import (
     is_earlier,
     is_other_instance,
+    is_retry_of,
     map_index_of,
     remaining_after_rollback,
     require_running,
@@ -442,6 +443,7 @@ def _granted(tx: JobTransaction, attempt: AttemptRecord) -> tuple[CheckpointReco
 def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt, warning: str) -> AttemptGrant:
     is_restore = attempt.restored_from is not None
     operator = tx.operator(attempt.operator_id)
+    effects = transitions.effects_of(tx, attempt.operator_id)
     return AttemptGrant(
         attempt=AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch),
         generation=attempt.generation,
@@ -449,7 +451,7 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         verify_fingerprints=request.on_clear is not OnClear.RESUME,
         start_reason=attempt.start_reason,
         candidates=_granted(tx, attempt) if is_restore else (),
-        effects=transitions.effects_of(tx, attempt.operator_id),
+        effects=replace(effects, stop=effects.stop or _missed_stop(tx, attempt)),
         warning=warning,
         uid=request.uid if operator is None else operator.uid,
         gone_uids=_gone_uids(tx, request),
@@ -457,6 +459,21 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         storage_bases=tx.storage_bases(attempt.operator_id),
         restore_from=_source_in_place(tx, operator, attempt),
     )
+
+
+def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord | None:
+    """Return the complete savepoint with which the job suspended while an earlier try of the task ran."""
+    earlier = tuple(_earlier_tries(tx, attempt))
+    taken = transitions.suspended_with(tx) if earlier else []
+    return next((c for c in taken if any(each.ran_at(c.triggered_at) for each in earlier)), None)
+
+
+def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:
+    for epoch in range(attempt.epoch - 1, 0, -1):
+        earlier = tx.attempt(attempt.operator_id, epoch)
+        if earlier is None or not is_retry_of(attempt, earlier):
+            return
+        yield earlier
 
 
 def _source_in_place(

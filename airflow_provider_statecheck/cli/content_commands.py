@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_statecheck.cli.output import Exit, Row, command, print_message, print_rows, shown
+from airflow_provider_statecheck.cli.output import Exit, Row, command, print_message, print_rows, print_values, shown
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
 from airflow_provider_statecheck.hooks.maintenance import find_job
@@ -39,7 +39,7 @@ def _show_contents(args: Namespace) -> Exit:
 
 def _show_items(args: Namespace) -> Exit:
     rows, following = _read(args, lambda stages: _item_rows(stages, args.name, args.limit))
-    print_rows(rows, args.output)
+    print_values(rows, args.output)
     if following:
         print_message(f"There are {following} more items; raise --limit to show them.")
     return Exit.DONE
@@ -55,7 +55,7 @@ def _show_rows(args: Namespace) -> Exit:
 
     found = _read(args, rows_of)
     names = _distinct([name for name, _ in found.columns])
-    print_rows([dict(zip(names, row, strict=True)) for row in found.rows], args.output)
+    print_values([dict(zip(names, row, strict=True)) for row in found.rows], args.output)
     if found.has_more:
         print_message(f"There are more than {args.limit} rows; raise --limit to show them.")
     return Exit.DONE

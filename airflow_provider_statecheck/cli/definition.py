@@ -146,9 +146,8 @@ ARG_QUARANTINE = Arg(
 ARG_QUARANTINE_AGE = Arg(
     ("--quarantine-age",),
     type=age,
-    default=timedelta(days=1),
     metavar="AGE",
-    help="Minimum age of the record before an orphan file is deleted (default: 1d)",
+    help="With --quarantine: minimum age of the record before an orphan file is deleted (default: 1d)",
 )
 ARG_OLDER_THAN = Arg(
     ("--older-than",),

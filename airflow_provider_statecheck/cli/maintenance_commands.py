@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
@@ -46,6 +47,7 @@ from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, 
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
 from airflow_provider_statecheck.maintenance.verify import verify_job
+from airflow_provider_statecheck.storage.orphans import SHORTEST_STAY
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -142,19 +144,29 @@ def gc(args: Namespace) -> Exit:
         raise InvalidConfigurationError(
             "Expected either names of jobs or --all, found both or neither; give one of the two."
         )
+    quarantine = _quarantine(args)
     gateway, opener = maintenance_gateway(), storage_opener(args.storage_conn_id)
     job_ids = _job_ids(gateway, args.jobs)
     if not args.dry_run:
         job_savepoints(storage_conn_id=args.storage_conn_id).take_all(job_ids)
-    quarantine = args.quarantine_age if args.quarantine else None
     collected = list(
         each_job(
             job_ids, lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=args.dry_run)
         )
     )
     print_rows([_collected_row(each) for each in collected if _has_news(each)], args.output)
-    _print_summary(collected, args)
+    _print_summary(collected, quarantine, dry_run=args.dry_run)
     return _worst(collected)
+
+
+def _quarantine(args: Namespace) -> timedelta | None:
+    if args.quarantine_age is not None and not args.quarantine:
+        # Without a quarantine, orphan files are deleted at once, whatever age the user has in mind.
+        raise InvalidConfigurationError(
+            "Expected --quarantine-age together with --quarantine, found it alone; add --quarantine, or omit the age to delete "
+            "orphan files at once."
+        )
+    return (args.quarantine_age or SHORTEST_STAY) if args.quarantine else None
 
 
 @command
@@ -256,14 +268,14 @@ def _recovered_row(job: RecoveredJob) -> Row:
     }
 
 
-def _print_summary(collected: list[CollectedJob], args: Namespace) -> None:
+def _print_summary(collected: list[CollectedJob], quarantine: timedelta | None, *, dry_run: bool) -> None:
     total, count = sum(each.deleted_bytes for each in collected), sum(len(each.deleted) for each in collected)
-    verb = "would be deleted" if args.dry_run else "deleted"
+    verb = "would be deleted" if dry_run else "deleted"
     print_message(f"{len(collected)} jobs checked, {count} directories with {readable_size(total)} {verb}.")
     quarantined = sum(len(each.quarantined) for each in collected)
     if quarantined:
         print_message(
-            f"{quarantined} orphans quarantined; a run after {args.quarantine_age} deletes those that are still orphans."
+            f"{quarantined} orphans quarantined; a run after {quarantine} deletes those that are still orphans."
         )
 
 

@@ -142,12 +142,26 @@ def print_rows(rows: list[Row], output: str) -> None:
     :param rows: Rows with equal keys; the values of keys that end in ``bytes`` are sizes in bytes.
     :param output: ``table``, ``plain``, ``json`` or ``yaml``.
     """
+    _print(rows, output, _text)
+
+
+def print_values(rows: list[Row], output: str) -> None:
+    """
+    Print rows of a user's data as :func:`print_rows`, but without rounding numbers or reading sizes into names of columns.
+
+    :param rows: Rows with equal keys.
+    :param output: ``table``, ``plain``, ``json`` or ``yaml``.
+    """
+    _print(rows, output, lambda _, value: _value_text(value))
+
+
+def _print(rows: list[Row], output: str, text: Callable[[str, Any], str]) -> None:
     if output == "json":
         sys.stdout.write(json.dumps([_data(row) for row in rows], indent=2) + "\n")
     elif output == "yaml":
         _print_yaml([_data(row) for row in rows])
     else:
-        _print_table([{key: _text(key, value) for key, value in row.items()} for row in rows], output)
+        _print_table([{key: text(key, value) for key, value in row.items()} for row in rows], output)
 
 
 def shown(uri: str) -> str:
@@ -173,15 +187,17 @@ def _data(row: Row) -> Row:
 
 
 def _text(key: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return readable_size(value) if key.endswith("bytes") and value is not None else _value_text(value)
+
+
+def _value_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds")
-    if isinstance(value, list):
-        return "\n".join(map(str, value))
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    return readable_size(value) if key.endswith("bytes") else str(value)
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def job_row(overview: JobOverview) -> Row:

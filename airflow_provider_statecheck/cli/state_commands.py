@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of, snapshot_of
-from airflow_provider_statecheck.cli.output import Exit, Row, command, operators_of, print_message, print_rows, shown
+from airflow_provider_statecheck.cli.output import (
+    Exit,
+    Row,
+    command,
+    operators_of,
+    print_message,
+    print_rows,
+    print_values,
+    shown,
+)
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
 from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway
@@ -158,7 +167,7 @@ def _print_limited(schema: Any, batches: Iterator[Any], args: Namespace) -> int:
 
     found = first_rows(schema, batches, args.limit)
     names = [name for name, _ in found.columns]
-    print_rows([dict(zip(names, row, strict=True)) for row in found.rows], args.output)
+    print_values([dict(zip(names, row, strict=True)) for row in found.rows], args.output)
     if found.has_more:
         print_message(f"There are more than {args.limit} rows; raise --limit to show them.")
     return len(found.rows)
@@ -292,7 +301,7 @@ def state_get(args: Namespace) -> Exit:
         user_key=None if args.user_key is None else TextUserKey(args.user_key),
         as_of=_as_of(args),
     )
-    print_rows(_value_rows(client.ask(query).present()), args.output)
+    print_values(_value_rows(client.ask(query).present()), args.output)
     return Exit.DONE
 
 

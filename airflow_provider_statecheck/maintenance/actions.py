@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType, already_claimed
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,
@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.gateway.verbs import verbs_of
 from airflow_provider_statecheck.maintenance import removal_requests
 from airflow_provider_statecheck.maintenance.action_previews import (
@@ -103,8 +103,8 @@ class JobActions:
             return rewind_preview(view, self._rewinding.rewind(replace(_rewinding(view, wanted), dry_run=True)))
         if wanted.action is JobAction.DISPOSE:
             savepoint = savepoint_of(view, wanted)
-            if self._store.claim(savepoint.location) is not None:
-                raise already_claimed(savepoint.location)
+            with rolled_back(self._store, wanted.job_id) as tx:
+                dispose_in(tx, savepoint.location)
             return disposal_preview(view, savepoint)
         return preview_of(view, wanted)
 

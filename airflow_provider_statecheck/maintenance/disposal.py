@@ -59,14 +59,12 @@ def dispose(
     size = sum(storage.list_files(directory).values())
     if size == 0 and not storage.exists(directory) and not _has_row(maintenance, directory):
         raise CheckpointNotFoundError(f"Expected a savepoint at {redact(directory)}, found no files.")
-    document = find_document(storage, directory)
+    job_id = _job_of(find_document(storage, directory))
+    row = savepoints.dispose(DisposeSavepoint(pointer=directory, job_id=job_id, dry_run=dry_run)).checkpoint
     if not dry_run:
-        row = _give_up(savepoints, document, directory)
-        StorageDiscarder(storage, _job_of(document), lambda savepoint: savepoint == directory).discard_checkpoint(
-            directory
-        )
+        StorageDiscarder(storage, job_id, lambda savepoint: savepoint == directory).discard_checkpoint(directory)
         if row is not None:
-            maintenance.confirm_discards(row)
+            maintenance.confirm_discards(ConfirmDiscards(job_id=row.job_id, checkpoint_ids=(row.checkpoint_id,)))
     return Disposed(pointer=directory, size_bytes=size)
 
 
@@ -89,10 +87,3 @@ def _has_row(maintenance: MaintenanceGateway, directory: str) -> bool:
 def _job_of(document: CheckpointDocument | None) -> JobId:
     # A claim of the directory is found even if the metadata and thus the job are missing or damaged.
     return _UNKNOWN_JOB if document is None else JobId(document.job_id)
-
-
-def _give_up(
-    savepoints: SavepointGateway, document: CheckpointDocument | None, directory: str
-) -> ConfirmDiscards | None:
-    row = savepoints.dispose(DisposeSavepoint(pointer=directory, job_id=_job_of(document))).checkpoint
-    return None if row is None else ConfirmDiscards(job_id=row.job_id, checkpoint_ids=(row.checkpoint_id,))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
@@ -29,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType, Sa
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
-    AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
@@ -459,14 +457,10 @@ def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
     if taken is None or taken.completed_at is None or not is_stop or request.operator_id != ALIGNED_OPERATOR_ID:
         return ()
     attempts = [a for a in view.attempts if a.registered_at <= taken.completed_at]
-    ran = {a.operator_id for a in attempts if _ran_at(a, taken.triggered_at)}
+    ran = {a.operator_id for a in attempts if a.ran_at(taken.triggered_at)}
     # An attempt that has begun since resumes the stage.
     still = {a.operator_id for a in attempts if a.status is AttemptStatus.RUNNING and a.operator_id in ran}
     return tuple(o.uid for o in view.operators if o.operator_id in still and o.operator_id != ALIGNED_OPERATOR_ID)
-
-
-def _ran_at(attempt: AttemptRecord, time: datetime) -> bool:
-    return attempt.registered_at <= time and (attempt.ended_at is None or attempt.ended_at > time)
 
 
 def _open_request(view: JobView) -> SnapshotRequest | None:

@@ -380,8 +380,7 @@ class JobRecovery:
                 raise InvalidConfigurationError(
                     f"Expected job {request.name!r} to have no rows, found some; they were not changed."
                 )
-            while tx.job.next_checkpoint_id <= request.highest_checkpoint_id:
-                tx.draw_checkpoint_id()
+            tx.set_next_checkpoint_id(max(tx.job.next_checkpoint_id, request.highest_checkpoint_id + 1))
             for uid in request.generations:
                 _add_operator(tx, request, uid)
             for snapshot in request.snapshots:

@@ -50,6 +50,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
+from airflow_provider_statecheck.maintenance.rewind import changing
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
@@ -183,13 +184,15 @@ class JobSavepoints:
         """
         Dispose of a savepoint; its files may then be deleted. The job of the savepoint need not have rows.
 
+        A dry run returns the row as it would be.
+
         :raises CheckpointNotFoundError: The pointer refers to a checkpoint of a job.
         :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
         :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
         """
         if self._store.claim(request.pointer) is not None:
             raise already_claimed(request.pointer)
-        disposed = (self._dispose_in(job_id, request.pointer) for job_id in self._jobs_of(request))
+        disposed = (self._dispose_in(job_id, request) for job_id in self._jobs_of(request))
         return DisposedSavepoint(checkpoint=next((row for row in disposed if row is not None), None))
 
     def _jobs_of(self, request: DisposeSavepoint) -> list[JobId]:
@@ -197,9 +200,9 @@ class JobSavepoints:
         # Without metadata, only the name of the directory identifies the job.
         return [i for i in known if i == request.job_id] or [i for i in known if is_savepoint_of(request.pointer, i)]
 
-    def _dispose_in(self, job_id: JobId, pointer: str) -> CheckpointRecord | None:
-        with self._store.transaction(job_id) as tx:
-            return dispose_in(tx, pointer)
+    def _dispose_in(self, job_id: JobId, request: DisposeSavepoint) -> CheckpointRecord | None:
+        with changing(self._store, job_id, dry_run=request.dry_run) as tx:
+            return dispose_in(tx, request.pointer)
 
 
 def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint) -> None:

@@ -250,13 +250,19 @@ def _conditions(page: JobsPage) -> list[ColumnElement[bool]]:
         # LIKE ignores the case of letters on SQLite.
         conditions.append(func.substr(_job.name, 1, len(TEST_NAMESPACE)) != TEST_NAMESPACE)
     if page.name is not None:
-        conditions.append(func.lower(_job.name).contains(ascii_lower(page.name), autoescape=True))
+        # A database lowers either the ASCII letters only or all, according to its locale.
+        found = (func.lower(_job.name).contains(text, autoescape=True) for text in _lower_forms(page.name))
+        conditions.append(or_(*found))
     if page.dag_id is not None:
         conditions.append(exists().where(_dag.job_id == _job.job_id, _dag.dag_id == page.dag_id))
     if page.readable_dag_ids is not None:
         is_hidden = exists().where(_dag.job_id == _job.job_id, _dag.dag_id.not_in(page.readable_dag_ids))
         conditions += (not_(is_hidden), not_(_is_of_unknown_dag(_job)))
     return conditions
+
+
+def _lower_forms(text: str) -> tuple[str, str]:
+    return ascii_lower(text), text.lower()
 
 
 def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:

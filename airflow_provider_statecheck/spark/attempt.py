@@ -122,7 +122,7 @@ class StageAttempt:
         self._log = CheckpointLog(registration.job_name, self.grant.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
-        self._job_stop = JobStop(gateway, monotonic, pause)
+        self._job_stop = JobStop(gateway, monotonic, pause, missed=self.grant.effects.stop)
         self.latest: CheckpointRecord | None = None
         self._restored_id: int | None = None
         self.restored_summary: SnapshotSummary | None = None

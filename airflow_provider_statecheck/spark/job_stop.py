@@ -24,6 +24,8 @@ class JobStop:
     :param gateway: Gateway to the coordinator.
     :param monotonic: Clock for durations, in seconds.
     :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
+    :param missed: Savepoint with which the job stops, or has stopped, that an earlier try of the stage did not wait for to the
+        end.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class JobStop:
         gateway: CheckpointCoordinatorGateway,
         monotonic: Callable[[], float],
         pause: Callable[[float], object] | None = None,
+        missed: CheckpointRecord | None = None,
     ) -> None:
         self._gateway = gateway
         self._monotonic = monotonic
         self._released = threading.Event()
         self._pause = pause or self._released.wait
+        self._missed = missed
 
     def wait_for(self, savepoint: CheckpointRecord | None) -> None:
         """
@@ -44,6 +48,8 @@ class JobStop:
         :param savepoint: The pending savepoint; ``None`` if the job does not stop.
         :raises StoppedWithSavepointError: if the savepoint is complete.
         """
+        # The savepoint may have become complete while the retry had no checkpoint yet.
+        savepoint, self._missed = savepoint or self._missed, None
         if savepoint is None:
             return
         log.info("The job stops with savepoint %s; the stage waits until it is complete.", savepoint.checkpoint_id)

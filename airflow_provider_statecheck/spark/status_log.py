@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
+from airflow_provider_statecheck.checkpoint.fencing import is_retry_of
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
@@ -202,16 +203,25 @@ def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
     if row is None or row.status is AttemptStatus.FINISHED or not completed:
         return None
     own = (c for c in completed if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND)
-    of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1]))
+    earlier = [a for a in view.attempts if is_retry_of(row, a)]
+    of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1], earlier))
     return next((c.location for c in (*own, *of_job)), None)
 
 
-def _has_held(savepoint: CheckpointRecord, attempt: AttemptRecord, newest: CheckpointRecord) -> bool:
-    """Return whether an attempt has waited for a completed savepoint of its job after its newest checkpoint."""
+def _has_held(
+    savepoint: CheckpointRecord, attempt: AttemptRecord, newest: CheckpointRecord, earlier: Iterable[AttemptRecord]
+) -> bool:
+    """
+    Return whether an attempt has stopped after its newest checkpoint with a completed savepoint of its job.
+
+    It has waited for the savepoint, or is the retry of one that ran when the savepoint was triggered.
+    """
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or not newest.is_after(savepoint):
         return False
-    if savepoint.completed_at is None or newest.completed_at is None or newest.completed_at > savepoint.completed_at:
+    if savepoint.completed_at is None or newest.completed_at is None:
         return False
+    if newest.completed_at > savepoint.completed_at:
+        return any(each.ran_at(savepoint.triggered_at) for each in earlier)
     return attempt.ended_at is None or attempt.ended_at >= savepoint.completed_at
 
 

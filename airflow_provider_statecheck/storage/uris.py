@@ -27,6 +27,8 @@ from airflow_provider_statecheck.storage.failures import advice
 LOCAL_SCHEMES = ("file", "local")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ALMOST_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_LONGEST_NAME = 255
+"""Longest name of a file in bytes on common local filesystems."""
 _GLOB = re.compile(r"[*?\[\]{}]")
 _OF_A_JOB = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|taskowned/[^/]+/[^/]+|_orphans)"
 _DELETABLE = rf"(?:{_OF_A_JOB}|savepoint-[0-9a-f]{{6}}-[0-9a-f]{{12}})(?:/|$)"
@@ -50,13 +52,16 @@ def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
 
     :param base: A path or any fsspec URI.
     :param name: Name of the setting for error messages.
-    :raises InvalidConfigurationError: if the directory is empty, relative or a root, or contains glob characters.
+    :raises InvalidConfigurationError: if the directory is empty, relative or a root, or contains glob or null characters or
+        too long names.
     """
     text = os.fspath(base).strip() if isinstance(base, str | os.PathLike) else base
     if not isinstance(text, str) or not text:
         raise _invalid(name, "a path or a URI such as s3://bucket/checkpoints", base)
     if _GLOB.search(text):
         raise _invalid(name, "free of the characters *?[]{}, which filesystems and Spark expand", text)
+    if "\0" in text:
+        raise _invalid(name, "free of null characters, which no filesystem accepts", text)
     uri = _URI.fullmatch(text)
     if uri is not None:
         return _normalise_uri(uri.group(1).lower(), uri.group(2), text, name)
@@ -129,6 +134,9 @@ def _normalise_path(path: Path, text: str, name: str) -> str:
     absolute = path.resolve() if ".." in path.parts else path.absolute()
     if absolute == Path(absolute.anchor):
         raise _invalid(name, "a directory below the root, because the root is shared with others", text)
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in absolute.parts):
+        # A directory that cannot exist could not be deleted either, which would keep its job from its removal.
+        raise _invalid(name, f"made of names of up to {_LONGEST_NAME} bytes", text)
     return f"file:///{str(absolute).lstrip('/')}"
 
 

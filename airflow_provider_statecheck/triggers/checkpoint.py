@@ -69,7 +69,10 @@ class CheckpointCondition:
         :param view: The job.
         """
         # Operators complete their checkpoints in any order: the highest id need not be the latest completion.
-        matching = [c for c in view.checkpoints if self._is_met_by(c, view.read_at)]
+        # After a fresh start, those before it are not restored any more, and are deleted when a new one is complete.
+        generations = {operator.operator_id: operator.generation for operator in view.operators}
+        current = (c for c in view.checkpoints if c.generation == generations.get(c.operator_id))
+        matching = [c for c in current if self._is_met_by(c, view.read_at)]
         return _plain(view, matching[-1]) if matching else None
 
     def unknown_operator(self, view: JobView) -> str | None:
@@ -176,7 +179,7 @@ class CheckpointTrigger(BaseTrigger):
 
     @override
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class path and the arguments, including the token, which Airflow stores encrypted."""
+        """Return the class path and the arguments, including the token, which Airflow 3.3 stores unencrypted."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in _ARGUMENTS}
 
     @override

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     FinishAttempt,
     SkippedCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptStatus,
@@ -403,6 +403,22 @@ class ActionsContract(RunsWithTasks):
         for ask in (actions.preview, actions.request):
             with pytest.raises(CheckpointNotFoundError, match="a completed savepoint"):
                 ask(self.wanted(JobAction.DISPOSE, checkpoint_id=1))
+
+    def test_a_savepoint_that_a_running_attempt_needs_is_not_disposed_of(
+        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        savepoint = self.savepoint(gateway, actions, store)
+        source = RestoreSource(
+            pointer=savepoint.location,
+            metadata_uri=f"{savepoint.location}/_metadata",
+            metadata_size=10,
+            metadata_sha256="a" * 64,
+        )
+        self.begin(gateway, day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART, restore_from=source)
+        for ask in (actions.preview, actions.request):
+            with pytest.raises(ConcurrentAttemptError, match="to need the savepoint"):
+                ask(self.wanted(JobAction.DISPOSE, checkpoint_id=savepoint.checkpoint_id))
 
     # Rewinding
 

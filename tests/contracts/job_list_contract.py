@@ -290,12 +290,14 @@ class JobListContract:
     ) -> None:
         for name in ("Sales_EU", "salesXeu", "100%", "größe/ÄRGER"):
             self.begin(coordinator, name)
-        found = {text: names(store.job_overviews(JobsPage(name=text))) for text in ("ES_e", "0%", "GRÖ", "grö", "rger")}
+        texts = ("ES_e", "0%", "GRÖ", "grö", "ÄRGER", "rger")
+        found = {text: names(store.job_overviews(JobsPage(name=text))) for text in texts}
         assert found == {
             "ES_e": ["Sales_EU"],
             "0%": ["100%"],
-            "GRÖ": [],
+            "GRÖ": ["größe/ÄRGER"],
             "grö": ["größe/ÄRGER"],
+            "ÄRGER": ["größe/ÄRGER"],
             "rger": ["größe/ÄRGER"],
         }
 

@@ -7,6 +7,7 @@ A subclass gives the store as the fixture ``store``.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -554,6 +555,17 @@ class SavepointContract:
         with pytest.raises(CheckpointNotFoundError, match="savepoint"):
             savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=f"memory://base/{JOB}/chk-1"))
 
+    def test_a_dry_run_of_a_disposal_changes_nothing(
+        self, store: JobStore, savepoints: JobSavepoints, ended: AttemptRef
+    ) -> None:
+        done = self.completed(savepoints, ended)
+        before = store.describe(JOB)
+        found = savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location, dry_run=True)).checkpoint
+        assert found is not None
+        assert found.status is CheckpointStatus.DISPOSED
+        after = store.describe(JOB)
+        assert (after.job, after.checkpoints) == (before.job, before.checkpoints)
+
     def test_a_savepoint_of_a_job_that_is_gone_may_be_disposed(self, savepoints: JobSavepoints) -> None:
         assert savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=PLACE)).checkpoint is None
 
@@ -708,9 +720,9 @@ class SavepointContract:
         source = self.source(pointer=pointer, metadata_uri=f"{pointer}/_metadata")
         cleared = make_owner(clear_marker="2")
         attempt = self.begin_from(coordinator, "sales", source=source, owner=cleared).attempt
-        for place in (begun.location, pointer):
+        for place, dry_run in product((begun.location, pointer), (False, True)):
             with pytest.raises(ConcurrentAttemptError, match=r"found that .* runs operator .* wait until it has ended"):
-                savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
+                savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place, dry_run=dry_run))
         assert self.row(coordinator, begun.checkpoint_id).status is CheckpointStatus.COMPLETED
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
         disposed = savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointer)).checkpoint

@@ -17,10 +17,6 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, Unsupported
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
-<<<<<<< HEAD
-=======
-from airflow_provider_statecheck.state.serializers.base import Own, own_of, own_through_arrow
->>>>>>> w12-hunt-bytes
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
@@ -252,12 +248,8 @@ def lists_of(elements: Any, parents: Any, length: int) -> Any:
 
 
 def _own_user_key(serializer: TypeSerializer[Any]) -> Own:
-<<<<<<< HEAD
     own = serializer.own
-    return own if serializer.is_immutable else lambda user_key: _hashable(own(user_key))
-=======
-    own = own_of(serializer)
-    hashable = own if is_immutable(serializer) else lambda user_key: _hashable(own(user_key))
+    hashable = own if serializer.is_immutable else lambda user_key: _hashable(own(user_key))
     if not _contains_floats(serializer.arrow_type):
         return hashable
     return lambda user_key: _without_nan(serializer, hashable(user_key))
@@ -272,12 +264,12 @@ def _contains_floats(arrow_type: Any) -> bool:
 
 def _without_nan(serializer: TypeSerializer[Any], user_key: Any) -> Any:
     # A tuple equals itself even with NaN, because Python compares identical objects as equal. A restored one is another.
-    if own_through_arrow(serializer, user_key) != user_key:
+    another = user_key if isinstance(user_key, float) else serializer.from_arrow(serializer.to_arrow([user_key]))[0]
+    if another != user_key:
         raise UnsupportedStateError(
             f"Expected a key of a map that equals itself, found {user_key!r}; put another one for NaN, such as None."
         )
     return user_key
->>>>>>> w12-hunt-bytes
 
 
 def _hashable(user_key: Any) -> Any:

@@ -404,6 +404,15 @@ def test_gc_with_quarantine_deletes_an_orphan_a_day_later(stage, run):
     assert (len(row["directories"]), row["quarantined"]) == (1, [])
 
 
+def test_an_age_without_a_quarantine_is_refused_and_deletes_nothing(stage, run):
+    dead = stage.attempt()
+    stage.snapshot(dead, "orphan")
+    dead.finish(AttemptStatus.FAILED)
+    before = stage.files()
+    outcome = run("gc", JOB, "--quarantine-age", "7d")
+    assert (outcome.status, "add --quarantine" in outcome.err, stage.files()) == (2, True, before)
+
+
 def test_a_quarantine_shorter_than_a_day_is_wrong_usage(stage, run):
     stage.run()
     assert run("gc", JOB, "--quarantine", "--quarantine-age", "1h").status == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress
@@ -85,6 +86,19 @@ def test_columns_with_equal_names_are_all_shown(stage: WrittenStage, run: Run) -
     job = SnapshotJob(stage.storage)
     pointer = job.take(job.snapshot("twice", columns=[("a", "long"), ("a", "string")]))
     assert rows(run("show", pointer, "twice", "--output", "json"))[1] == {"a": 1, "a (2)": "shop 1"}
+
+
+@pytest.mark.parametrize("output", ["table", "plain"])
+def test_values_are_shown_as_they_are_whatever_their_column_is_called(
+    stage: WrittenStage, run: Run, output: str
+) -> None:
+    job = SnapshotJob(stage.storage)
+    batch = pa.record_batch({"_c0": [0.0425], "_c1": [2048], "_c2": ["many"]})
+    columns = [("rate", "double"), ("sent_bytes", "long"), ("kilobytes", "string")]
+    pointer = job.take(job.snapshot("rates", batch, columns))
+    outcome = run("show", pointer, "rates", "--output", output)
+    assert outcome.status == 0
+    assert outcome.out.strip().splitlines()[-1].replace("|", " ").split() == ["0.0425", "2048", "many"]
 
 
 def test_finished_items_are_shown_up_to_the_limit(stage: WrittenStage, run: Run) -> None:

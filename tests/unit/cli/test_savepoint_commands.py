@@ -394,8 +394,9 @@ def test_a_claimed_savepoint_is_not_disposed(finished: WrittenStage, run: Run) -
     finished.coordinator.confirm_restore(
         ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
     )
-    outcome = run("dispose", pointer)
-    assert (outcome.status, "claimed" in outcome.err) == (1, True)
+    for options in ((), ("--dry-run",)):
+        outcome = run("dispose", pointer, *options)
+        assert (outcome.status, "claimed" in outcome.err, "deleted" in outcome.err) == (1, True, False)
     assert local_path(pointer).exists()
 
 

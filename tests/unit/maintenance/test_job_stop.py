@@ -193,14 +193,15 @@ def test_stages_go_on_after_a_day_in_which_no_process_takes_the_savepoint(job: S
     assert job.outcome(key).status is RequestStatus.FAILED
 
 
+def _lose() -> None:
+    raise ConnectionError("planned")
+
+
 def test_a_retry_of_a_stage_that_failed_while_it_waited_stops_at_its_next_checkpoint(job: StoppedJob) -> None:
     other, failing = job.driven("other"), job.driven("load")
     key = job.request(kind=SUSPEND)
 
-    def lost() -> None:
-        raise ConnectionError("planned")
-
-    job.while_waiting = [lost]
+    job.while_waiting = [_lose]
     with pytest.raises(ConnectionError):
         job.take_after(failing)
     given = job.newest(failing)
@@ -210,6 +211,33 @@ def test_a_retry_of_a_stage_that_failed_while_it_waited_stops_at_its_next_checkp
     job.while_waiting = [lambda: job.stopped(other), job.serve]
     job.stopped(retry)
     assert job.parts(key)["load"] in (given, job.newest(retry))
+
+
+@pytest.mark.parametrize("retry_begins", ["before", "after"])
+def test_a_retry_stops_although_the_savepoint_is_complete_before_its_first_checkpoint(
+    job: StoppedJob, retry_begins: str
+) -> None:
+    failing = job.driven("load")
+    key = job.request(kind=SUSPEND)
+    job.while_waiting = [_lose]
+    with pytest.raises(ConnectionError):
+        job.take_after(failing)
+    failing.finish(AttemptStatus.FAILED)
+    if retry_begins == "after":
+        job.serve()
+    retry = job.driven("load")
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+    assert retry.restore() is not None
+    stopped = job.stopped(retry)
+    assert stopped.pointer == job.savepoint(key).location
+    assert stopping_savepoint(job.view, retry.grant.attempt) == job.savepoint(key).location
+    again = job.driven("load")
+    job.stopped(again)
+    cleared = job.driven("load", owner=make_owner(clear_marker="cleared"))
+    job.take_after(cleared)
+    job.take_after(cleared)
+    cleared.finish(AttemptStatus.FINISHED)
 
 
 def test_a_stage_that_begins_after_the_trigger_stops_too(job: StoppedJob) -> None:

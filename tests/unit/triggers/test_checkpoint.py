@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import CoordinatorUnavailableError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.http import AsyncJobReader
 from airflow_provider_statecheck.hooks import transport
@@ -28,6 +29,7 @@ from tests.messages import (
     ManualClock,
     complete_checkpoint,
     make_acknowledgement,
+    make_owner,
     make_registration,
 )
 from tests.sqlite_rows import new_store
@@ -385,6 +387,15 @@ def test_a_younger_one_with_a_lower_id_is_found_where_the_newest_is_too_old(job:
     job.clock.advance(120)
     job.coordinator.acknowledge(make_acknowledgement(first, slow.checkpoint_id))
     assert (job.found_id(), job.found_id(max_age=timedelta(seconds=60))) == (2, 1)
+
+
+def test_one_from_before_a_fresh_start_does_not_count(job: Job) -> None:
+    complete_checkpoint(job.coordinator, job.begin())
+    restart = make_registration(owner=make_owner(clear_marker="cleared"), on_clear=OnClear.RESTART)
+    fresh = job.coordinator.register(restart).attempt
+    assert job.found_id() is None
+    complete_checkpoint(job.coordinator, fresh)
+    assert job.found_id() == 2
 
 
 def test_one_that_a_restore_could_not_use_does_not_count(job: Job) -> None:

@@ -46,6 +46,8 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
 _TRIES = 5
+_CLAIM = 0
+"""Number of the file of an attempt that only claims the log, and is empty."""
 _ATTEMPT = re.compile(r"(\d+)-(\d+)\.json")
 _COMMIT = re.compile(r"(\d+)-(\d+)\.json")
 _LOG = "the log of a sink"
@@ -240,7 +242,7 @@ class CommitFiles:
 
     def claim(self, epoch: int) -> None:
         """Claim the log for an attempt."""
-        self.storage.write_bytes(self._attempt_uri(epoch, 0), b"")
+        self.storage.write_bytes(self._attempt_uri(epoch, _CLAIM), b"")
 
     def read(self) -> tuple[CommitLog, Effects]:
         """
@@ -411,9 +413,10 @@ class CommitFiles:
 
     def _read(self) -> tuple[CommitLog, Effects]:
         for epoch, number in sorted(self._attempts(), reverse=True):
+            if number == _CLAIM:
+                continue  # of an attempt that ended before it wrote the log
             data = self.storage.read_bytes(self._attempt_uri(epoch, number))
-            if data:  # an empty file is the claim of an attempt that ended before it read the log
-                return self._decode(data, redact(self._attempt_uri(epoch, number)))
+            return self._decode(data, redact(self._attempt_uri(epoch, number)))
         self._require_no_records()
         return CommitLog(), Effects()
 

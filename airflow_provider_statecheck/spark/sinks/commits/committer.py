@@ -439,7 +439,9 @@ def require_newest(newest: int, epoch: int, name: str) -> None:
     """
     if newest > epoch:
         raise StaleAttemptError(
-            f"Attempt {epoch} no longer owns {name}: attempt {newest} took it over; stop attempt {epoch}.", epoch=newest
+            f"Attempt {epoch} no longer owns {name}: attempt {newest} took it over; stop attempt {epoch}. If no other attempt runs "
+            f"because a backup of the database was restored, retry or clear the task until its attempt is above {newest}.",
+            epoch=newest,
         )
 
 

@@ -197,7 +197,7 @@ def test_superseded_attempt_whose_file_was_deleted_cannot_return(tmp_path):
     second.add(2, 2)
     second.finish()
     assert {name.partition("-")[0] for name in files_in(tmp_path, "attempts")} == {"2"}
-    with pytest.raises(StaleAttemptError):
+    with pytest.raises(StaleAttemptError, match="retry or clear the task until its attempt is above 2"):
         zombie.commit(1, late)
     assert keys_in(tmp_path) == [2]
 
@@ -210,6 +210,20 @@ def test_an_attempt_that_died_after_its_claim_leaves_the_log_to_the_next_one(tmp
             opened(tmp_path, 2, 1)
     third = opened(tmp_path, 3, 1)
     third.add(2, 2)
+    assert keys_in(tmp_path) == [1, 2]
+
+
+def test_a_log_that_was_truncated_to_nothing_is_refused_and_not_taken_for_a_claim(tmp_path, monkeypatch):
+    opened(tmp_path, 1).add(1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitFiles, "forget_attempts_before", lambda *_: None)
+        opened(tmp_path, 2, 1).add(2, 2)
+    (newest,) = (tmp_path / "log").rglob("attempts/2-*.json")
+    newest.write_bytes(b"")
+    with pytest.raises(CorruptStateError, match=r"Expected the log of a sink in .*, found b''"):
+        log_in(tmp_path).read()
+    with pytest.raises(CorruptStateError):
+        opened(tmp_path, 3, 2)
     assert keys_in(tmp_path) == [1, 2]
 
 
