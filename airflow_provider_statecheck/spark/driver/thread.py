@@ -150,19 +150,24 @@ class TaggedJobs:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        tag = f"statecheck-{uuid.uuid4().hex}"
-        self._tags: _SessionTag | _ContextTag = (
-            _SessionTag(spark, tag) if is_connect(spark) else _ContextTag(spark, tag)
-        )
+        self._tag = f"statecheck-{uuid.uuid4().hex}"
+        calls: tuple[Callable[[str], object], ...]
+        if is_connect(spark):
+            calls = spark.addTag, spark.removeTag, spark.interruptTag
+        else:
+            # Tags of a classic session are visible only to the thread that added them.
+            context = spark.sparkContext
+            calls = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
+        self._add, self._remove, self._cancel = calls
 
     @contextmanager
     def tagged(self) -> Iterator[None]:
         """Give the tag to the jobs that this thread starts during the block."""
-        self._tags.add()
+        self._add(self._tag)
         try:
             yield
         finally:
-            self._tags.remove()
+            self._remove(self._tag)
 
     def collect(self, frame: DataFrame) -> list[Any]:
         """Run a job and return its rows; only this job of the thread has the tag."""
@@ -171,38 +176,4 @@ class TaggedJobs:
 
     def cancel(self) -> None:
         """Cancel the running jobs, if there are any; may be called from any thread."""
-        self._tags.cancel()
-
-
-class _SessionTag:
-    """A job tag of a Spark Connect session."""
-
-    def __init__(self, spark: SparkSession, tag: str) -> None:
-        self._spark = spark
-        self._tag = tag
-
-    def add(self) -> None:
-        self._spark.addTag(self._tag)
-
-    def remove(self) -> None:
-        self._spark.removeTag(self._tag)
-
-    def cancel(self) -> None:
-        self._spark.interruptTag(self._tag)
-
-
-class _ContextTag:
-    """A job tag of the Spark context; tags of a classic session are visible only to the thread that added them."""
-
-    def __init__(self, spark: SparkSession, tag: str) -> None:
-        self._context = spark.sparkContext
-        self._tag = tag
-
-    def add(self) -> None:
-        self._context.addJobTag(self._tag)
-
-    def remove(self) -> None:
-        self._context.removeJobTag(self._tag)
-
-    def cancel(self) -> None:
-        self._context.cancelJobsWithTag(self._tag)
+        self._cancel(self._tag)

@@ -32,16 +32,17 @@ from airflow_provider_statecheck.spark.sinks.sink import (
 )
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory, require_fitting, require_unchanged
 from airflow_provider_statecheck.spark.sinks.target_files import (
-    LEDGER_DIRECTORY,
     OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     checkpoint_of_file,
     final_name,
+    ledger_storage,
     lineage_of_file,
     missing_file_cause,
     open_target,
     staging_directory,
+    staging_writer,
     sweep_staged,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
@@ -103,7 +104,7 @@ class ParquetSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return ParquetSinkWriter(self._files(), self._layout, context)
+        return staging_writer(self._files(), self._layout, context)
 
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
@@ -123,7 +124,7 @@ class ParquetSink(CommittingSink):
         return destination
 
     def _files(self) -> TargetFiles:
-        return self._require_opened(self._target).files(TargetFiles)
+        return self._require_opened(self._target).files()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +216,6 @@ class PublishedFiles(Output):
             uri=f"{self.files.target}/{name}",
             checkpoint_id=publication.checkpoint_id,
         )
-
-
-def ledger_storage(target: CheckpointStorage) -> CheckpointStorage:
-    """Return the directory with the commit logs of the sinks of a target."""
-    return open_target(f"{target.base_uri}/{LEDGER_DIRECTORY}", target.options)
 
 
 def named_files(publication: Publication) -> list[tuple[StagedFile, str]]:

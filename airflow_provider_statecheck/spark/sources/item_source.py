@@ -35,10 +35,12 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
     ItemReader,
     ItemSplit,
+    Limits,
     SourceState,
+    automatic_bytes,
     decode_source_state,
+    require_count,
 )
-from airflow_provider_statecheck.spark.sources.planning import Limits, automatic_bytes, require_count
 from airflow_provider_statecheck.spark.sources.source import OnChange, parse_on_change, reconcile
 from airflow_provider_statecheck.spark.tables.row_groups import (
     RowGroups,

@@ -147,10 +147,6 @@ def run_stage(
     return StageRun(spark, attempt, stage, settings).run()
 
 
-def _call_directly(work: Callable[[], StageResult]) -> StageResult:
-    return work()
-
-
 class StageRun:
     """
     Runs a stage in a registered attempt, and closes the attempt as finished or failed.
@@ -172,7 +168,7 @@ class StageRun:
         self._vertices = vertices_of(stage)
         self._uid = attempt.registration.uid
 
-    def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = _call_directly) -> StageResult:
+    def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = lambda work: work()) -> StageResult:
         """
         Restore the state, process the rest of the source, and close the attempt.
 

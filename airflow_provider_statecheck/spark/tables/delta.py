@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
@@ -66,6 +66,15 @@ class DeltaTableAccess:
     uri: str
     options: HiddenOptions
     clock: Clock = field(default_factory=SystemClock)
+
+    @classmethod
+    def of(cls, storage: CheckpointStorage, given: HiddenOptions | None) -> Self:
+        """
+        Return the access to the table in a directory.
+
+        :param given: Options of deltalake; ``None`` to derive them from those of the storage.
+        """
+        return cls(storage.base_uri, given or HiddenOptions(library_options(storage.base_uri, storage.options)))
 
     @property
     def shown(self) -> str:

@@ -29,16 +29,15 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     Publication,
 )
 from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaOutput
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
-    DeltaFiles,
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import own_files, require_files_exist
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW, last_rows
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    TargetFiles,
     data_directory,
     lineage_of_data_file,
-    own_files,
-    require_files_exist,
+    sweep_staged,
     writer_of_data_file,
 )
-from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW, last_rows
-from airflow_provider_statecheck.spark.sinks.target_files import sweep_staged
 from airflow_provider_statecheck.spark.tables.delta import (
     DeltaCommit,
     DeltaFile,
@@ -66,7 +65,7 @@ class UpsertedRows(DeltaOutput):
     """
 
     table: DeltaTableAccess
-    files: DeltaFiles
+    files: TargetFiles
     records: CommitFiles
     keys: tuple[str, ...]
     compression: str
@@ -230,7 +229,7 @@ class AppendedFiles(DeltaOutput):
     """
 
     table: DeltaTableAccess
-    files: DeltaFiles
+    files: TargetFiles
     records: CommitFiles
 
     @override

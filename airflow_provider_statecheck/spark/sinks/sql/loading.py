@@ -14,19 +14,11 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     LINEAGE,
     ROW,
     Committable,
-    SinkTaskContext,
     StagedFile,
     numbered,
-    require_key_values,
 )
-from airflow_provider_statecheck.spark.sinks.target_files import (
-    ParquetSinkWriter,
-    TargetFiles,
-    missing_file_cause,
-    staging_directory,
-)
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause, staging_directory
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.spark.tables.databases import column_type
 
 if TYPE_CHECKING:
@@ -153,7 +145,6 @@ def require_columns(columns: Any, keys: Sequence[str]) -> None:
 
 _TEMPORARY, _STAGED = "pg_temp", "statecheck_staged"
 _BATCH_ROWS = 65536
-_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=512 * 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,37 +245,6 @@ class RowLoader:
 
         is_ours = self.table.c[LINEAGE] == excluded[LINEAGE]
         return {name: case((is_ours, self.table.c[name]), else_=null()) for name in (LINEAGE, CHECKPOINT)}
-
-
-class SqlSinkWriter:
-    """
-    Writes Parquet files into the staging directory.
-
-    :param files: Files of the staging directory.
-    :param keys: Key columns for upserts; empty for inserts.
-    :param context: Spark task that writes.
-    """
-
-    def __init__(self, files: TargetFiles, keys: Sequence[str], context: SinkTaskContext) -> None:
-        self._keys = keys
-        self._rows = ParquetSinkWriter(files, _LAYOUT, context)
-
-    def write(self, table: Any) -> None:
-        """
-        Write a table with the columns of the schema, in any order.
-
-        :raises UnsupportedStateError: if a key is null.
-        """
-        require_key_values(table, self._keys)
-        self._rows.write(table)
-
-    def prepare_commit(self) -> list[dict[str, Any]]:
-        """Finish all files and return their committable."""
-        return self._rows.prepare_commit()
-
-    def abort(self) -> None:
-        """Delete the written files."""
-        self._rows.abort()
 
 
 def staged_rows(files: TargetFiles, committable: Committable) -> Iterator[Any]:

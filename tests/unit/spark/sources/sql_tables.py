@@ -9,7 +9,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from airflow_provider_statecheck.spark.sources.sql import reader
-from airflow_provider_statecheck.spark.sources.sql.reader import RangeReader
+from airflow_provider_statecheck.spark.sources.sql_source import RangeReader
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 

@@ -21,8 +21,8 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
+from airflow_provider_statecheck.spark.sources.enumerator import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.tables import delta_files
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state

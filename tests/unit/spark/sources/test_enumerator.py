@@ -13,12 +13,12 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidCon
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
     ItemReader,
+    Limits,
     SourceState,
     decode_source_state,
     moved_pieces,
     state_after,
 )
-from airflow_provider_statecheck.spark.sources.planning import Limits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sources.test_planning import FILES, LIMITS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.planning import Limits, Piece, plan
+from airflow_provider_statecheck.spark.sources.enumerator import Limits, Piece, plan
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 
 FILES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=8)

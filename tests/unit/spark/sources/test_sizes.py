@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.planning import parse_bytes_per_increment, require_count
+from airflow_provider_statecheck.spark.sources.enumerator import parse_bytes_per_increment, require_count
 
 
 @pytest.mark.parametrize(

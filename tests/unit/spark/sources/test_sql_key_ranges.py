@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange, equal_widths, ranges_between
+from airflow_provider_statecheck.spark.sources.sql_relation import KeyRange, equal_widths, ranges_between
 
 KEYS = st.one_of(
     st.integers(),

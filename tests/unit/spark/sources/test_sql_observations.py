@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_provider_statecheck.spark.sources.sql.reader import Observation, merge_adjacent
-from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange
+from airflow_provider_statecheck.spark.sources.sql_relation import KeyRange
+from airflow_provider_statecheck.spark.sources.sql_source import Observation, merge_adjacent
 
 
 def seen(above, up_to, rows=1, newest=None):

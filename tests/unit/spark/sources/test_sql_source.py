@@ -81,7 +81,7 @@ def test_an_increment_has_about_as_many_rows_as_the_user_says_in_a_range_for_eac
 
 def test_ranges_of_equal_width_count_nothing(orders, monkeypatch):
     orders.add_keys([0, 1, 2, 100])
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql.relation.Relation.ends_of_ranges", None)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql_relation.Relation.ends_of_ranges", None)
 
     found = increments(source_of(orders, rows_per_increment=None, ranges=2).open(None))
 
@@ -400,7 +400,7 @@ def test_the_same_ranges_are_read_again_by_another_attempt(orders):
 
 
 def test_a_range_is_read_in_batches(orders, monkeypatch):
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql.reader._ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql_source._ROWS_PER_BATCH", 3)
     orders.add_keys(range(10))
 
     assert keys_of(increments(source_of(orders, rows_per_increment=100).open(None))) == list(range(10))

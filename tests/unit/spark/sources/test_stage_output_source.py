@@ -19,7 +19,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.sources import stage_output_source
-from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
+from airflow_provider_statecheck.spark.sources.enumerator import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.sources.source import OnChange
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, reconcile_commits
 from airflow_provider_statecheck.state.source_items import Item, Ledger

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.commits.sealed_json import seal, unseal
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles, seal, unseal
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
