@@ -54,9 +54,9 @@ from airflow_provider_statecheck.spark.checkpoint_files import (
     INLINE_STATE_BYTES,
     CheckpointContent,
     CheckpointFiles,
+    JobStop,
     StageSavepoints,
 )
-from airflow_provider_statecheck.spark.job_stop import JobStop
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
@@ -79,8 +79,6 @@ class StageAttempt:
     """
     One registered attempt of a stage.
 
-    :param gateway: Gateway to the coordinator.
-    :param storage: Storage of the checkpoints.
     :param registration: Job, uid, owner and settings of the attempt.
     :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage; ``-1`` for
         no limit.
@@ -330,7 +328,6 @@ class StageAttempt:
 
         Outside Airflow, also log the retained checkpoint; in a task, Airflow's listener logs it after the error.
 
-        :param error: Cause of the failure.
         :param damaged_snapshots: As for :meth:`finish`.
         """
         self._newer_epoch = _newer_epoch(error)

@@ -308,8 +308,6 @@ class Rhythm:
 
     :param every: Number of items after which a checkpoint is due.
     :param every_seconds: Age of the last checkpoint after which one is due too, ``None`` for no limit.
-    :param costs: Costs and overhead budget of the stage.
-    :param pace: Least time between automatic checkpoints.
     :param monotonic: Clock for durations, in seconds.
     """
 

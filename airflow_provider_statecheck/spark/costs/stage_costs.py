@@ -224,7 +224,6 @@ def require_room(storage: Disk, step_name: str, known_bytes: int | None) -> None
     """
     Check that there is free space for the snapshot of a step, if the storage reports it.
 
-    :param storage: Checkpoint storage.
     :param step_name: Name of the step, for messages.
     :param known_bytes: Size of the step's last snapshot, or its estimated size; ``None`` if unknown.
     :raises StorageError: if there is too little space.
@@ -257,7 +256,6 @@ def full_disk_named(uri: str) -> Iterator[None]:
     """
     Replace Spark's error on a full disk by a :class:`StorageError`.
 
-    :param uri: URI of the checkpoint directory.
     :raises StorageError: if a full disk caused the error.
     """
     try:

@@ -77,7 +77,6 @@ def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
     Prepare a session for a stage: ship this package to the executors and check the checkpoint directory.
 
     :param spark: Session of a Spark Connect server or of a driver in this process.
-    :param storage: Storage of the checkpoints.
     :raises EnvironmentNotReadyError: The storage is a local path that is not shared.
     """
     if not runs_in_this_process(spark):

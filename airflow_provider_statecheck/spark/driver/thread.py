@@ -48,9 +48,6 @@ def run_interruptibly(
     again after the function ends or the grace period expires. A function that has not ended by then continues in a daemon
     thread, which does not prevent the process from exiting. Exceptions of the function are raised to the caller.
 
-    :param spark: Session that the function uses.
-    :param function: Function to call.
-    :param args: Arguments of the function.
     :param timeout_seconds: Maximum duration in seconds; ``None`` for no limit.
     :param grace_seconds: Time in seconds to wait for the end of an interrupted function.
     :raises TimeoutError: The function exceeded ``timeout_seconds``.
@@ -142,32 +139,31 @@ def _cancel_all(spark: SparkSession) -> None:
         spark.sparkContext.cancelAllJobs()
 
 
-class TaggedJobs:
-    """
-    Runs Spark jobs under a job tag.
+_TagCalls = tuple[Callable[[str], object], Callable[[str], object], Callable[[str], object]]
+"""Calls that add a job tag, remove it, and cancel the jobs that have it."""
 
-    :param spark: The session.
-    """
+
+class TaggedJobs:
+    """Runs Spark jobs under a job tag."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._tag = f"statecheck-{uuid.uuid4().hex}"
-        calls: tuple[Callable[[str], object], ...]
         if is_connect(spark):
-            calls = spark.addTag, spark.removeTag, spark.interruptTag
+            self._calls: _TagCalls = spark.addTag, spark.removeTag, spark.interruptTag
         else:
             # Tags of a classic session are visible only to the thread that added them.
             context = spark.sparkContext
-            calls = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
-        self._add, self._remove, self._cancel = calls
+            self._calls = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
 
     @contextmanager
     def tagged(self) -> Iterator[None]:
         """Give the tag to the jobs that this thread starts during the block."""
-        self._add(self._tag)
+        add, remove, _ = self._calls
+        add(self._tag)
         try:
             yield
         finally:
-            self._remove(self._tag)
+            remove(self._tag)
 
     def collect(self, frame: DataFrame) -> list[Any]:
         """Run a job and return its rows; only this job of the thread has the tag."""
@@ -176,4 +172,4 @@ class TaggedJobs:
 
     def cancel(self) -> None:
         """Cancel the running jobs, if there are any; may be called from any thread."""
-        self._cancel(self._tag)
+        self._calls[2](self._tag)

@@ -108,8 +108,6 @@ class PartBuilder:
     """
     Applies the function of a step to parts of its input, after its plan was judged once.
 
-    :param build: The function.
-    :param step: Name of the step.
     :param restored: Parts that earlier tries have computed.
     """
 
@@ -162,12 +160,6 @@ class PartJobs:
     """
     Runs the jobs of the parts that are left.
 
-    :param spark: Session that runs the jobs.
-    :param steps: Writer of steps.
-    :param step: Key of the step.
-    :param enumerator: Plans the parts.
-    :param builder: Returns the result for a part.
-    :param start: Progress of earlier tries.
     :param fails_at_once: Whether a part that fails ends the step; else the other parts are computed first.
     """
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_statecheck.spark.fingerprints.plan_digest import items
+
 AS_VALUE = "compute the value before the step and pass it as a literal, or add it in a step without over"
 AS_JOIN = "take a snapshot of the other DataFrame before, and join that"
 AS_FUNCTION = "pass the function itself instead of its name"
@@ -79,17 +81,8 @@ _ORDERED_AGGREGATES = frozenset(
 _DENIED = _TIMES | _RANDOM | _PLACES | _CALLS | _ORDERED_AGGREGATES
 
 
-def items(sequence: Any) -> list[Any]:
-    """Return the elements of a Scala sequence."""
-    return [sequence.apply(i) for i in range(sequence.length())]
-
-
 class ExpressionRules:
-    """
-    Rules for the expressions of a plan of this process.
-
-    :param spark: The session of the plan.
-    """
+    """Rules for the expressions of a plan of this process."""
 
     def __init__(self, spark: Any) -> None:
         patterns = spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
@@ -313,7 +306,6 @@ def tree_of_plan(plan: Any, marker: str, rules: ExpressionRules) -> PlanNode:
 
     :param plan: The analysed plan, an object of the JVM.
     :param marker: Name of the alias at which the tree ends.
-    :param rules: Rules for the expressions of the nodes.
     """
     kind, detail = plan.getClass().getSimpleName(), _detail(plan)
     if kind == "SubqueryAlias" and detail == marker:
@@ -343,7 +335,6 @@ def reads_cache(plan: Any, cached: Any, marker: str) -> bool:
     """
     Return whether a plan reads a cached DataFrame outside of the marked input.
 
-    :param plan: The analysed plan.
     :param cached: The same plan, in which a cached relation replaces each cached part.
     :param marker: Name of the alias that marks the input.
     """

@@ -129,11 +129,7 @@ class ParquetSink(CommittingSink):
 
 @dataclass(frozen=True, slots=True)
 class PublishedFiles(Output):
-    """
-    Files of a Parquet sink in its target.
-
-    :param files: Files below the target.
-    """
+    """Files of a Parquet sink in its target."""
 
     files: TargetFiles
 

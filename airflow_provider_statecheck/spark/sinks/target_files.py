@@ -172,9 +172,7 @@ class OpenedTarget:
 
     Pickled copies of it do not depend on the working directory of their process.
 
-    :param uri: Absolute URI of the target.
     :param lineage: Lineage whose files the sink may change.
-    :param options: Filesystem options.
     """
 
     uri: str = field(repr=False)
@@ -334,7 +332,6 @@ class ParquetSinkWriter:
 
     A failed or duplicate task leaves orphan files.
 
-    :param rows: Writer of the files.
     :param committable: Function that returns the committable for the finished files.
     :param keys: Columns of upserts, in which each row needs a value.
     """

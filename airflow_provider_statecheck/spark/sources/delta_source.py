@@ -36,8 +36,6 @@ class DeltaReader(FileReader):
     """
     Reads data files of a Delta table as plain Parquet files.
 
-    :param spark: The session.
-    :param storage: Storage of the table directory.
     :param position: Version and schema of the table.
     :param columns: Columns to read; all for ``None``.
     :param on_change: Policy for files that were deleted.

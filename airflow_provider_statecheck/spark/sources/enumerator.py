@@ -72,13 +72,7 @@ class ItemReader(ABC):
 
 
 class ItemEnumerator(SplitEnumerator):
-    """
-    Enumerates splits of items.
-
-    :param state: The items and their progress.
-    :param limits: Limits of one increment.
-    :param reader: Reads items.
-    """
+    """Enumerates splits of items."""
 
     def __init__(self, state: SourceState, limits: Limits, reader: ItemReader) -> None:
         self._ledger = state.ledger

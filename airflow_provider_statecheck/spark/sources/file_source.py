@@ -74,9 +74,6 @@ class FileReader(ItemReader):
     """
     Reads whole files through Spark.
 
-    :param spark: The session.
-    :param file_format: Format, options and columns.
-    :param listing: Listing of the source.
     :param items: All files of the run.
     :param on_change: Policy for files that changed.
     :param restored: State from :meth:`snapshot` of an earlier reader.

@@ -96,7 +96,6 @@ class IcebergRanges:
     """
     Plans the files of a run.
 
-    :param table: The loaded PyIceberg table.
     :param name: Name of the table in messages.
     :param on_change: Policy for snapshots that changed or deleted rows.
     """
@@ -330,9 +329,6 @@ class IcebergReader(ItemReader):
     """
     Reads planned files of an Iceberg table; data files never change, and reading reports deleted ones.
 
-    :param spark: The session.
-    :param table: The loaded PyIceberg table.
-    :param planned: The planned files.
     :param columns: Columns to read; all for ``None``.
     :raises InvalidConfigurationError: if a column does not exist, or Spark has no type for it.
     :raises UnsupportedStateError: if tasks cannot access the storage of the table.

@@ -99,7 +99,6 @@ class ItemSource(ABC):
     """
     A source that consists of items.
 
-    :param limits: Limits of one increment.
     :param on_change: Policy for input that changes.
     :raises InvalidConfigurationError: if there is no such policy.
     """
@@ -306,7 +305,6 @@ class SnapshotSource(ItemSource):
     """
     The rows of a snapshot; it has no later runs, because a later run computes its snapshots again.
 
-    :param frames: Reader of snapshots.
     :param parts: The snapshot, or its parts by their numbers.
     """
 

@@ -267,7 +267,6 @@ class SqlReader(ItemReader):
     Reads key ranges through Spark.
 
     :param schema: The columns to read.
-    :param watch: Observes the ranges that are read.
     :param position: State at the start of the attempt.
     """
 

@@ -25,10 +25,10 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     TaskWriting,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex, quoted
+from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.spark.tables.schemas import spark_schema
+from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -102,14 +102,8 @@ class IncrementTasks:
         return TaskWriting(attempt=self.attempt, config=config)
 
     def _operator(self, operator: PlannedOperator) -> OperatorTask:
-        return OperatorTask(
-            uid=operator.uid,
-            operator_id=operator.operator_id,
-            node=operator.node,
-            input_schema=operator.input_schema,
-            output_schema=operator.output_schema,
-            key_serializer=operator.key_serializer,
-            time_column=operator.time_column,
+        return OperatorTask.of(
+            operator,
             states=self.states.of(operator.uid),
             schemas=self.schemas.get(operator.uid),
             restored_checkpoint_id=self.states.saved_with(operator.uid),
@@ -183,7 +177,7 @@ def partial_aggregates(
     """
     from pyspark.sql import functions as F
 
-    keys = [F.col(quoted(name)) for name in key.columns]
+    keys = [quoted_column(name) for name in key.columns]
     if combines and not has_control:
         columns = [
             getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)

@@ -57,11 +57,7 @@ class IncrementLoop:
     in order, and their content does not depend on the success of earlier ones. If that thread fails, it cancels the job
     of the running increment.
 
-    :param tasks: Creates the tasks of each increment.
-    :param jobs: Runs Spark jobs.
     :param pace: Decides which increments end with a checkpoint; the last one always does.
-    :param progress: Logs the progress of the stage.
-    :param run_key: Name of the run.
     :param monotonic: Clock for durations, in seconds.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
     """
@@ -281,7 +277,6 @@ class SinkCommits:
     Retains committables by checkpoint, and commits those of completed checkpoints, oldest first.
 
     :param sink: ``None`` for a stage without a sink, which has no committables.
-    :param attempt: The registered attempt.
     :param restored: Value of :meth:`encode` in the restored checkpoint.
     """
 

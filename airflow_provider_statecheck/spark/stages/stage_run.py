@@ -108,7 +108,6 @@ def run_stage(
     :param num_retained: Number of retained completed checkpoints, at least 1.
     :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that as many runs can be
         repeated.
-    :param settings: Settings of the stage.
     :param storage_options: Options of the filesystem of checkpoints.
     :param from_savepoint: Pointer of a savepoint or checkpoint that is restored if the job has no state.
     :param claim_mode: Owner of the restored savepoint: ``no_claim`` (default, its previous owner) or ``claim`` (the
@@ -151,10 +150,6 @@ class StageRun:
     """
     Runs a stage in a registered attempt, and closes the attempt as finished or failed.
 
-    :param spark: The session.
-    :param attempt: The registered attempt.
-    :param stage: The stage.
-    :param settings: Settings of the stage.
     :raises InvalidConfigurationError: if the steps of the stage do not fit together; nothing was started then.
     """
 

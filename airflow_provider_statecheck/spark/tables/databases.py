@@ -56,7 +56,6 @@ class Database:
     """
     A database that can be pickled, and whose password is never shown.
 
-    :param url: An SQLAlchemy URL.
     :raises InvalidConfigurationError: if the URL is invalid.
     """
 
@@ -119,7 +118,6 @@ class SinkDatabase(Database):
     """
     Database with the table of a sink.
 
-    :param url: SQLAlchemy URL.
     :raises InvalidConfigurationError: if the URL is invalid, or of an unsupported database.
     """
 

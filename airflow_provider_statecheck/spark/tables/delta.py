@@ -58,8 +58,6 @@ class DeltaTableAccess:
     """
     Reads and commits versions of a table.
 
-    :param uri: Directory of the table.
-    :param options: Options of deltalake.
     :param clock: Clock for the timestamps of added and removed files.
     """
 
@@ -98,7 +96,6 @@ class DeltaTableAccess:
         """
         Create the table without files.
 
-        :param schema: Arrow schema.
         :return: ``None`` if the table was created; an error if another writer created it first.
         :raises StorageError: if the storage fails; the table may exist nonetheless.
         """

@@ -33,11 +33,7 @@ _DECODERS: Mapping[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "dec
 
 
 class OpenTable:
-    """
-    A table that is loaded repeatedly through one catalog client.
-
-    :param address: Address of the table.
-    """
+    """A table that is loaded repeatedly through one catalog client."""
 
     def __init__(self, address: TableAddress) -> None:
         self._address = address

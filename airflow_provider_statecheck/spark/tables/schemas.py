@@ -305,7 +305,12 @@ def quoted_column(name: str) -> Column:
     """Return a column by its literal name, which may contain dots and backticks."""
     from pyspark.sql import functions
 
-    return functions.col(f"`{name.replace('`', '``')}`")
+    return functions.col(quoted(name))
+
+
+def quoted(name: str) -> str:
+    """Quote a column name for Spark SQL."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def _unpacked(packed: bytes) -> list[Any]:

@@ -93,9 +93,6 @@ class FileDestination(CommitDestination):
 
     :param name: Name of the destination for error messages, without credentials.
     :param storage: Directory of the log; several sinks may share it.
-    :param lineage: Identifier of the sink.
-    :param committable: Class of the committables.
-    :param output: Output of the sink.
     """
 
     name: str = field()

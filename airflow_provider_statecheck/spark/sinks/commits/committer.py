@@ -194,8 +194,6 @@ class TwoPhaseCommitter:
     """
     The ownership of a destination by one attempt.
 
-    :param destination: Destination with the output and its log.
-    :param context: Attempt that owns the destination.
     :param can_retract: Whether commits from now on can be rolled back; the log records this for earlier commits.
     :param refuses_earlier_output: Whether a fresh start fails if the destination has output of earlier starts.
     """

@@ -103,11 +103,6 @@ class DeltaDestination(CommitDestination):
     """
     A table whose application transaction selects the commit log of one sink.
 
-    :param table: The table.
-    :param files: Files of the lineage in the table.
-    :param records: Records of the output of each checkpoint.
-    :param output: Output of the sink.
-    :param context: Attempt that owns the sink.
     :param partition_by: Partition columns of the table.
     :param merges_schema: Whether columns may be added to the table.
     """

@@ -192,7 +192,6 @@ def delta_writer(
     """
     Return a writer of data files under their permanent names.
 
-    :param generation: Generation of the attempt.
     :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
     """
     schema = file_schema(context.schema)

@@ -57,11 +57,7 @@ class UpsertedRows(DeltaOutput):
     """
     Rows of one lineage, identified by key.
 
-    :param table: The table.
-    :param files: Files of the lineage in the table.
-    :param records: Records of the output of each checkpoint.
     :param keys: Key columns.
-    :param compression: Parquet compression codec.
     """
 
     table: DeltaTableAccess
@@ -220,13 +216,7 @@ def _in_rows(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppendedFiles(DeltaOutput):
-    """
-    Data files of one lineage.
-
-    :param table: The table.
-    :param files: Files of the lineage in the table.
-    :param records: Records of the output of each checkpoint.
-    """
+    """Data files of one lineage."""
 
     table: DeltaTableAccess
     files: TargetFiles

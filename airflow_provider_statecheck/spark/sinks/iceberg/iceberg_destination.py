@@ -198,8 +198,6 @@ class IcebergDestination(CommitDestination):
     """
     Output and commit log of one sink in an Iceberg table.
 
-    :param table: Table of the sink.
-    :param context: Attempt that commits.
     :param upsert_by: Key columns for upserts; empty for appends.
     :param marks_rows: Whether two columns record the sink and the checkpoint of each upserted row.
     """

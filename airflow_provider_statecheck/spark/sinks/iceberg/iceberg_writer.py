@@ -43,9 +43,6 @@ class IcebergSinkWriter:
     Writes data files into the data directory of a table.
 
     A failed or duplicate task may leave orphan files there.
-
-    :param target: Table to write to.
-    :param context: Spark task that writes.
     """
 
     def __init__(self, target: WriterTarget, context: SinkTaskContext) -> None:
@@ -229,8 +226,6 @@ class RowChange:
     """
     Changes of the rows of one commit.
 
-    :param table: Loaded table.
-    :param lineage: Lineage of the sink.
     :param keys: Key columns of the new rows; empty without new rows.
     :param rows: New rows as an Arrow table of :func:`read_rows`; ``None`` for none.
     :param checkpoint_id: Checkpoint of the new rows.

@@ -56,13 +56,9 @@ class SqlDestination(CommitDestination):
     """
     Output and commit log of one sink in a table.
 
-    :param database: Database of the table.
-    :param table: Name of the table.
     :param files: Files of the staging directory, with the lineage of the sink.
     :param keys: Key columns for upserts; empty for inserts.
     :param marks_rows: Whether two columns record the sink and the checkpoint of each row.
-    :param job_name: Name of the job.
-    :param uid: UID of the sink.
     """
 
     database: SinkDatabase

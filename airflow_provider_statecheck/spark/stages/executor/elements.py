@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.executor_io import scratch_directory
+from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 
 KEY_GROUP = "__statecheck_key_group"
@@ -30,7 +30,6 @@ class Elements:
     """
     A batch of elements with one schema.
 
-    :param schema: The Arrow schema.
     :param table: The elements as a table.
     :param values: The elements as a function emitted them, if there is no table.
     """

@@ -57,13 +57,7 @@ STATE_NAME = "aggregates"
 
 
 class OperatorRun:
-    """
-    Runs one function in a subtask.
-
-    :param task: The function and its initial state.
-    :param context: The subtask.
-    :param storage: Storage of the initial state.
-    """
+    """Runs one function in a subtask."""
 
     def __init__(self, task: OperatorTask, context: SubtaskContext, storage: CheckpointStorage) -> None:
         self.task = task

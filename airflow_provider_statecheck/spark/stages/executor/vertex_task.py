@@ -192,8 +192,6 @@ class FunctionChain:
     Runs the functions of one Spark task.
 
     :param tasks: The functions in order; may be empty.
-    :param context: The subtask.
-    :param storage: Storage of their initial state.
     """
 
     def __init__(self, tasks: Iterable[OperatorTask], context: SubtaskContext, storage: CheckpointStorage) -> None:

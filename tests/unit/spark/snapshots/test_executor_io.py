@@ -6,7 +6,8 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.spark.snapshots import executor_io
-from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions, scratch_directory
+from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
+from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
 

@@ -15,12 +15,11 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     HiddenOptions,
     PartitionWriter,
     SnapshotReader,
-    pack_tasks,
     plan_tasks,
     read_snapshot,
-    unpack_tasks,
     write_partition,
 )
+from airflow_provider_statecheck.spark.tables.schemas import pack_tasks
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile
 
 MIB = 1024 * 1024
@@ -52,7 +51,7 @@ def write(data, given, **limits):
 def read(data, handles, tasks=None):
     listed = [SnapshotFile(name=h["name"], size_bytes=h["size_bytes"], footer_sha256="") for h in handles]
     tasks = plan_tasks(listed) if tasks is None else tasks
-    reader = SnapshotReader(files_in(data), SCHEMA, pack_tasks(tasks))
+    reader = SnapshotReader(files=files_in(data), schema=SCHEMA, packed_tasks=pack_tasks(tasks or [[]]))
     numbers = pa.RecordBatch.from_pydict({"id": list(range(max(1, len(tasks))))})
     return [row for batch in read_snapshot(reader, iter([numbers])) for row in batch.to_pylist()]
 
@@ -116,7 +115,7 @@ class TestWriting:
         writer = PartitionWriter(files, SCHEMA, "write")
         assert pickle.loads(pickle.dumps(writer)).schema == SCHEMA
         assert "planted" not in repr(writer)
-        assert "planted" not in repr(SnapshotReader(files, SCHEMA, b""))
+        assert "planted" not in repr(SnapshotReader(files=files, schema=SCHEMA, packed_tasks=b""))
 
 
 class TestReading:
@@ -153,8 +152,8 @@ class TestReading:
         wide = [pa.RecordBatch.from_pydict({"_c0": [bytes([i]) * MIB]}, schema) for i in range(40)]
         writer = PartitionWriter(files_in(data), schema, "write")
         (handle,) = (row for batch in writer.write(iter(wide)) for row in batch.to_pylist())
-        reader = SnapshotReader(files_in(data), schema, pack_tasks([[(handle["name"], handle["size_bytes"], 0, 1)]]))
-        sizes = [b.num_rows for b in reader.read(iter([pa.RecordBatch.from_pydict({"id": [0]})]))]
+        reader = SnapshotReader(files=files_in(data), schema=schema, packed_tasks=b"")
+        sizes = [b.num_rows for b in reader.read_task([(handle["name"], handle["size_bytes"], 0, 1)])]
         assert sum(sizes) == 40
         assert max(sizes) <= 8
 
@@ -195,5 +194,4 @@ class TestSharingOut:
         names = [f"part-{i:05d}-{i * 7 + 13}-0-{'ab12' * 8}.parquet" for i in range(10_000)]
         files = [SnapshotFile(name=n, size_bytes=MIB + i * 7919 % MIB, footer_sha256="") for i, n in enumerate(names)]
         tasks = plan_tasks(files)
-        assert unpack_tasks(pack_tasks(tasks)) == tasks
         assert len(pack_tasks(tasks)) < 256 * 1024

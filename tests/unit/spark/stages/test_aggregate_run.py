@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP
@@ -45,9 +45,7 @@ def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> Aggregate
     )
     task = OperatorTask(
         uid="stage/sums",
-        operator_id=operator_id_of("stage/sums"),
         node=NODE,
-        input_schema=OUTPUT,
         output_schema=OUTPUT,
         key_serializer=SERIALIZER,
         states={0: state},

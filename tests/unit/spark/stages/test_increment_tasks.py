@@ -23,7 +23,7 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
     config.file_merging_enabled = False
     config.data_inline_threshold = threshold
     return IncrementTasks(
-        vertices=(PlannedVertex(key=None, operators=(), input_schema=None, output_schema=None),),
+        vertices=(PlannedVertex(key=None, operators=(), output_schema=None),),
         states=StageStates({}, parallelism=parallelism, max_parallelism=32768, restored={}),
         schemas={},
         sink=None,

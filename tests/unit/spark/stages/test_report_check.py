@@ -10,8 +10,8 @@ from airflow_provider_statecheck.spark.stages.increment_loop import require_all_
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import KeyNode
 
-FREE = PlannedVertex(key=None, operators=(), input_schema=None, output_schema=None)
-KEYED = PlannedVertex(key=KeyNode(columns=("a",)), operators=(), input_schema=None, output_schema=None)
+FREE = PlannedVertex(key=None, operators=(), output_schema=None)
+KEYED = PlannedVertex(key=KeyNode(columns=("a",)), operators=(), output_schema=None)
 
 
 def reports(vertex: int, *subtasks: int) -> list[TaskReport]:
