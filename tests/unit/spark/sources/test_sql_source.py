@@ -1,4 +1,4 @@
-"""Sources of a database without Spark: what they plan, what they read, and what they notice."""
+"""Rows of a database in key ranges, and changes of rows that were read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import pickle
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.sources import sql_source
+from airflow_provider_statecheck.spark.sources.sql_relation import KeyRange, equal_widths, ranges_between
+from airflow_provider_statecheck.spark.sources.sql_source import Observation, merge_adjacent
 from tests.unit.spark.sources.sql_tables import Table, increments, keys_of, stored, without_spark
 
 SqlSource: Any = sql_source.SqlSource  # no session is needed here
@@ -404,3 +407,89 @@ def test_a_range_is_read_in_batches(orders, monkeypatch):
     orders.add_keys(range(10))
 
     assert keys_of(increments(source_of(orders, rows_per_increment=100).open(None))) == list(range(10))
+
+
+KEYS = st.one_of(
+    st.integers(),
+    st.text(),
+    st.floats(allow_nan=False),
+    st.decimals(allow_nan=False, allow_infinity=False),
+    st.dates(),
+    st.datetimes(),
+    st.datetimes(timezones=st.just(UTC)),
+    st.binary(),
+)
+
+
+def at(hour):
+    return datetime(2026, 1, 1, hour, tzinfo=UTC)
+
+
+@given(KEYS, KEYS)
+def test_a_range_is_the_same_after_its_name(above, up_to):
+    for keys in (KeyRange(above, up_to), KeyRange(None, up_to), KeyRange()):
+        found = KeyRange.of_name(keys.name)
+        assert found == keys
+        assert type(found.up_to) is type(keys.up_to)
+        assert "\0" not in keys.name
+
+
+@pytest.mark.parametrize("name", ["", "nil", "[1]", "7", "[1, 2, 3]"])
+def test_a_name_of_another_form_is_refused(name):
+    with pytest.raises(CorruptStateError, match="range of keys"):
+        KeyRange.of_name(name)
+
+
+def test_ranges_have_no_gaps_and_the_first_of_a_new_run_begins_behind_the_mark():
+    assert ranges_between(None, [3, 5]) == [KeyRange(None, 3), KeyRange(3, 5)]
+    assert ranges_between(5, [8]) == [KeyRange(5, 8)]
+
+
+def test_the_same_key_twice_ends_one_range():
+    assert ranges_between(None, ["a", "a", "b"]) == [KeyRange(None, "a"), KeyRange("a", "b")]
+
+
+@given(st.integers(), st.integers(0, 10**6), st.integers(1, 50))
+def test_equal_widths_of_whole_numbers_are_ascending_and_end_with_the_largest(lowest, span, count):
+    ends = equal_widths(lowest, lowest + span, count)
+
+    assert ends == sorted(set(ends))
+    assert (ends[-1], len(ends) <= count) == (lowest + span, True)
+    widths = [high - low for low, high in pairwise(ends)]
+    assert all(width <= -(-span // count) for width in widths)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "ends"),
+    [
+        (0, 9, [3, 6, 9]),
+        (0.0, 3.0, [1.0, 2.0, 3.0]),
+        (Decimal(0), Decimal("1.5"), [Decimal("0.5"), Decimal(1), Decimal("1.5")]),
+        (date(2026, 1, 1), date(2026, 1, 7), [date(2026, 1, 3), date(2026, 1, 5), date(2026, 1, 7)]),
+        (at(0), at(3), [at(1), at(2), at(3)]),
+        (5, 5, [5]),
+        (1, 2, [1, 2]),
+    ],
+)
+def test_numbers_days_and_times_are_cut_into_equal_widths(lowest, highest, ends):
+    assert equal_widths(lowest, highest, 3) == ends
+
+
+@pytest.mark.parametrize("key", ["a", True, b"a"])
+def test_other_keys_have_no_width(key):
+    with pytest.raises(InvalidConfigurationError, match="counting rows"):
+        equal_widths(key, key, 2)
+
+
+def seen(above, up_to, rows=1, newest=None):
+    return Observation(KeyRange(above, up_to), rows, newest)
+
+
+def test_neighbours_become_one():
+    assert merge_adjacent([seen(None, 3, 2, 7), seen(3, 5, 1, 9), seen(5, 6)]) == [seen(None, 6, 4, 9)]
+
+
+def test_ranges_with_a_gap_between_them_and_rows_without_a_key_stay_apart():
+    apart = [seen(None, 3), seen(5, 6), seen(None, None), seen(6, 8)]
+
+    assert merge_adjacent(apart) == apart
