@@ -30,7 +30,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
-    DeclineCheckpoint,
     FinishAttempt,
     OpenEffects,
     PendingCheckpoint,
@@ -56,6 +55,7 @@ from airflow_provider_statecheck.spark.checkpoint_files import (
     CheckpointFiles,
     JobStop,
     StageSavepoints,
+    decline,
 )
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
@@ -388,7 +388,7 @@ class StageAttempt:
         try:
             message = self._files.write(pending, content)
         except StateCheckError as error:
-            self._decline(pending, error, content.increment_seconds)
+            decline(self._gateway, self.grant.attempt, pending, error, content.increment_seconds)
             raise
         return self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
 
@@ -404,20 +404,6 @@ class StageAttempt:
         self._log.completed(completed)
         self._discard(reply.effects, pinned)
         return completed, reply.effects
-
-    def _decline(self, pending: PendingCheckpoint, error: StateCheckError, increment_seconds: float) -> None:
-        message = DeclineCheckpoint(
-            attempt=self.grant.attempt,
-            checkpoint_id=pending.checkpoint_id,
-            reason=CheckpointFailureReason.IO_EXCEPTION,
-            message=str(error),
-            increment_seconds=increment_seconds,
-        )
-        try:
-            self._gateway.decline(message)
-        except CoordinatorError as declining:
-            # The checkpoint will expire. This error must not hide the one of the checkpoint.
-            log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
 
     def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> tuple[int, ...]:
         deleted = self._cleaner.discard(effects, pinned) if effects.discards else ()

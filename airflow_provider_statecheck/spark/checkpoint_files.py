@@ -226,7 +226,7 @@ class StageSavepoints:
             raise
         except StateCheckError as error:
             log.warning("Savepoint %s failed: %s", pending.checkpoint_id, error)
-            self._decline(pending, error)
+            decline(self._gateway, self._attempt, pending, error)
             return None
 
     def _trigger(self, request: SnapshotRequest) -> PendingCheckpoint:
@@ -276,16 +276,27 @@ class StageSavepoints:
             log.info("Savepoint %s completed: %s", pending.checkpoint_id, redact(pending.location))
         return reply.checkpoint if reply.is_completed else None
 
-    def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
-        reason = CheckpointFailureReason.IO_EXCEPTION
-        message = DeclineCheckpoint(
-            attempt=self._attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message=str(error)
-        )
-        try:
-            self._gateway.decline(message)
-        except CoordinatorError as declining:
-            # The savepoint will expire, and its request with it.
-            log.warning("Savepoint %s could not be declined: %s", pending.checkpoint_id, declining)
+
+def decline(
+    gateway: CheckpointCoordinatorGateway,
+    attempt: AttemptRef,
+    pending: PendingCheckpoint,
+    error: StateCheckError,
+    increment_seconds: float = 0.0,
+) -> None:
+    """Decline a checkpoint or savepoint that failed; one that cannot be declined will expire, and its request with it."""
+    message = DeclineCheckpoint(
+        attempt=attempt,
+        checkpoint_id=pending.checkpoint_id,
+        reason=CheckpointFailureReason.IO_EXCEPTION,
+        message=str(error),
+        increment_seconds=increment_seconds,
+    )
+    try:
+        gateway.decline(message)
+    except CoordinatorError as declining:
+        # This error must not hide the one of the checkpoint.
+        log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
 
 
 class JobStop:

@@ -167,21 +167,26 @@ def _udfs(plan: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
     if not plan.containsPattern(pattern):
         return
     for expression in items(plan.expressions()):
-        yield from _udfs_of_expression(expression, pattern, code_digest)
+        for found in containing(expression, pattern):
+            yield from _udf_of(found, code_digest)
     for child in items(plan.children()):
         yield from _udfs(child, pattern, code_digest)
 
 
-def _udfs_of_expression(expression: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
-    if not expression.containsPattern(pattern):
-        return
+def containing(expression: Any, pattern: Any) -> Iterator[Any]:
+    """Yield the expressions in a tree that contain a pattern of Catalyst, from the top."""
+    if expression.containsPattern(pattern):
+        yield expression
+        for child in items(expression.children()):
+            yield from containing(child, pattern)
+
+
+def _udf_of(expression: Any, code_digest: CodeDigest) -> Iterator[str]:
     if expression.getClass().getSimpleName() in ("PythonUDF", "PythonUDAF"):
         function, return_type = _unpickled(expression.func())
         # The package's reader of snapshots is left out; the text of the plan identifies its snapshot.
         if getattr(function, "func", None) is not read_snapshot:
             yield udf_text(function, return_type, expression.evalType(), code_digest)
-    for child in items(expression.children()):
-        yield from _udfs_of_expression(child, pattern, code_digest)
 
 
 def _unpickled(function: Any) -> tuple[object, object]:
@@ -216,7 +221,7 @@ def connect_plan_text(df: Any, code_digest: CodeDigest) -> str:
     plan = df._plan.to_proto(df.sparkSession.client)
     for message in list(messages(plan)):
         _normalise(message, code_digest)
-    return _renumbered(str(plan))
+    return _renumber(_PLAN_ID, r"\1", str(plan))
 
 
 def messages(message: Any, is_left_out: Callable[[Any], bool] | None = None) -> Iterator[Any]:
@@ -313,11 +318,6 @@ def _unpickled_function(command: bytes) -> object:
     serializer: Any = CPickleSerializer()
     unpickled = serializer.loads(command)
     return unpickled[0] if isinstance(unpickled, tuple) else unpickled
-
-
-def _renumbered(text: str) -> str:
-    order: dict[str, int] = {}
-    return _PLAN_ID.sub(lambda found: f"{found[1]}{order.setdefault(found[2], len(order))}", text)
 
 
 FORMAT_VERSION = 1

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.sources.sql_relation import (
     equal_widths,
     ranges_between,
 )
-from airflow_provider_statecheck.spark.tables.databases import Address, Database, open_database, shown_address
+from airflow_provider_statecheck.spark.tables.databases import Address, Database, shown_address
 from airflow_provider_statecheck.spark.tables.schemas import TaskReader, arrow_schema, pack_tasks, to_struct_type
 from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
 
@@ -92,7 +92,7 @@ class SqlSource(ItemSource):
 
     @override
     def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
-        database = open_database(self._address)
+        database = Database.open(self._address)
         ledger = Ledger(()) if opening.before is None else opening.before.ledger
         position = self._position(database, opening)
         relation = self._relation(position.columns)

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, 
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
+    SubtaskContext,
     TaskReport,
     TaskStorage,
     TaskWriting,
@@ -88,11 +89,15 @@ class IncrementTasks:
             storage=TaskStorage.of(self.storage),
             writing=self._writing(),
             moment=moment,
-            parallelism=self.states.parallelism,
-            max_parallelism=self.states.max_parallelism,
-            now_ms=self.now_ms,
-            logical_date=self.logical_date,
-            state_backend=self.state_backend,
+            context=SubtaskContext(
+                job_id=self.attempt.job_id,
+                parallelism=self.states.parallelism,
+                max_parallelism=self.states.max_parallelism,
+                epoch=self.attempt.epoch,
+                now_ms=self.now_ms,
+                logical_date=self.logical_date,
+                state_backend=self.state_backend,
+            ),
         )
 
     def _writing(self) -> TaskWriting:
@@ -141,9 +146,9 @@ def increment_frame(
             frame = frame if number > 0 or not is_woken else _with_message_column(frame)
             frame = _keyed(frame, vertex.key, vertex, task, has_control=has_control, combines=combines)
             frame = _with_messages(frame, task) if is_woken else frame
-            frame = frame.repartitionById(task.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
+            frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
         elif vertex.has_fixed_subtasks:
-            frame = frame.coalesce(task.parallelism)
+            frame = frame.coalesce(task.context.parallelism)
         frame = frame.mapInArrow(task, _schema_of(task))
     return frame
 
@@ -157,7 +162,7 @@ def _keyed(
     if isinstance(node, AggregateNode):
         operator = vertex.operators[0]
         frame = partial_aggregates(frame, key, node, operator.output_schema, has_control=has_control, combines=combines)
-    keyed = with_key_groups(frame, key.columns, task.max_parallelism, task.parallelism)
+    keyed = with_key_groups(frame, key.columns, task.context.max_parallelism, task.context.parallelism)
     if not has_control:
         return keyed
     # Messages have no key; they go to the first subtask.
@@ -207,7 +212,7 @@ def _with_message_column(frame: DataFrame) -> DataFrame:
 def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:
     from pyspark.sql import functions as F
 
-    subtasks = frame.sparkSession.range(task.parallelism)
+    subtasks = frame.sparkSession.range(task.context.parallelism)
     subtask, message = F.col("id").cast("int").alias(SUBTASK_COLUMN), F.lit(EMPTY_MESSAGE).alias(CONTROL)
     return frame.unionByName(subtasks.select(subtask, message), allowMissingColumns=True)
 

@@ -22,19 +22,18 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClea
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace
+from airflow_provider_statecheck.spark.costs.pacing import Pace, pace_of
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
+from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
     SinkCommits,
-    finished_size,
     source_summary,
-    total_size,
 )
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
@@ -44,7 +43,7 @@ from airflow_provider_statecheck.spark.stages.preparation import (
     probe_schemas,
     stage_settings_applied,
 )
-from airflow_provider_statecheck.spark.stages.stage import AUTO, Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_state import (
     SINK,
     Parallelism,
@@ -130,10 +129,7 @@ def run_stage(
         on_clear=OnClear(on_clear),
         num_retained=num_retained,
         retained_runs=retained_runs,
-        checkpoint_timeout_seconds=600.0,
-        tolerable_failed_checkpoints=-1,
         storage_options=storage_options or {},
-        savepoint_dir=None,
         from_savepoint=from_savepoint,
         claim_mode=RestoreMode(claim_mode),
         renamed_uids=settings.renamed_uids,
@@ -369,19 +365,12 @@ class StageRun:
         return config
 
     def _pace(self, restored: RestoredStageState) -> Pace:
-        settings, interval = self._settings, self._settings.checkpoint_interval
-        return Pace(
-            self._auto_interval(restored) if interval == AUTO else interval, settings.min_pause, settings.monotonic
-        )
-
-    def _auto_interval(self, restored: RestoredStageState) -> AutoInterval:
-        view, operator_id = self._attempt.job_view(), self._attempt.grant.attempt.operator_id
-        return AutoInterval(FailureHistory.of(view, operator_id), restored.cost_seconds)
+        settings, costs = self._settings, restored.cost_seconds
+        return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause, settings.monotonic, costs)
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
-        return StageProgress(
-            self._uid, total_size(enumerator), restored=finished_size(enumerator), monotonic=self._settings.monotonic
-        )
+        unit = SizeUnit.of(enumerator)
+        return StageProgress(self._uid, unit.total, restored=unit.finished, monotonic=self._settings.monotonic)
 
     def _now_ms(self, restored: RestoredStageState) -> int:
         """Return the time for the expiry of state, which is the same in all attempts of a run."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -21,14 +21,12 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
-    StateCheckError,
     StorageError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.schemas import partition_values
-from airflow_provider_statecheck.storage.failures import advice
+from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import conceal, harmless, redact, scheme_of
+from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 Action = Mapping[str, Any]
 _UNSAFE_RENAME = "aws_s3_allow_unsafe_rename"
@@ -223,18 +221,8 @@ class DeltaTableAccess:
     def _options(self) -> dict[str, str] | None:
         return self.options.reveal() or None
 
-    @contextmanager
-    def _redacted_failures(self, action: str) -> Iterator[None]:
-        try:
-            yield
-        except StateCheckError:
-            raise
-        except Exception as error:
-            # deltalake appends a stack trace after the first line.
-            reason = conceal(str(error), self.options.reveal()).partition("\n")[0].rstrip(".")
-            raise StorageError(f"Cannot {action} the Delta table {self.shown}: {reason}.{advice(error)}") from harmless(
-                error, self.options.reveal()
-            )
+    def _redacted_failures(self, action: str) -> AbstractContextManager[None]:
+        return storage_failures(f"Cannot {action} the Delta table {self.shown}", self.options.reveal())
 
 
 @dataclass(frozen=True)

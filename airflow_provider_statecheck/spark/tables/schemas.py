@@ -22,8 +22,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.storage.failures import RetryPolicy
-from airflow_provider_statecheck.storage.uris import conceal
+from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
+from airflow_provider_statecheck.storage.uris import conceal, harmless
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -294,6 +294,25 @@ def concealed_failures(message: str, options: Mapping[str, Any]) -> Iterator[Non
     except Exception as error:
         # No cause: Spark logs the whole chain, and client errors may contain credentials.
         raise StorageError(f"{message}: {type(error).__name__} {conceal(str(error), options)}") from None
+
+
+@contextmanager
+def storage_failures(what: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """
+    Replace errors of a storage client on the driver by errors without credentials, with what the user can do.
+
+    :param what: What failed.
+    :param options: Options of the client, which the error must not show.
+    :raises StorageError: if the block fails with another error than those of this package.
+    """
+    try:
+        yield
+    except StateCheckError:
+        raise
+    except Exception as error:
+        # deltalake appends a stack trace after the first line.
+        reason = conceal(str(error), options).partition("\n")[0].rstrip(".")
+        raise StorageError(f"{what}: {reason}.{advice(error)}") from harmless(error, options)
 
 
 def union_all(frames: Iterable[DataFrame]) -> DataFrame:

@@ -126,7 +126,7 @@ class SubtaskContext:
     """Properties of a subtask that all functions of its vertex share."""
 
     job_id: str
-    subtask: int
+    subtask: int = 0
     parallelism: int
     max_parallelism: int
     epoch: int

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
@@ -63,11 +63,8 @@ class VertexTask:
     storage: TaskStorage
     writing: TaskWriting
     moment: SnapshotMoment
-    parallelism: int
-    max_parallelism: int
-    now_ms: int
-    logical_date: Any
-    state_backend: Any
+    context: SubtaskContext
+    """Properties of its subtasks; each Spark task sets its index."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield data for the next vertex, and messages for the driver."""
@@ -75,7 +72,7 @@ class VertexTask:
         storage = self.storage.open()
         task_input = _TaskInput(batches, has_control=self.has_control)
         with ExitStack() as closing:
-            chain = FunctionChain(self.operators, self._context(subtask), storage)
+            chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), storage)
             closing.callback(chain.close)
             chain.open()
             writer = self._writer(subtask)
@@ -123,18 +120,6 @@ class VertexTask:
             SinkTaskContext(
                 subtask=subtask, epoch=self.writing.attempt.epoch, task_id=uuid.uuid4().hex, schema=self.output_schema
             )
-        )
-
-    def _context(self, subtask: int) -> SubtaskContext:
-        return SubtaskContext(
-            job_id=self.writing.attempt.job_id,
-            subtask=subtask,
-            parallelism=self.parallelism,
-            max_parallelism=self.max_parallelism,
-            epoch=self.writing.attempt.epoch,
-            now_ms=self.now_ms,
-            logical_date=self.logical_date,
-            state_backend=self.state_backend,
         )
 
     def _data_batches(self, elements: Elements) -> Iterator[Any]:

@@ -6,8 +6,8 @@ import pytest
 class Clock:
     """A clock for durations that a test sets."""
 
-    def __init__(self) -> None:
-        self.seconds = 100.0
+    def __init__(self, seconds: float = 100.0) -> None:
+        self.seconds = seconds
 
     def __call__(self) -> float:
         return self.seconds
@@ -15,4 +15,4 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)

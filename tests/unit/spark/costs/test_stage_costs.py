@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -177,45 +178,39 @@ def test_facts_hold_for_the_code_that_was_measured_and_survive_json():
     assert restored.find(((), "rows"), "b") is not None
 
 
-@dataclass
-class Disk:
-    """A storage that knows how much is free."""
-
-    free: int | None
-    base_uri: str = "file:///checkpoints"
-
-    def free_bytes(self) -> int | None:
-        return self.free
+def disk(free: int | None) -> Any:
+    """Return a storage that knows how much is free."""
+    return SimpleNamespace(base_uri="file:///checkpoints", free_bytes=lambda: free)
 
 
 def test_a_step_that_will_not_fit_is_refused_with_both_numbers():
     with pytest.raises(
         StorageError, match=r"at least 500 free bytes .* step rows .* found 499 bytes in file:///checkpoints"
     ):
-        require_room(Disk(499), "rows", 500)
+        require_room(disk(499), "rows", 500)
 
 
 def test_a_step_of_unknown_size_needs_a_floor():
-    require_room(Disk(UNKNOWN_SIZE_BYTES), "rows", None)
+    require_room(disk(UNKNOWN_SIZE_BYTES), "rows", None)
     with pytest.raises(StorageError, match="the minimum for an unknown size"):
-        require_room(Disk(UNKNOWN_SIZE_BYTES - 1), "rows", None)
+        require_room(disk(UNKNOWN_SIZE_BYTES - 1), "rows", None)
 
 
 def test_a_small_step_of_known_size_needs_no_floor():
-    assert shortage_of(Disk(1000), "rows", 999) is None
+    assert shortage_of(disk(1000), "rows", 999) is None
 
 
 def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
     with caplog.at_level(logging.WARNING):
-        require_room(Disk(2 * UNKNOWN_SIZE_BYTES), "rows", None)
+        require_room(disk(2 * UNKNOWN_SIZE_BYTES), "rows", None)
         assert caplog.records == []
-        require_room(Disk(2 * UNKNOWN_SIZE_BYTES - 1), "rows", 10)
+        require_room(disk(2 * UNKNOWN_SIZE_BYTES - 1), "rows", 10)
     (record,) = caplog.records
     assert record.getMessage().startswith(f"Only {2 * UNKNOWN_SIZE_BYTES - 1} bytes are free")
 
 
 def test_a_storage_that_cannot_tell_refuses_nothing():
-    require_room(Disk(None), "rows", 10**18)
+    require_room(disk(None), "rows", 10**18)
 
 
 @pytest.mark.parametrize(

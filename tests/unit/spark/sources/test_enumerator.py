@@ -25,6 +25,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 )
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
+from tests.unit.spark.sources.runs import increments_of, state_of
 
 FILES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=8)
 LIMITS = st.builds(
@@ -150,12 +151,8 @@ def rows_of(files):
     return [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
 
 
-def stored(enumerator):
-    return decode_state(encode_state(enumerator.snapshot()))
-
-
 def increments(enumerator):
-    return list(iter(enumerator.next_increment, None))
+    return increments_of(enumerator)
 
 
 @given(FILES, LIMITS, st.lists(st.integers(0, 4), max_size=6))
@@ -168,7 +165,7 @@ def test_nothing_is_lost_or_doubled_wherever_attempts_end(files, limits, ends):
             found.append((increment, enumerator.load(increment)))
             enumerator.finish(increment)
         enumerator.next_increment()  # planned, and lost with the attempt
-        state = stored(enumerator)
+        state = state_of(enumerator)
 
     assert [row for _, rows in found for row in rows] == rows_of(files)
     assert [increment for increment, _ in found] == expected
@@ -189,7 +186,7 @@ def test_other_limits_after_a_restore_lose_and_double_nothing(files, limits, dat
         for increment in chosen:
             found += enumerator.load(increment)
             enumerator.finish(increment)
-        state = stored(enumerator)
+        state = state_of(enumerator)
 
     assert sorted(found) == rows_of(files)
 
@@ -214,7 +211,7 @@ def test_increments_are_counted_over_all_attempts():
         first.finish(first.next_increment())
     first.next_increment()
 
-    assert [increment.number for increment in increments(enumerator_of(files, limits, stored(first)))] == [3, 4]
+    assert [increment.number for increment in increments(enumerator_of(files, limits, state_of(first)))] == [3, 4]
 
 
 def test_an_unfinished_increment_is_planned_again_by_the_next_attempt():
@@ -222,7 +219,7 @@ def test_an_unfinished_increment_is_planned_again_by_the_next_attempt():
     first.finish(first.next_increment())
     lost = first.next_increment()
 
-    assert enumerator_of([[1], [1]], Limits(items=1), stored(first)).next_increment() == lost
+    assert enumerator_of([[1], [1]], Limits(items=1), state_of(first)).next_increment() == lost
 
 
 def test_the_same_increment_loaded_twice_gives_the_same_rows():

@@ -24,7 +24,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.sources import sql_source
 from airflow_provider_statecheck.spark.sources.sql_relation import KeyRange, equal_widths, ranges_between
 from airflow_provider_statecheck.spark.sources.sql_source import Observation, merge_adjacent
-from tests.unit.spark.sources.sql_tables import Table, increments, keys_of, stored, without_spark
+from tests.unit.spark.sources.runs import state_of
+from tests.unit.spark.sources.sql_tables import Table, increments, keys_of, without_spark
 
 SqlSource: Any = sql_source.SqlSource  # no session is needed here
 
@@ -61,13 +62,13 @@ def after_one(source):
     increment = enumerator.next_increment()
     enumerator.load(increment)
     enumerator.finish(increment)
-    return stored(enumerator)
+    return state_of(enumerator)
 
 
 def after_all(source, state=None, **named):
     enumerator = source.open(None, state, **named)
     increments(enumerator)
-    return stored(enumerator)
+    return state_of(enumerator)
 
 
 def test_an_increment_has_about_as_many_rows_as_the_user_says_in_a_range_for_each_reader(orders):
@@ -139,7 +140,7 @@ def test_nothing_is_lost_or_doubled_wherever_attempts_end(orders, runs, rows, re
                 found.append(enumerator.load(increment))
                 enumerator.finish(increment)
             enumerator.next_increment()  # planned, and lost with the attempt
-            state = stored(enumerator)
+            state = state_of(enumerator)
 
     in_order = [(key is not None, key or 0) for key in keys_of(found)]
     assert sorted(in_order) == sorted((key is not None, key or 0) for key in expected)
@@ -215,7 +216,7 @@ def test_with_a_version_rows_may_change_where_an_attempt_looked_and_did_not_fini
     enumerator.load(enumerator.next_increment())
     orders.execute("update orders set changed = 2 where id = 5")
 
-    assert keys_of(increments(source.open(None, stored(enumerator)))) == [4, 5, 6, 7, 8, 9]
+    assert keys_of(increments(source.open(None, state_of(enumerator)))) == [4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(("on_change", "kind"), [("fail", SourceChangedError), ("restart", SourceRestartRequiredError)])
@@ -254,7 +255,7 @@ def test_keys_of_any_ordered_type_are_cut_and_go_on_from_a_checkpoint(any_url, k
     found = [first.load(increment)]
     first.finish(increment)
 
-    found += increments(source.open(None, stored(first)))
+    found += increments(source.open(None, state_of(first)))
 
     assert len(found) == 3
     assert sorted(keys_of(found)) == sorted(keys)

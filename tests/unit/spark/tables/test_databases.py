@@ -19,7 +19,6 @@ from airflow_provider_statecheck.spark.tables.databases import (
     Database,
     column_type,
     is_incompatible,
-    open_database,
     resolved_url,
     shown_address,
 )
@@ -44,14 +43,14 @@ def test_an_address_is_a_url_a_variable_or_a_function(monkeypatch):
     monkeypatch.setenv("SHOP", URL)
 
     for address in (URL, "env:SHOP", lambda: URL):
-        assert open_database(address).shown == "postgresql+psycopg2://127.0.0.1/shop"
+        assert Database.open(address).shown == "postgresql+psycopg2://127.0.0.1/shop"
 
 
 def test_a_variable_that_is_not_set_is_refused(monkeypatch):
     monkeypatch.delenv("SHOP", raising=False)
 
     with pytest.raises(InvalidConfigurationError, match="SHOP"):
-        open_database("env:SHOP")
+        Database.open("env:SHOP")
 
 
 @pytest.mark.parametrize("url", [f"no url {SECRET}", sqlalchemy.make_url(URL), None, f"mysql:{SECRET}"])
@@ -132,7 +131,7 @@ def test_a_relative_file_is_below_the_directory_of_the_driver_for_tasks_too(tmp_
     (tmp_path / "data").mkdir()
     sqlite3.connect(tmp_path / "data/a.db").execute("create table orders (id int)").connection.close()
     monkeypatch.chdir(tmp_path)
-    pickled = pickle.dumps(open_database(url))
+    pickled = pickle.dumps(Database.open(url))
     (tmp_path / "executor").mkdir()
     monkeypatch.chdir(tmp_path / "executor")
 
