@@ -46,8 +46,8 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     sweep_staged,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import FileLayout
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_DEFAULT_FILE_BYTES = 512 * 1024 * 1024
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "brotli", "none"]
 
 
@@ -86,7 +85,7 @@ class ParquetSink(CommittingSink):
         *,
         compression: Compression = "zstd",
         partition_by: Sequence[str] = (),
-        max_file_bytes: int = _DEFAULT_FILE_BYTES,
+        max_file_bytes: int = FILE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
@@ -96,7 +95,7 @@ class ParquetSink(CommittingSink):
         self._layout = FileLayout(
             compression=compression, partition_by=_partition_columns(partition_by), max_file_bytes=max_file_bytes
         )
-        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
+        self._given_options = hidden_options(storage_options)
         self._target: OpenedTarget | None = None
 
     def __repr__(self) -> str:

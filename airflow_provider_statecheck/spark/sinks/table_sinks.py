@@ -45,16 +45,15 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     ledger_storage,
     staging_writer,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import FileLayout
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, shown_address
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, deltalake, require_safe_commits
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress, TaskTable
 from airflow_provider_statecheck.storage.uris import redact
 
-_DEFAULT_FILE_BYTES = 512 * 1024 * 1024
 _DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
-_STAGED_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=_DEFAULT_FILE_BYTES)
+_STAGED_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=FILE_BYTES)
 """Layout of the rows that wait for the database."""
 Compression = Literal["zstd", "snappy", "gzip", "none"]
 
@@ -89,7 +88,7 @@ class DeltaSink(CommittingSink):
         upsert_by: Sequence[str] = (),
         merge_schema: bool = False,
         compression: Compression = "zstd",
-        max_file_bytes: int = _DEFAULT_FILE_BYTES,
+        max_file_bytes: int = FILE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         delta_options: Mapping[str, str] | None = None,
         on_earlier_output: OnEarlierOutput = "retract",
@@ -105,8 +104,8 @@ class DeltaSink(CommittingSink):
             partition_by=() if self._keys else self._partition_by,  # deltalake writes the files of an upsert
             max_file_bytes=max_file_bytes,
         )
-        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
-        self._given_delta_options = None if delta_options is None else HiddenOptions(delta_options)
+        self._given_options = hidden_options(storage_options)
+        self._given_delta_options = hidden_options(delta_options)
         self._target: OpenedTarget | None = None
         self._generation = 0
 
@@ -318,7 +317,7 @@ class SqlSink(CommittingSink):
         self._staging = staging
         self._keys = unique_names("upsert_by", upsert_by)
         self.can_retract = mark_rows
-        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
+        self._given_options = hidden_options(storage_options)
         self._target: OpenedTarget | None = None
 
     def __repr__(self) -> str:

@@ -14,7 +14,12 @@ from typing import Any
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.spark.tables.data_files import OutputFile, scratch_directory
+from airflow_provider_statecheck.spark.tables.data_files import (
+    FILE_BYTES,
+    ROW_GROUP_BYTES,
+    OutputFile,
+    scratch_directory,
+)
 from airflow_provider_statecheck.spark.tables.schemas import (
     TaskReader,
     batches_of,
@@ -47,6 +52,11 @@ class HiddenOptions:
 
     def __repr__(self) -> str:
         return "HiddenOptions(***)"
+
+
+def hidden_options(options: Mapping[str, Any] | None) -> HiddenOptions | None:
+    """Return options that a source or a sink keeps in a form that is never shown; ``None`` for none."""
+    return None if options is None else HiddenOptions(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +222,6 @@ def _cast(batch: Any, schema: Any) -> Any:
 HANDLES = "name string, size_bytes bigint, footer_sha256 string, rows bigint"
 """Spark schema of the rows that describe the written files."""
 
-_ROW_GROUP_BYTES = 128 * 1024 * 1024
-_FILE_BYTES = 512 * 1024 * 1024
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionWriter:
@@ -229,8 +236,8 @@ class PartitionWriter:
     """Arrow schema of the files."""
     write_id: str
     """Unique id of the write, part of the file names: numbers of partitions and tasks repeat."""
-    row_group_bytes: int = _ROW_GROUP_BYTES
-    file_bytes: int = _FILE_BYTES
+    row_group_bytes: int = ROW_GROUP_BYTES
+    file_bytes: int = FILE_BYTES
 
     def write(self, batches: Iterator[Any]) -> Iterator[Any]:
         """

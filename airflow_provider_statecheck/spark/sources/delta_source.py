@@ -14,10 +14,11 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, SourcePath
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
-from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, hidden_options, parse_columns
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, change_error, require_unchanged, some_of
 from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PartitionValues, PlainTable, Position

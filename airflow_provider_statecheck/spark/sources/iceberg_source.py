@@ -29,6 +29,7 @@ from airflow_provider_statecheck.spark.tables.iceberg import (
     encode_data_file,
 )
 from airflow_provider_statecheck.spark.tables.schemas import (
+    TASK_BYTES,
     TaskReader,
     arrow_schema,
     concealed_failures,
@@ -262,9 +263,6 @@ class IcebergRanges:
             yield snapshot
 
 
-_TASK_BYTES = 32 * 1024 * 1024
-
-
 class IcebergSource(ItemSource):
     """
     The rows of an Iceberg table at its current snapshot; a later run reads the rows appended since.
@@ -430,5 +428,5 @@ def pack_shares(tasks: Sequence[Any]) -> list[list[Any]]:
     """Group files and their position deletes into shares for tasks; a large file has a share to itself."""
     encode = functools.partial(encode_data_file, with_metrics=False)
     files = [[encode(task.file), [encode(file) for file in task.delete_files]] for task in tasks]
-    shares = consecutive([task.file.file_size_in_bytes for task in tasks], _TASK_BYTES)
+    shares = consecutive([task.file.file_size_in_bytes for task in tasks], TASK_BYTES)
     return [files[share.start : share.stop] for share in shares]

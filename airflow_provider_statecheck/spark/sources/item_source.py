@@ -164,11 +164,6 @@ def parse_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     return names
 
 
-def hidden_options(options: Mapping[str, Any] | None) -> HiddenOptions | None:
-    """Return options that the source keeps for itself in a form that is never shown; ``None`` for none."""
-    return None if options is None else HiddenOptions(options)
-
-
 class DataFrameSource(ItemSource):
     """
     User-defined splits, such as days, id ranges or table names.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.spark.key_groups import SUBTASK_COLUMN, with_key_groups
-from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, KEY_GROUP
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, SUBTASK_COLUMN, with_key_groups
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
@@ -119,8 +119,8 @@ def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:
     if vertex.key is None:
         return ()
     if isinstance(vertex.operators[0].node, AggregateNode):
-        return (KEY_GROUP,)
-    return (KEY_GROUP, *vertex.key.columns, *vertex.key.order_by)
+        return (KEY_GROUP_COLUMN,)
+    return (KEY_GROUP_COLUMN, *vertex.key.columns, *vertex.key.order_by)
 
 
 def increment_frame(

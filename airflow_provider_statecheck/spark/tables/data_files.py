@@ -27,6 +27,8 @@ from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 log = logging.getLogger(__name__)
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 """Size of the buffered rows that are written as one row group."""
+FILE_BYTES = 512 * 1024 * 1024
+"""Size at which a writer starts a new file, by default."""
 # Each open file holds a buffer and a file handle; rows that are sorted by partition need one open file.
 _MAX_OPEN_FILES = 64
 

@@ -362,6 +362,8 @@ def _escaped(text: str) -> str:
     return "".join(f"%{ord(character):02X}" if character in _ESCAPED else character for character in text)
 
 
+TASK_BYTES = 32 * 1024 * 1024
+"""Size of the files or row groups that one task reads in Python."""
 _BATCH_BYTES = 8 * 1024 * 1024
 _MAX_BATCH_ROWS = 64 * 1024
 

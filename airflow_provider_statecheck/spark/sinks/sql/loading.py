@@ -16,6 +16,7 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     StagedFile,
     numbered,
+    require_distinct_names,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause, staging_directory
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
@@ -124,12 +125,7 @@ def require_columns(columns: Any, keys: Sequence[str]) -> None:
     :raises UnsupportedStateError: if names are duplicate, reserved or missing.
     """
     names = list(columns.names)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated or not names:
-        raise UnsupportedStateError(
-            f"Expected columns with different names for a table, found {', '.join(repeated) or 'none'} "
-            f"{'more than once' if repeated else 'at all'}; rename them."
-        )
+    require_distinct_names(names, "a table")
     reserved = [name for name in (LINEAGE, CHECKPOINT, ROW, PLACE) if name in names]
     if reserved:
         raise UnsupportedStateError(

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
-    KEY_GROUP,
     Elements,
     KeyedChunk,
     KeyGroupSorter,
@@ -198,7 +198,7 @@ class FunctionChain:
                 yield self._process_from(0, _elements(batch))
             return
         first = self._runs[0]
-        for table in KeyGroupSorter(KEY_GROUP, order).tables(batches):
+        for table in KeyGroupSorter(KEY_GROUP_COLUMN, order).tables(batches):
             yield self._process_from(1, _process_keyed(first, table))
 
     def end(self) -> Iterator[Elements]:

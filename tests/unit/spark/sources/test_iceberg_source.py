@@ -396,7 +396,7 @@ def test_small_files_share_a_task_and_large_ones_do_not(folder, monkeypatch):
     with table_in(folder) as table:
         tasks = list(table.scan().plan_files())
         assert [len(share) for share in pack_shares(tasks)] == [2]
-        monkeypatch.setattr(iceberg_source, "_TASK_BYTES", 1000)
+        monkeypatch.setattr(iceberg_source, "TASK_BYTES", 1000)
         assert [len(share) for share in pack_shares(tasks)] == [1, 1]
 
 

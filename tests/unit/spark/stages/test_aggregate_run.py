@@ -12,7 +12,7 @@ import pyarrow as pa
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
-from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
@@ -61,8 +61,8 @@ def increment(number: int) -> Any:
     values = pa.array(ids * 10 + number)
     groups = SERIALIZER.key_groups_of([pa.array(ids)], GROUPS)
     ones = pa.array(np.ones(len(ids), dtype="int64"))
-    table = pa.table({KEY_GROUP: groups, "id": ids, "total": values, "n": ones, "top": values})
-    return table.sort_by(KEY_GROUP)
+    table = pa.table({KEY_GROUP_COLUMN: groups, "id": ids, "total": values, "n": ones, "top": values})
+    return table.sort_by(KEY_GROUP_COLUMN)
 
 
 def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:

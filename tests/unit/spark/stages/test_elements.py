@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP, KeyedChunk, python_values
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
+from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 NAN = float("nan")
 
 
 def chunk(keys: list[Any], groups: list[int], type_: Any) -> KeyedChunk:
-    table = pa.table({"key": pa.array(keys, type_), KEY_GROUP: pa.array(groups, pa.int32())})
+    table = pa.table({"key": pa.array(keys, type_), KEY_GROUP_COLUMN: pa.array(groups, pa.int32())})
     return KeyedChunk.of(table, KeySerializer((KeyField("key", type_),)))
 
 
