@@ -1,7 +1,7 @@
 """
-Files of a checkpoint of a stage, written on the driver, savepoints as copies of them, and the wait for a savepoint of the job.
+Files of a checkpoint of a stage, written on the driver, and savepoints of the stage or its job.
 
-The files of snapshots and of keyed state are written before, by Spark. ``_metadata`` is written last.
+A savepoint of the stage is a copy of the files; for one of the job the stage waits. The files of snapshots and of keyed state are written before, by Spark. ``_metadata`` is written last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parquet files of a snapshot, written and read on executors; Hadoop's names of filesystems."""
+"""Parquet files of a snapshot, written and read on executors, and options that are never shown."""
 
 from __future__ import annotations
 
