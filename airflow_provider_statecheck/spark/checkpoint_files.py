@@ -1,7 +1,8 @@
 """
 Files of a checkpoint of a stage, written on the driver, and savepoints of the stage or its job.
 
-A savepoint of the stage is a copy of the files; for one of the job the stage waits. The files of snapshots and of keyed state are written before, by Spark. ``_metadata`` is written last.
+A savepoint of the stage is a copy of the files; for one of the job the stage waits. The files of snapshots and of keyed
+state are written before, by Spark. ``_metadata`` is written last.
 """
 
 from __future__ import annotations
