@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,15 +11,19 @@ from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit, Split
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import INLINE_BUDGET, Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import require_all_subtasks
-from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage import KeyNode
+from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.spark.stages.stage import KeyNode, MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.state.backends.loading import load_state_backend
+from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.unit.spark.stages.loop_without_spark import Splits
 
 
 def reports(rows: int, keys: int) -> list[TaskReport]:
@@ -102,3 +107,32 @@ def test_subtasks_in_front_of_the_first_key_need_not_all_run() -> None:
 def test_missing_or_repeated_report_behind_a_key_is_refused(subtasks: tuple[int, ...]) -> None:
     with pytest.raises(CoordinatorError, match="each of the 3 subtasks"):
         require_all_subtasks(reports_of(1, *subtasks), [FREE, KEYED], 3)
+
+
+def test_task_has_the_function_of_its_plan_with_its_restored_state() -> None:
+    uid, node = "stage/map", MapNode(uid="map", function=len)
+    state, types = OperatorSubtaskState(), OperatorSchemas()
+    states = StageStates(
+        {uid: types},
+        parallelism=1,
+        max_parallelism=8,
+        restored={(operator_id_of(uid), 0): state},
+        unchanged={},
+    )
+    vertex = PlannedVertex(
+        key=None, operators=(PlannedOperator(uid=uid, node=node, output_schema=None),), output_schema=None
+    )
+    tasks = replace(_tasks(1, 0), vertices=(vertex,), states=states, schemas={uid: types})
+    (task,) = tasks.of(SnapshotMoment(checkpoint=CheckpointMetaData(1, datetime.now(UTC))))
+    (operator,) = task.operators
+    assert (operator.uid, operator.operator_id, operator.node) == (uid, operator_id_of(uid), node)
+    assert (dict(operator.states), operator.schemas, operator.restored_checkpoint_id) == ({0: state}, types, None)
+    assert (task.context.parallelism, task.context.max_parallelism) == (1, 8)
+
+
+def test_progress_is_in_bytes_or_else_in_splits() -> None:
+    increment = Increment(1, (Split("a"), Split("b")), size_bytes=70)
+    in_bytes = SizeUnit.of(Splits(total_splits=5, finished_splits=2, total_bytes=100, finished_bytes=30))
+    in_splits = SizeUnit.of(Splits(total_splits=5, finished_splits=2))
+    assert (in_bytes.total, in_bytes.finished, in_bytes.left, in_bytes.amount_of(increment)) == (100, 30, 70, 70)
+    assert (in_splits.total, in_splits.finished, in_splits.left, in_splits.amount_of(increment)) == (5, 2, 3, 2)
