@@ -110,6 +110,11 @@ def test_interval_is_found_by_the_costs_and_failures_of_the_job(stage: WrittenSt
     assert pace.allows()
 
 
+def test_costs_that_are_given_decide_about_the_first_interval(stage: WrittenStage) -> None:
+    pace = pace_of(stage.attempt(), "auto", None, Clock(), [9.0])
+    assert pace.interval_seconds == pytest.approx(optimal_interval(9.0, DAY))
+
+
 def test_interval_that_is_given_is_taken(stage: WrittenStage) -> None:
     clock = Clock()
     pace = pace_of(stage.attempt(), "5 s", None, clock)
