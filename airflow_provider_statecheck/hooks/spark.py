@@ -158,7 +158,7 @@ class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
 
     @override
     def _prepare(self, application: str) -> str:
-        from airflow_provider_statecheck.spark.driver.stage_application import write_stage_application
+        from airflow_provider_statecheck.spark.driver.readiness import write_stage_application
 
         return super()._prepare(str(write_stage_application(self._folder())))
 

@@ -30,7 +30,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
-    DeclineCheckpoint,
     FinishAttempt,
     OpenEffects,
     PendingCheckpoint,
@@ -54,9 +53,10 @@ from airflow_provider_statecheck.spark.checkpoint_files import (
     INLINE_STATE_BYTES,
     CheckpointContent,
     CheckpointFiles,
+    JobStop,
     StageSavepoints,
+    decline,
 )
-from airflow_provider_statecheck.spark.job_stop import JobStop
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
@@ -79,8 +79,6 @@ class StageAttempt:
     """
     One registered attempt of a stage.
 
-    :param gateway: Gateway to the coordinator.
-    :param storage: Storage of the checkpoints.
     :param registration: Job, uid, owner and settings of the attempt.
     :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage; ``-1`` for
         no limit.
@@ -330,7 +328,6 @@ class StageAttempt:
 
         Outside Airflow, also log the retained checkpoint; in a task, Airflow's listener logs it after the error.
 
-        :param error: Cause of the failure.
         :param damaged_snapshots: As for :meth:`finish`.
         """
         self._newer_epoch = _newer_epoch(error)
@@ -391,7 +388,7 @@ class StageAttempt:
         try:
             message = self._files.write(pending, content)
         except StateCheckError as error:
-            self._decline(pending, error, content.increment_seconds)
+            decline(self._gateway, self.grant.attempt, pending, error, content.increment_seconds)
             raise
         return self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
 
@@ -407,20 +404,6 @@ class StageAttempt:
         self._log.completed(completed)
         self._discard(reply.effects, pinned)
         return completed, reply.effects
-
-    def _decline(self, pending: PendingCheckpoint, error: StateCheckError, increment_seconds: float) -> None:
-        message = DeclineCheckpoint(
-            attempt=self.grant.attempt,
-            checkpoint_id=pending.checkpoint_id,
-            reason=CheckpointFailureReason.IO_EXCEPTION,
-            message=str(error),
-            increment_seconds=increment_seconds,
-        )
-        try:
-            self._gateway.decline(message)
-        except CoordinatorError as declining:
-            # The checkpoint will expire. This error must not hide the one of the checkpoint.
-            log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
 
     def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> tuple[int, ...]:
         deleted = self._cleaner.discard(effects, pinned) if effects.discards else ()

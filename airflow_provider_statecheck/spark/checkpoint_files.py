@@ -1,7 +1,8 @@
 """
-Files of a checkpoint of a stage, written on the driver, and savepoints as copies of them.
+Files of a checkpoint of a stage, written on the driver, and savepoints of the stage or its job.
 
-The files of snapshots and of keyed state are written before, by Spark. ``_metadata`` is written last.
+A savepoint of the stage is a copy of the files; for one of the job the stage waits. The files of snapshots and of keyed
+state are written before, by Spark. ``_metadata`` is written last.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,11 +26,12 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
+    CoordinatorUnavailableError,
     InvalidConfigurationError,
     StaleAttemptError,
     StateCheckError,
@@ -49,6 +52,8 @@ from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 log = logging.getLogger(__name__)
 
 INLINE_STATE_BYTES = 20 * 1024
+_PAUSE_SECONDS = 5.0
+_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +90,6 @@ class CheckpointFiles:
     """
     Writes the files of the checkpoints of an attempt.
 
-    :param storage: Storage of the checkpoints.
-    :param documents: Cache that keeps the written metadata.
-    :param grant: Grant of the attempt.
     :param job_name: Display name of the job.
     :param inline_threshold: Largest size in bytes of state that is stored inside the metadata.
     :param monotonic: Clock for durations, in seconds.
@@ -174,10 +176,7 @@ class StageSavepoints:
     """
     Takes the requested savepoints of one attempt; a failed savepoint does not fail the stage.
 
-    :param gateway: Gateway to the coordinator.
-    :param storage: Storage of the checkpoints.
     :param documents: Cache of the metadata of the attempt's checkpoints.
-    :param attempt: The attempt that takes the savepoints.
     :param directory: Directory of savepoints whose request names none.
     """
 
@@ -200,7 +199,6 @@ class StageSavepoints:
         Take the requested savepoints.
 
         :param requests: Open requests of the operator.
-        :param source: The latest completed checkpoint.
         :param is_end: Whether the stage has finished; requests to terminate wait for this.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises StoppedWithSavepointError: if a request stops the stage.
@@ -210,7 +208,8 @@ class StageSavepoints:
                 continue
             completed = self._serve(request, source)
             if completed is not None and request.properties.is_synchronous and not is_end:
-                raise _stopped(request, completed)
+                requester = f" by {request.requested_by}" if request.requested_by else ""
+                raise _stopped(completed, f", as requested{requester}", "start another job from the savepoint")
 
     def _serve(self, request: SnapshotRequest, source: CheckpointRecord) -> CheckpointRecord | None:
         try:
@@ -227,7 +226,7 @@ class StageSavepoints:
             raise
         except StateCheckError as error:
             log.warning("Savepoint %s failed: %s", pending.checkpoint_id, error)
-            self._decline(pending, error)
+            decline(self._gateway, self._attempt, pending, error)
             return None
 
     def _trigger(self, request: SnapshotRequest) -> PendingCheckpoint:
@@ -277,22 +276,100 @@ class StageSavepoints:
             log.info("Savepoint %s completed: %s", pending.checkpoint_id, redact(pending.location))
         return reply.checkpoint if reply.is_completed else None
 
-    def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
-        reason = CheckpointFailureReason.IO_EXCEPTION
-        message = DeclineCheckpoint(
-            attempt=self._attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message=str(error)
-        )
+
+def decline(
+    gateway: CheckpointCoordinatorGateway,
+    attempt: AttemptRef,
+    pending: PendingCheckpoint,
+    error: StateCheckError,
+    increment_seconds: float = 0.0,
+) -> None:
+    """Decline a checkpoint or savepoint that failed; one that cannot be declined will expire, and its request with it."""
+    message = DeclineCheckpoint(
+        attempt=attempt,
+        checkpoint_id=pending.checkpoint_id,
+        reason=CheckpointFailureReason.IO_EXCEPTION,
+        message=str(error),
+        increment_seconds=increment_seconds,
+    )
+    try:
+        gateway.decline(message)
+    except CoordinatorError as declining:
+        # This error must not hide the one of the checkpoint.
+        log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
+
+
+class JobStop:
+    """
+    Holds a stage until the savepoint with which its job stops has ended: the stage stops with it, or continues if it failed.
+
+    :param monotonic: Clock for durations, in seconds.
+    :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
+    :param missed: Savepoint with which the job stops, or has stopped, that an earlier try of the stage did not wait for to the
+        end.
+    """
+
+    def __init__(
+        self,
+        gateway: CheckpointCoordinatorGateway,
+        monotonic: Callable[[], float],
+        pause: Callable[[float], object] | None = None,
+        missed: CheckpointRecord | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._monotonic = monotonic
+        self._released = threading.Event()
+        self._pause = pause or self._released.wait
+        self._missed = missed
+
+    def wait_for(self, savepoint: CheckpointRecord | None) -> None:
+        """
+        Wait for the end of a savepoint with which the job stops.
+
+        :param savepoint: The pending savepoint; ``None`` if the job does not stop.
+        :raises StoppedWithSavepointError: if the savepoint is complete.
+        """
+        # The savepoint may have become complete while the retry had no checkpoint yet.
+        savepoint, self._missed = savepoint or self._missed, None
+        if savepoint is None:
+            return
+        log.info("The job stops with savepoint %s; the stage waits until it is complete.", savepoint.checkpoint_id)
+        ended = self._ended(savepoint)
+        if ended is not None and ended.completed_at is not None:
+            raise _stopped(ended, " of its job, as requested", "restore the job from the savepoint")
+        if self._released.is_set():
+            return
+        reason = ended.failure_message if ended is not None and ended.failure_message else "it was not taken in time"
+        log.warning("The job does not stop, because savepoint %s failed: %s", savepoint.checkpoint_id, reason)
+
+    def release(self) -> None:
+        """Let a thread that waits go on, because the attempt ends."""
+        self._released.set()
+
+    def _ended(self, savepoint: CheckpointRecord) -> CheckpointRecord | None:
+        # Only a process that takes savepoints lets them expire, and there may be none.
+        deadline = self._monotonic() + (savepoint.expires_at - savepoint.triggered_at).total_seconds()
+        row: CheckpointRecord | None = savepoint
+        while row is not None and row.status in _IN_PROGRESS and self._monotonic() < deadline:
+            if self._released.is_set():
+                return row
+            self._pause(_PAUSE_SECONDS)
+            row = self._read(row)
+        return row
+
+    def _read(self, known: CheckpointRecord) -> CheckpointRecord | None:
+        """Return the row as it is now, or as it was known if the coordinator is unavailable."""
         try:
-            self._gateway.decline(message)
-        except CoordinatorError as declining:
-            # The savepoint will expire, and its request with it.
-            log.warning("Savepoint %s could not be declined: %s", pending.checkpoint_id, declining)
+            return self._gateway.checkpoint(known.job_id, known.checkpoint_id)
+        except CoordinatorUnavailableError as error:
+            # The wait may last for hours, and an outage in them must not cost the stage its attempt.
+            log.warning("Could not read whether savepoint %s is complete: %s", known.checkpoint_id, error)
+            return known
 
 
-def _stopped(request: SnapshotRequest, completed: CheckpointRecord) -> StoppedWithSavepointError:
-    requester = f" by {request.requested_by}" if request.requested_by else ""
+def _stopped(savepoint: CheckpointRecord, whose: str, otherwise: str) -> StoppedWithSavepointError:
     return StoppedWithSavepointError(
-        f"The stage stopped with a savepoint, as requested{requester}: {redact(completed.location)}. Clear the task to resume "
-        f"from its last checkpoint, or start another job from the savepoint.",
-        pointer=redact(completed.location),
+        f"The stage stopped with a savepoint{whose}: {redact(savepoint.location)}. Clear the task to resume from its last "
+        f"checkpoint, or {otherwise}.",
+        pointer=redact(savepoint.location),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.spark.tables.schemas import quoted_column
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def shuffled(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, pa
 def _key_group(key_columns: Sequence[str], max_parallelism: int) -> Column:
     from pyspark.sql import functions as F
 
-    hashed = F.xxhash64(*(F.col(_quoted(name)) for name in key_columns))
+    hashed = F.xxhash64(*(quoted_column(name) for name in key_columns))
     return F.pmod(hashed, F.lit(max_parallelism)).cast("int")
 
 
@@ -82,10 +83,6 @@ def _subtask(max_parallelism: int, parallelism: int) -> Column:
     from pyspark.sql import functions as F
 
     return F.call_function("div", F.col(KEY_GROUP_COLUMN) * parallelism, F.lit(max_parallelism)).cast("int")
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _arrow_type(name: str, data_type: Any) -> Any:

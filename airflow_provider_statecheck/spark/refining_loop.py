@@ -97,10 +97,7 @@ class RefiningLoop:
     Only the newest snapshot of the loop is live. The previous one is deleted after the next checkpoint, because no plan
     of the loop reads it any more. The number of snapshots on storage does not grow with the number of steps.
 
-    :param steps: Reader and writer of snapshots.
     :param names: Names in use; each step of the loop has its own scope.
-    :param loop: Key of the loop.
-    :param refinement: Definition of the loop.
     :param release: Function that frees the cached DataFrames of a finished scope.
     """
 

@@ -161,7 +161,6 @@ class StateVerifier:
     """
     Verifies the state streams that checkpoints reference, each stream once.
 
-    :param storage: Storage of the streams.
     :param is_deep: Whether to compare checksums too, if the handle has one.
     """
 

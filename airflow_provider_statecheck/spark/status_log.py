@@ -46,8 +46,6 @@ class CheckpointLog:
     """
     Logs the events of one attempt and its checkpoints.
 
-    :param job_name: Name of the job.
-    :param uid: Uid of the operator.
     :param epoch: Fencing epoch of the attempt.
     """
 
@@ -133,7 +131,6 @@ def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None
     """
     Return the last line of a failed attempt: the checkpoint that the next try restores.
 
-    :param registration: The registration of the attempt.
     :param latest: The newest restorable checkpoint, ``None`` if there is none.
     """
     name = registration.job_name
@@ -166,7 +163,6 @@ def leftover_line(registration: RegisterAttempt, effects: OpenEffects, deleted: 
     """
     Return a line about files that a finished attempt leaves and that are unused after its run.
 
-    :param registration: The registration of the attempt.
     :param effects: The checkpoints that the end of the attempt retained or discarded.
     :param deleted: Ids of the discarded checkpoints whose files are deleted.
     :return: ``None`` if no file is left.
@@ -271,7 +267,6 @@ class StageProgress:
         Count the input that was read since the last call, and log the progress if a line is due.
 
         :param amount: Bytes or splits, in the unit of the total.
-        :param rows: Number of rows.
         :param total: New total, if the input has grown.
         :param details: Further figures for the line.
         """

@@ -98,10 +98,8 @@ class StageCheckpointer:
     """
     Holds the parts of a stage's state and takes checkpoints of them.
 
-    :param attempt: The registered attempt.
     :param restored: The restored checkpoint, ``None`` if the attempt started from the beginning.
     :param overhead_budget: Largest part of the time for checkpointing, ``None`` for no limit.
-    :param pace: Least time between automatic checkpoints.
     :param monotonic: Clock for durations, in seconds.
     """
 
@@ -271,9 +269,6 @@ class StageSteps:
     """
     Restores, computes and writes steps, and measures their costs.
 
-    :param spark: Session that computes the steps.
-    :param attempt: The registered attempt.
-    :param saving: State and checkpoints of the stage.
     :param monotonic: Clock for durations, in seconds.
     """
 
@@ -294,8 +289,6 @@ class StageSteps:
         Include the fingerprint of a loop in the fingerprints of the steps inside it.
 
         The plan of such a step does not always depend on the code of the loop.
-
-        :param fingerprint: Fingerprint of the loop.
         """
         self._salts.append(fingerprint)
         try:
@@ -416,7 +409,6 @@ class StageSteps:
         Add a step that is computed in parts to the reports and log it.
 
         :param restored_parts: Number of parts that an earlier try has computed.
-        :param bad: Parts that failed.
         """
         if not self.saving.snapshots.parts(step):
             self.reports.append(

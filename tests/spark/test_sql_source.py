@@ -19,7 +19,8 @@ from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import StageTries
-from tests.unit.spark.sources.sql_tables import Table, stored
+from tests.unit.spark.sources.runs import state_of
+from tests.unit.spark.sources.sql_tables import Table
 
 NOON = datetime(2026, 11, 21, 12, 30, 0, 123456, tzinfo=UTC)
 
@@ -143,7 +144,7 @@ def test_the_address_is_in_no_plan_and_no_message(spark, postgres_url):
     assert "very-secret" not in plan
     assert postgres_url not in plan
     assert "very-secret" not in str(raised.value)
-    assert "very-secret" not in repr(stored(enumerator))
+    assert "very-secret" not in repr(state_of(enumerator))
 
 
 def test_a_stage_that_failed_goes_on_in_the_table_and_the_next_run_behind_the_mark(tries, url):

@@ -31,11 +31,7 @@ A written step is read at least once, which takes about as long as the write, ev
 
 
 class AutoSnapshots:
-    """
-    Writes or caches steps with ``when="auto"``.
-
-    :param steps: Reader and writer of steps.
-    """
+    """Writes or caches steps with ``when="auto"``."""
 
     def __init__(self, steps: StageSteps) -> None:
         self._steps = steps

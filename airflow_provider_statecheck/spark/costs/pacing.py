@@ -273,6 +273,7 @@ def pace_of(
     checkpoint_interval: timedelta | str | int | None,
     min_pause: timedelta | str | int | None,
     monotonic: Callable[[], float],
+    costs: Iterable[float] | None = None,
 ) -> Pace:
     """
     Return the pace of an attempt's automatic checkpoints.
@@ -280,10 +281,14 @@ def pace_of(
     :param checkpoint_interval: As for :class:`Pace`, or ``auto``.
     :param min_pause: As for :class:`Pace`.
     :param monotonic: Clock for durations, in seconds.
+    :param costs: Durations of earlier checkpoints in seconds, oldest first; by default those of the rows.
     :raises InvalidConfigurationError: for a duration out of range.
     """
-    is_auto = checkpoint_interval == AUTO
-    return Pace(_auto_interval(attempt) if is_auto else checkpoint_interval, min_pause, monotonic)
+    if checkpoint_interval != AUTO:
+        return Pace(checkpoint_interval, min_pause, monotonic)
+    view, operator_id = attempt.job_view(), attempt.grant.attempt.operator_id
+    known = measured_costs(view, operator_id) if costs is None else costs
+    return Pace(AutoInterval(FailureHistory.of(view, operator_id), known), min_pause, monotonic)
 
 
 def require_pace(checkpoint_interval: timedelta | str | int | None, min_pause: timedelta | str | int | None) -> None:
@@ -295,11 +300,6 @@ def require_pace(checkpoint_interval: timedelta | str | int | None, min_pause: t
     Pace(None if checkpoint_interval == AUTO else checkpoint_interval, min_pause, time.monotonic)
 
 
-def _auto_interval(attempt: StageAttempt) -> AutoInterval:
-    view, operator_id = attempt.job_view(), attempt.grant.attempt.operator_id
-    return AutoInterval(FailureHistory.of(view, operator_id), measured_costs(view, operator_id))
-
-
 class Rhythm:
     """
     Decides after each item of a loop whether to take a checkpoint.
@@ -308,8 +308,6 @@ class Rhythm:
 
     :param every: Number of items after which a checkpoint is due.
     :param every_seconds: Age of the last checkpoint after which one is due too, ``None`` for no limit.
-    :param costs: Costs and overhead budget of the stage.
-    :param pace: Least time between automatic checkpoints.
     :param monotonic: Clock for durations, in seconds.
     """
 

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.state.progress import Scope, StepKey
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
@@ -210,21 +211,10 @@ UNKNOWN_SIZE_BYTES = 64 * 1024 * 1024
 _FULL_DISK_MESSAGES = ("no space left on device", "disk quota exceeded")
 
 
-class Disk(Protocol):
-    """Part of the checkpoint storage that the checks use."""
-
-    base_uri: str
-
-    def free_bytes(self) -> int | None:
-        """Return the free space in bytes, ``None`` if the storage does not report it."""
-        ...
-
-
-def require_room(storage: Disk, step_name: str, known_bytes: int | None) -> None:
+def require_room(storage: CheckpointStorage, step_name: str, known_bytes: int | None) -> None:
     """
     Check that there is free space for the snapshot of a step, if the storage reports it.
 
-    :param storage: Checkpoint storage.
     :param step_name: Name of the step, for messages.
     :param known_bytes: Size of the step's last snapshot, or its estimated size; ``None`` if unknown.
     :raises StorageError: if there is too little space.
@@ -234,7 +224,7 @@ def require_room(storage: Disk, step_name: str, known_bytes: int | None) -> None
         raise StorageError(shortage)
 
 
-def shortage_of(storage: Disk, step_name: str, known_bytes: int | None) -> str | None:
+def shortage_of(storage: CheckpointStorage, step_name: str, known_bytes: int | None) -> str | None:
     """Return an error message if there is too little space, else ``None``; log a warning if space is low."""
     free = storage.free_bytes()
     if free is None:
@@ -257,7 +247,6 @@ def full_disk_named(uri: str) -> Iterator[None]:
     """
     Replace Spark's error on a full disk by a :class:`StorageError`.
 
-    :param uri: URI of the checkpoint directory.
     :raises StorageError: if a full disk caused the error.
     """
     try:

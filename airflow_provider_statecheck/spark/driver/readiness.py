@@ -63,6 +63,11 @@ _DISTRIBUTION = "airflow-provider-statecheck"
 _ROOT = Path(__file__).parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LAUNCHER_JAR = "statecheck-python-launcher.jar"
+_STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.submitted import main
+
+if __name__ == "__main__":
+    main()
+"""
 _SHIPPED: WeakSet[Any] = WeakSet()
 """Sessions whose executors have this package."""
 
@@ -72,7 +77,6 @@ def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
     Prepare a session for a stage: ship this package to the executors and check the checkpoint directory.
 
     :param spark: Session of a Spark Connect server or of a driver in this process.
-    :param storage: Storage of the checkpoints.
     :raises EnvironmentNotReadyError: The storage is a local path that is not shared.
     """
     if not runs_in_this_process(spark):
@@ -197,6 +201,12 @@ def write_package(folder: Path) -> Path:
 def write_launcher_jar(folder: Path) -> Path:
     """Write an empty jar, which cluster mode requires as the application, and return its path."""
     return write_file(folder / _LAUNCHER_JAR, _archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\n\n"}))
+
+
+def write_stage_application(folder: Path) -> Path:
+    """Write the application file with which ``spark-submit`` runs a stage, and return its path."""
+    # A separate folder, because Python puts the application's folder first on its module search path.
+    return write_file(folder / "stage-application" / "statecheck_stage.py", _STAGE_APPLICATION)
 
 
 def write_file(path: Path, data: bytes) -> Path:

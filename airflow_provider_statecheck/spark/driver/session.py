@@ -232,8 +232,6 @@ class HadoopFilesystems:
         """
         Return a URI for Spark's readers and writers, ``None`` if Spark's Hadoop has no filesystem for it.
 
-        :param spark: The session.
-        :param uri: An absolute URI.
         :raises InvalidConfigurationError: for a URI without a scheme.
         :raises UnsupportedStateError: for the memory filesystem, which is private to a process.
         """

@@ -48,9 +48,6 @@ def run_interruptibly(
     again after the function ends or the grace period expires. A function that has not ended by then continues in a daemon
     thread, which does not prevent the process from exiting. Exceptions of the function are raised to the caller.
 
-    :param spark: Session that the function uses.
-    :param function: Function to call.
-    :param args: Arguments of the function.
     :param timeout_seconds: Maximum duration in seconds; ``None`` for no limit.
     :param grace_seconds: Time in seconds to wait for the end of an interrupted function.
     :raises TimeoutError: The function exceeded ``timeout_seconds``.
@@ -142,27 +139,31 @@ def _cancel_all(spark: SparkSession) -> None:
         spark.sparkContext.cancelAllJobs()
 
 
-class TaggedJobs:
-    """
-    Runs Spark jobs under a job tag.
+_TagCalls = tuple[Callable[[str], object], Callable[[str], object], Callable[[str], object]]
+"""Calls that add a job tag, remove it, and cancel the jobs that have it."""
 
-    :param spark: The session.
-    """
+
+class TaggedJobs:
+    """Runs Spark jobs under a job tag."""
 
     def __init__(self, spark: SparkSession) -> None:
-        tag = f"statecheck-{uuid.uuid4().hex}"
-        self._tags: _SessionTag | _ContextTag = (
-            _SessionTag(spark, tag) if is_connect(spark) else _ContextTag(spark, tag)
-        )
+        self._tag = f"statecheck-{uuid.uuid4().hex}"
+        if is_connect(spark):
+            self._calls: _TagCalls = spark.addTag, spark.removeTag, spark.interruptTag
+        else:
+            # Tags of a classic session are visible only to the thread that added them.
+            context = spark.sparkContext
+            self._calls = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
 
     @contextmanager
     def tagged(self) -> Iterator[None]:
         """Give the tag to the jobs that this thread starts during the block."""
-        self._tags.add()
+        add, remove, _ = self._calls
+        add(self._tag)
         try:
             yield
         finally:
-            self._tags.remove()
+            remove(self._tag)
 
     def collect(self, frame: DataFrame) -> list[Any]:
         """Run a job and return its rows; only this job of the thread has the tag."""
@@ -171,38 +172,4 @@ class TaggedJobs:
 
     def cancel(self) -> None:
         """Cancel the running jobs, if there are any; may be called from any thread."""
-        self._tags.cancel()
-
-
-class _SessionTag:
-    """A job tag of a Spark Connect session."""
-
-    def __init__(self, spark: SparkSession, tag: str) -> None:
-        self._spark = spark
-        self._tag = tag
-
-    def add(self) -> None:
-        self._spark.addTag(self._tag)
-
-    def remove(self) -> None:
-        self._spark.removeTag(self._tag)
-
-    def cancel(self) -> None:
-        self._spark.interruptTag(self._tag)
-
-
-class _ContextTag:
-    """A job tag of the Spark context; tags of a classic session are visible only to the thread that added them."""
-
-    def __init__(self, spark: SparkSession, tag: str) -> None:
-        self._context = spark.sparkContext
-        self._tag = tag
-
-    def add(self) -> None:
-        self._context.addJobTag(self._tag)
-
-    def remove(self) -> None:
-        self._context.removeJobTag(self._tag)
-
-    def cancel(self) -> None:
-        self._context.cancelJobsWithTag(self._tag)
+        self._calls[2](self._tag)

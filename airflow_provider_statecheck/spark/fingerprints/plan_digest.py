@@ -56,7 +56,6 @@ def plan_text(df: DataFrame, snapshots: Mapping[str, str], code_digest: CodeDige
     """
     Return the normalised plan of a DataFrame.
 
-    :param df: The DataFrame.
     :param snapshots: Fingerprints of the snapshots that it may read, by their URIs.
     :param code_digest: Function that returns the digest of a Python function in the plan.
     """
@@ -91,7 +90,7 @@ def _renumber(pattern: re.Pattern[str], prefix: str, text: str) -> str:
 
 def _classic_text(df: Any, by_path: Mapping[str, str], code_digest: CodeDigest) -> str:
     plan = df._jdf.queryExecution().analyzed()
-    plans = [plan, *_items(plan.subqueriesAll())]
+    plans = [plan, *items(plan.subqueriesAll())]
     sources = [source for each in plans for source in _sources(each, by_path)]
     pattern = _python_udf_pattern(df.sparkSession)
     functions = [text for each in plans for text in _udfs(each, pattern, code_digest)]
@@ -110,13 +109,14 @@ def _tree(plan: Any) -> str:
         return str(plan.treeString(True, False, _ALL_FIELDS, False))
 
 
-def _items(sequence: Any) -> list[Any]:
+def items(sequence: Any) -> list[Any]:
+    """Return the elements of a Scala sequence."""
     return [sequence.apply(i) for i in range(sequence.length())]
 
 
 def _sources(plan: Any, by_path: Mapping[str, str]) -> Iterator[str]:
     # The text of a plan does not contain the paths of a relation. Root paths are few, files may be many.
-    for leaf in _items(plan.collectLeaves()):
+    for leaf in items(plan.collectLeaves()):
         if leaf.getClass().getSimpleName() != "LogicalRelation":
             continue
         relation = leaf.relation()
@@ -166,22 +166,27 @@ def _python_udf_pattern(spark: Any) -> Any:
 def _udfs(plan: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
     if not plan.containsPattern(pattern):
         return
-    for expression in _items(plan.expressions()):
-        yield from _udfs_of_expression(expression, pattern, code_digest)
-    for child in _items(plan.children()):
+    for expression in items(plan.expressions()):
+        for found in containing(expression, pattern):
+            yield from _udf_of(found, code_digest)
+    for child in items(plan.children()):
         yield from _udfs(child, pattern, code_digest)
 
 
-def _udfs_of_expression(expression: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
-    if not expression.containsPattern(pattern):
-        return
+def containing(expression: Any, pattern: Any) -> Iterator[Any]:
+    """Yield the expressions in a tree that contain a pattern of Catalyst, from the top."""
+    if expression.containsPattern(pattern):
+        yield expression
+        for child in items(expression.children()):
+            yield from containing(child, pattern)
+
+
+def _udf_of(expression: Any, code_digest: CodeDigest) -> Iterator[str]:
     if expression.getClass().getSimpleName() in ("PythonUDF", "PythonUDAF"):
         function, return_type = _unpickled(expression.func())
         # The package's reader of snapshots is left out; the text of the plan identifies its snapshot.
         if getattr(function, "func", None) is not read_snapshot:
             yield udf_text(function, return_type, expression.evalType(), code_digest)
-    for child in _items(expression.children()):
-        yield from _udfs_of_expression(child, pattern, code_digest)
 
 
 def _unpickled(function: Any) -> tuple[object, object]:
@@ -211,20 +216,18 @@ def connect_plan_text(df: Any, code_digest: CodeDigest) -> str:
     """
     Return the normalised plan of a DataFrame of a Spark Connect session.
 
-    :param df: The DataFrame.
     :param code_digest: Function that returns the digest of a Python function in the plan.
     """
     plan = df._plan.to_proto(df.sparkSession.client)
     for message in list(messages(plan)):
         _normalise(message, code_digest)
-    return _renumbered(str(plan))
+    return _renumber(_PLAN_ID, r"\1", str(plan))
 
 
 def messages(message: Any, is_left_out: Callable[[Any], bool] | None = None) -> Iterator[Any]:
     """
     Yield a message of a plan and all messages in it.
 
-    :param message: The message.
     :param is_left_out: Function that returns ``True`` for a message that is left out with all messages in it.
     """
     if is_left_out is not None and is_left_out(message):
@@ -315,11 +318,6 @@ def _unpickled_function(command: bytes) -> object:
     serializer: Any = CPickleSerializer()
     unpickled = serializer.loads(command)
     return unpickled[0] if isinstance(unpickled, tuple) else unpickled
-
-
-def _renumbered(text: str) -> str:
-    order: dict[str, int] = {}
-    return _PLAN_ID.sub(lambda found: f"{found[1]}{order.setdefault(found[2], len(order))}", text)
 
 
 FORMAT_VERSION = 1

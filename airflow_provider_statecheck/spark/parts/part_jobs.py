@@ -32,7 +32,7 @@ from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, requir
 from airflow_provider_statecheck.spark.snapshots.dataframes import schema_json_of
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot
 from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, Pieces
-from airflow_provider_statecheck.spark.sources.source import Increment
+from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.state.progress import BadPart, PartedStep, StepKey, describe
@@ -108,8 +108,6 @@ class PartBuilder:
     """
     Applies the function of a step to parts of its input, after its plan was judged once.
 
-    :param build: The function.
-    :param step: Name of the step.
     :param restored: Parts that earlier tries have computed.
     """
 
@@ -162,12 +160,6 @@ class PartJobs:
     """
     Runs the jobs of the parts that are left.
 
-    :param spark: Session that runs the jobs.
-    :param steps: Writer of steps.
-    :param step: Key of the step.
-    :param enumerator: Plans the parts.
-    :param builder: Returns the result for a part.
-    :param start: Progress of earlier tries.
     :param fails_at_once: Whether a part that fails ends the step; else the other parts are computed first.
     """
 
@@ -196,7 +188,7 @@ class PartJobs:
         self._running: dict[Future[LiveSnapshot], _Part] = {}
         self._clock = steps.stopwatch()
         self._finished_at = 0.0
-        self._unit = _Unit.of(enumerator)
+        self._unit = SizeUnit.of(enumerator)
         self._sizes = PartSizes(
             self._unit.left, is_bytes=self._unit.is_bytes, interval_seconds=self._saving.pace.interval_seconds
         )
@@ -365,28 +357,6 @@ class PartJobs:
     def _record(self, parted: PartedStep) -> None:
         self.parted = parted
         self._saving.parts.record(self._step, parted)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Unit of progress: bytes, or items if their sizes are unknown."""
-
-    is_bytes: bool
-    total: int
-    finished: int
-
-    @classmethod
-    def of(cls, enumerator: ItemEnumerator) -> _Unit:
-        if enumerator.total_bytes is not None:
-            return cls(True, enumerator.total_bytes, enumerator.finished_bytes or 0)
-        return cls(False, enumerator.total_splits, enumerator.finished_splits)
-
-    @property
-    def left(self) -> int:
-        return self.total - self.finished
-
-    def amount_of(self, increment: Increment) -> int:
-        return increment.size_bytes or 0 if self.is_bytes else len(increment.splits)
 
 
 def failure_of(step: str, bad: tuple[BadPart, ...], share: float) -> PartFailedError:

@@ -72,7 +72,6 @@ def part_input(
     Return the input of a step.
 
     :param over: The argument of ``checkpoint.snapshot``.
-    :param snapshots: Live snapshots of the stage.
     :param fingerprint: Function that returns the fingerprint of a DataFrame.
     :param step: Name of the step, for messages.
     :raises InvalidConfigurationError: if it is neither a DataFrame nor a source.
@@ -223,10 +222,6 @@ class PartedRun:
     """
     Execution of a step in one try.
 
-    :param spark: Session that computes the parts.
-    :param steps: Reader and writer of steps.
-    :param step: Key of the step.
-    :param work: Definition of the step.
     :param storage_options: Options of the filesystem with which a source lists its files.
     """
 

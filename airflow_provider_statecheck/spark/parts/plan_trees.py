@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_statecheck.spark.fingerprints.plan_digest import containing, items
+
 AS_VALUE = "compute the value before the step and pass it as a literal, or add it in a step without over"
 AS_JOIN = "take a snapshot of the other DataFrame before, and join that"
 AS_FUNCTION = "pass the function itself instead of its name"
@@ -79,17 +81,8 @@ _ORDERED_AGGREGATES = frozenset(
 _DENIED = _TIMES | _RANDOM | _PLACES | _CALLS | _ORDERED_AGGREGATES
 
 
-def items(sequence: Any) -> list[Any]:
-    """Return the elements of a Scala sequence."""
-    return [sequence.apply(i) for i in range(sequence.length())]
-
-
 class ExpressionRules:
-    """
-    Rules for the expressions of a plan of this process.
-
-    :param spark: The session of the plan.
-    """
+    """Rules for the expressions of a plan of this process."""
 
     def __init__(self, spark: Any) -> None:
         patterns = spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
@@ -127,13 +120,13 @@ class ExpressionRules:
         return next((Refusal(name, AS_VALUE) for name in map(_name, values) if name not in _SESSION_CONSTANTS), None)
 
     def _not_scalar(self, expression: Any) -> Refusal | None:
-        for function in _containing(expression, self._python):
+        for function in containing(expression, self._python):
             if _kind(function) in ("PythonUDF", "PythonUDAF") and function.evalType() not in _SCALAR_EVAL_TYPES:
                 return Refusal(f"the function {_name(function)}", AS_SCALAR)
         return None
 
     def _ordered_aggregate(self, expression: Any) -> Refusal | None:
-        aggregates = [e for e in _containing(expression, self._aggregate) if _kind(e) == "AggregateExpression"]
+        aggregates = [e for e in containing(expression, self._aggregate) if _kind(e) == "AggregateExpression"]
         names = [_name(aggregate.aggregateFunction()) for aggregate in aggregates]
         return next((Refusal(name, AS_VALUE) for name in names if name in _ORDERED_AGGREGATES), None)
 
@@ -152,15 +145,8 @@ def _first(expression: Any, holds: Callable[[Any], bool]) -> Any | None:
     return next((child for child in items(expression.children()) if holds(child)), None)
 
 
-def _containing(expression: Any, pattern: Any) -> Iterator[Any]:
-    if expression.containsPattern(pattern):
-        yield expression
-        for child in items(expression.children()):
-            yield from _containing(child, pattern)
-
-
 def _deepest(expression: Any, pattern: Any) -> Iterator[Any]:
-    for found in _containing(expression, pattern):
+    for found in containing(expression, pattern):
         if _first(found, lambda child: bool(child.containsPattern(pattern))) is None:
             yield found
 
@@ -313,7 +299,6 @@ def tree_of_plan(plan: Any, marker: str, rules: ExpressionRules) -> PlanNode:
 
     :param plan: The analysed plan, an object of the JVM.
     :param marker: Name of the alias at which the tree ends.
-    :param rules: Rules for the expressions of the nodes.
     """
     kind, detail = plan.getClass().getSimpleName(), _detail(plan)
     if kind == "SubqueryAlias" and detail == marker:
@@ -343,7 +328,6 @@ def reads_cache(plan: Any, cached: Any, marker: str) -> bool:
     """
     Return whether a plan reads a cached DataFrame outside of the marked input.
 
-    :param plan: The analysed plan.
     :param cached: The same plan, in which a cached relation replaces each cached part.
     :param marker: Name of the alias that marks the input.
     """

@@ -32,21 +32,22 @@ from airflow_provider_statecheck.spark.sinks.sink import (
 )
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory, require_fitting, require_unchanged
 from airflow_provider_statecheck.spark.sinks.target_files import (
-    LEDGER_DIRECTORY,
     OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     checkpoint_of_file,
     final_name,
+    ledger_storage,
     lineage_of_file,
     missing_file_cause,
     open_target,
     staging_directory,
+    staging_writer,
     sweep_staged,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import FileLayout
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_DEFAULT_FILE_BYTES = 512 * 1024 * 1024
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "brotli", "none"]
 
 
@@ -85,7 +85,7 @@ class ParquetSink(CommittingSink):
         *,
         compression: Compression = "zstd",
         partition_by: Sequence[str] = (),
-        max_file_bytes: int = _DEFAULT_FILE_BYTES,
+        max_file_bytes: int = FILE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
@@ -95,7 +95,7 @@ class ParquetSink(CommittingSink):
         self._layout = FileLayout(
             compression=compression, partition_by=_partition_columns(partition_by), max_file_bytes=max_file_bytes
         )
-        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
+        self._given_options = hidden_options(storage_options)
         self._target: OpenedTarget | None = None
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class ParquetSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return ParquetSinkWriter(self._files(), self._layout, context)
+        return staging_writer(self._files(), self._layout, context)
 
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
@@ -123,16 +123,12 @@ class ParquetSink(CommittingSink):
         return destination
 
     def _files(self) -> TargetFiles:
-        return self._require_opened(self._target).files(TargetFiles)
+        return self._require_opened(self._target).files()
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedFiles(Output):
-    """
-    Files of a Parquet sink in its target.
-
-    :param files: Files below the target.
-    """
+    """Files of a Parquet sink in its target."""
 
     files: TargetFiles
 
@@ -215,11 +211,6 @@ class PublishedFiles(Output):
             uri=f"{self.files.target}/{name}",
             checkpoint_id=publication.checkpoint_id,
         )
-
-
-def ledger_storage(target: CheckpointStorage) -> CheckpointStorage:
-    """Return the directory with the commit logs of the sinks of a target."""
-    return open_target(f"{target.base_uri}/{LEDGER_DIRECTORY}", target.options)
 
 
 def named_files(publication: Publication) -> list[tuple[StagedFile, str]]:

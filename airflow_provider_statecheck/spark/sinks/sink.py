@@ -287,6 +287,21 @@ def unique_names(argument: str, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(columns)
 
 
+def require_distinct_names(names: Sequence[str], place: str) -> None:
+    """
+    Require output columns with different names, at least one.
+
+    :param place: What the sink writes to, for the error message.
+    :raises UnsupportedStateError: if a name is repeated, or there is none.
+    """
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated or not names:
+        raise UnsupportedStateError(
+            f"Expected columns with different names for {place}, found {', '.join(repeated) or 'none'} "
+            f"{'more than once' if repeated else 'at all'}; rename them."
+        )
+
+
 def require_key_values(table: Any, keys: Iterable[str]) -> None:
     """
     Require a value in the key columns of each row of an Arrow table.

@@ -11,7 +11,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaDestination, DeltaOutput
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaCommittable, DeltaFiles, DeltaSinkWriter
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaCommittable, delta_writer
 from airflow_provider_statecheck.spark.sinks.delta.upserted_rows import AppendedFiles, UpsertedRows
 from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_destination import IcebergDestination
 from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import (
@@ -35,29 +35,26 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     require_one_of,
     unique_names,
 )
-from airflow_provider_statecheck.spark.sinks.sql.loading import SqlSinkWriter, TableName, require_columns
+from airflow_provider_statecheck.spark.sinks.sql.loading import TableName, require_columns
 from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
 from airflow_provider_statecheck.spark.sinks.target_files import (
-    LEDGER_DIRECTORY,
     OpenedTarget,
+    ParquetSinkWriter,
     TargetFiles,
-    open_target,
+    ledger_storage,
+    staging_writer,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import FileLayout
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, shown_address
-from airflow_provider_statecheck.spark.tables.delta import (
-    DeltaTableAccess,
-    deltalake,
-    library_options,
-    require_safe_commits,
-)
-from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress
+from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, deltalake, require_safe_commits
+from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, TableAddress, TaskTable
 from airflow_provider_statecheck.storage.uris import redact
 
-_DEFAULT_FILE_BYTES = 512 * 1024 * 1024
 _DEFAULT_BUFFER_BYTES = 128 * 1024 * 1024
+_STAGED_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=FILE_BYTES)
+"""Layout of the rows that wait for the database."""
 Compression = Literal["zstd", "snappy", "gzip", "none"]
 
 
@@ -91,7 +88,7 @@ class DeltaSink(CommittingSink):
         upsert_by: Sequence[str] = (),
         merge_schema: bool = False,
         compression: Compression = "zstd",
-        max_file_bytes: int = _DEFAULT_FILE_BYTES,
+        max_file_bytes: int = FILE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         delta_options: Mapping[str, str] | None = None,
         on_earlier_output: OnEarlierOutput = "retract",
@@ -107,8 +104,8 @@ class DeltaSink(CommittingSink):
             partition_by=() if self._keys else self._partition_by,  # deltalake writes the files of an upsert
             max_file_bytes=max_file_bytes,
         )
-        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
-        self._given_delta_options = None if delta_options is None else HiddenOptions(delta_options)
+        self._given_options = hidden_options(storage_options)
+        self._given_delta_options = hidden_options(delta_options)
         self._target: OpenedTarget | None = None
         self._generation = 0
 
@@ -120,18 +117,19 @@ class DeltaSink(CommittingSink):
         # Tasks only write files.
         return {**super().__getstate__(), "_given_delta_options": None}
 
-    def writer(self, context: SinkTaskContext) -> DeltaSinkWriter:
+    def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        files = self._require_opened(self._target).files(DeltaFiles)
-        return DeltaSinkWriter(files, self._layout, self._generation, context, self._keys)
+        files = self._require_opened(self._target).files()
+        return delta_writer(files, self._layout, self._generation, context, self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> DeltaDestination:
         deltalake()
         target = OpenedTarget.of(self.table, context, self._given_options)
-        table, files = self._access(target), target.files(DeltaFiles)
-        ledger = open_target(f"{target.uri}/{LEDGER_DIRECTORY}", target.options.reveal())
-        records = CommitFiles(ledger, context.lineage, DeltaCommittable)
+        files = target.files()
+        table = DeltaTableAccess.of(files.storage, self._given_delta_options)
+        require_safe_commits(table.options.reveal())
+        records = CommitFiles(ledger_storage(files.storage), context.lineage, DeltaCommittable)
         self._target, self._generation = target, context.generation
         return DeltaDestination(
             table=table,
@@ -143,12 +141,7 @@ class DeltaSink(CommittingSink):
             merges_schema=self._merges_schema,
         )
 
-    def _access(self, target: OpenedTarget) -> DeltaTableAccess:
-        options = self._given_delta_options or HiddenOptions(library_options(target.uri, target.options.reveal()))
-        require_safe_commits(options.reveal())
-        return DeltaTableAccess(target.uri, options)
-
-    def _output(self, table: DeltaTableAccess, files: DeltaFiles, records: CommitFiles) -> DeltaOutput:
+    def _output(self, table: DeltaTableAccess, files: TargetFiles, records: CommitFiles) -> DeltaOutput:
         if not self._keys:
             return AppendedFiles(table, files, records)
         compression = self._layout.compression
@@ -269,8 +262,11 @@ class IcebergSink(CommittingSink):
 
     def _update_target(self, table: OpenTable, lineage: str) -> None:
         with table.redacted_failures():
-            self._target = WriterTarget.of(
-                table.latest, table.name, lineage=lineage, buffer_bytes=self._buffer_bytes, upsert_by=self._upsert_by
+            self._target = WriterTarget(
+                table=TaskTable.of(table.latest, table.name),
+                lineage=lineage,
+                buffer_bytes=self._buffer_bytes,
+                upsert_by=self._upsert_by,
             )
 
     def _release(self) -> None:
@@ -321,7 +317,7 @@ class SqlSink(CommittingSink):
         self._staging = staging
         self._keys = unique_names("upsert_by", upsert_by)
         self.can_retract = mark_rows
-        self._given_options = None if storage_options is None else HiddenOptions(storage_options)
+        self._given_options = hidden_options(storage_options)
         self._target: OpenedTarget | None = None
 
     def __repr__(self) -> str:
@@ -333,9 +329,9 @@ class SqlSink(CommittingSink):
         url = None if self._target is not None else self._url
         return {**super().__getstate__(), "_url": url}
 
-    def writer(self, context: SinkTaskContext) -> SqlSinkWriter:
+    def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return SqlSinkWriter(self._require_opened(self._target).files(TargetFiles), self._keys, context)
+        return staging_writer(self._require_opened(self._target).files(), _STAGED_LAYOUT, context, self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> SqlDestination:
@@ -344,7 +340,7 @@ class SqlSink(CommittingSink):
         if context.schema is not None:
             require_columns(context.schema, self._keys)
         target = OpenedTarget.of(self._staging, context, self._given_options)
-        files = target.files(TargetFiles)
+        files = target.files()
         require_directory(files)
         destination = SqlDestination(
             database=SinkDatabase.open(self._url),

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import Publication
-from airflow_provider_statecheck.spark.sinks.sink import decode_schema
+from airflow_provider_statecheck.spark.sinks.sink import decode_schema, require_distinct_names
 from airflow_provider_statecheck.spark.sinks.target_files import (
     LEDGER_DIRECTORY,
     TargetFiles,
@@ -45,12 +45,7 @@ def require_writable(schema: Any) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if repeated or not schema.names:
-        raise UnsupportedStateError(
-            f"Expected columns with different names for a Parquet sink, found {', '.join(repeated) or 'none'} "
-            f"{'more than once' if repeated else 'at all'}; rename them."
-        )
+    require_distinct_names(schema.names, "a Parquet sink")
     try:
         pq.write_table(schema.empty_table(), io.BytesIO())
     except (pa.ArrowException, NotImplementedError) as error:

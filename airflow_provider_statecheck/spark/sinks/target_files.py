@@ -7,11 +7,11 @@ A lineage is one sink of one job across all its attempts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, InvalidConfigurationError
@@ -20,7 +20,9 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     SinkContext,
     SinkTaskContext,
     StagedFile,
+    TaskCommittable,
     encode_schema,
+    require_key_values,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout, WrittenFile
@@ -36,6 +38,7 @@ _SHORT_LENGTH = 12
 _STAGED_SUFFIX = ".staged"
 _STAGED = re.compile(r"(\d+)-[0-9a-f]{32}\.staged")
 _FINAL = re.compile(r"part-([0-9a-f]{12})-g(\d+)-c(\d+)-\d+-[0-9a-f]{12}\.parquet")
+_DATA_FILE = re.compile(r"statecheck-([0-9a-f]{12})/(?:.*/)?g(\d+)-e(\d+)-\d+-[0-9a-f]{32}\.parquet", re.DOTALL)
 # Filesystems with an atomic rename.
 _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
 
@@ -149,9 +152,8 @@ class TargetFiles:
     def _require_own(self, name: str) -> None:
         # A bug in a sink must not delete files of other writers.
         is_plain = not {"", ".", ".."} & set(name.split("/"))
-        if not is_plain or not (
-            name.startswith(f"{lineage_directory(self.lineage)}/") or lineage_of_file(name) == self.lineage
-        ):
+        is_internal = name.startswith(f"{lineage_directory(self.lineage)}/")
+        if not is_plain or not (is_internal or self.lineage in (lineage_of_file(name), lineage_of_data_file(name))):
             raise CoordinatorError(
                 f"Expected a file of lineage {self.lineage} below {self.target}, found {name!r}; no file was changed."
             )
@@ -163,9 +165,6 @@ class TargetFiles:
         return str(self.storage.locate(self._uri(name))[1])
 
 
-Files = TypeVar("Files", bound=TargetFiles)
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedTarget:
     """
@@ -173,9 +172,7 @@ class OpenedTarget:
 
     Pickled copies of it do not depend on the working directory of their process.
 
-    :param uri: Absolute URI of the target.
     :param lineage: Lineage whose files the sink may change.
-    :param options: Filesystem options.
     """
 
     uri: str = field(repr=False)
@@ -194,9 +191,9 @@ class OpenedTarget:
         uri = open_target(target, options.reveal()).base_uri
         return cls(uri, context.lineage, options)
 
-    def files(self, kind: type[Files]) -> Files:
+    def files(self) -> TargetFiles:
         """Open the files of the target in any process."""
-        return kind.open(self.uri, self.lineage, self.options.reveal())
+        return TargetFiles.open(self.uri, self.lineage, self.options.reveal())
 
 
 def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
@@ -209,6 +206,11 @@ def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
         return CheckpointStorage.open(target, **options)
     except InvalidConfigurationError as error:
         raise InvalidConfigurationError(str(error).replace("checkpoint_dir", "the target of a sink")) from error
+
+
+def ledger_storage(target: CheckpointStorage) -> CheckpointStorage:
+    """Return the directory with the commit logs of the sinks of a target."""
+    return open_target(f"{target.base_uri}/{LEDGER_DIRECTORY}", target.options)
 
 
 def lineage_directory(lineage: str) -> str:
@@ -261,6 +263,38 @@ def checkpoint_of_file(path: str) -> tuple[int, int]:
     return (int(match.group(2)), int(match.group(3))) if match else (0, 0)
 
 
+def data_directory(lineage: str) -> str:
+    """
+    Return the directory of the data files of a lineage in a Delta table.
+
+    The directory is not hidden because Delta readers ignore hidden directories.
+    """
+    return f"statecheck-{lineage}"
+
+
+def data_file(lineage: str, directory: str, generation: int, epoch: int, subtask: int, key: str) -> str:
+    """
+    Return the permanent name of a data file of a Delta table.
+
+    :param directory: Partition directory of the rows.
+    :param key: Unique key of 32 hex characters.
+    """
+    name = f"g{generation}-e{epoch}-{subtask}-{key}.parquet"
+    return "/".join(part for part in (data_directory(lineage), directory, name) if part)
+
+
+def lineage_of_data_file(name: str) -> str | None:
+    """Return the lineage of a data file of a Delta table, ``None`` for files of other writers."""
+    match = _DATA_FILE.fullmatch(name)
+    return match.group(1) if match else None
+
+
+def writer_of_data_file(name: str) -> tuple[int, int]:
+    """Return the generation and the epoch of the attempt that wrote a data file, zeros for files of other writers."""
+    match = _DATA_FILE.fullmatch(name)
+    return (int(match.group(2)), int(match.group(3))) if match else (0, 0)
+
+
 def is_hidden(path: str) -> bool:
     """Return whether readers of a Parquet directory ignore a file."""
     # Spark reads a directory such as _a=1 as a partition.
@@ -294,52 +328,62 @@ def _has_atomic_rename(filesystem: Any) -> bool:
 
 class ParquetSinkWriter:
     """
-    Writes Parquet files into the staging directory.
+    Writes the output of one Spark task as Parquet files.
 
-    A failed or duplicate task leaves orphan files there.
+    A failed or duplicate task leaves orphan files.
 
-    :param files: Files of the target.
-    :param layout: Layout of the files.
-    :param context: Spark task that writes.
-    :param new_name: Function that returns unique keys.
+    :param committable: Function that returns the committable for the finished files.
+    :param keys: Columns of upserts, in which each row needs a value.
     """
 
     def __init__(
         self,
-        files: TargetFiles,
-        layout: FileLayout,
-        context: SinkTaskContext,
-        new_name: Callable[[], str] = new_key,
+        rows: DataFileWriter,
+        committable: Callable[[Sequence[WrittenFile]], TaskCommittable],
+        keys: Sequence[str] = (),
     ) -> None:
-        self._lineage = files.lineage
-        self._context = context
-        self._columns = context.schema.remove_metadata()
-        self._layout = layout
-        directory = staging_directory(files.lineage)
-        # The driver moves the files to their partition directories.
-        self._rows = DataFileWriter(
-            files, layout, self._columns, lambda _: f"{directory}/{staged_name(context.epoch, new_name())}"
-        )
+        self._rows = rows
+        self._committable = committable
+        self._keys = keys
 
     def write(self, table: Any) -> None:
-        """Write a table with the columns of the schema, in any order."""
+        """
+        Write a table with the columns of the schema, in any order.
+
+        :raises UnsupportedStateError: if a key is null or missing.
+        """
+        require_key_values(table, self._keys)
         self._rows.write(table)
 
     def prepare_commit(self) -> list[dict[str, Any]]:
         """Finish all files and return their committable."""
-        committable = Committable(
-            lineage=self._lineage,
-            epoch=self._context.epoch,
-            subtask=self._context.subtask,
-            schema=encode_schema(self._columns),
-            partition_by=self._layout.partition_by,
-            files=tuple(_staged_file(file) for file in self._rows.finish()),
-        )
-        return [committable.to_json()]
+        return [self._committable(self._rows.finish()).to_json()]
 
     def abort(self) -> None:
         """Delete the written files; files that cannot be deleted are orphans, and a later sweep deletes them."""
         self._rows.abort()
+
+
+def staging_writer(
+    files: TargetFiles, layout: FileLayout, context: SinkTaskContext, keys: Sequence[str] = ()
+) -> ParquetSinkWriter:
+    """Return a writer of files in the staging directory; the driver moves them, or loads their rows."""
+    columns = context.schema.remove_metadata()
+
+    def name(_: str) -> str:
+        return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_key())}"
+
+    def committable(written: Sequence[WrittenFile]) -> Committable:
+        return Committable(
+            lineage=files.lineage,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            schema=encode_schema(columns),
+            partition_by=layout.partition_by,
+            files=tuple(_staged_file(file) for file in written),
+        )
+
+    return ParquetSinkWriter(DataFileWriter(files, layout, columns, name), committable, keys)
 
 
 def _staged_file(file: WrittenFile) -> StagedFile:

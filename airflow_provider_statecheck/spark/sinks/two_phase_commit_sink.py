@@ -16,7 +16,7 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import Publicati
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, SinkTaskContext, TaskCommittable
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.storage.uris import redact
 
 
@@ -92,7 +92,7 @@ class TwoPhaseCommitSink(CommittingSink):
     ) -> None:
         super().__init__(on_earlier_output)
         self._log = log
-        self._log_options = None if storage_options is None else HiddenOptions(storage_options)
+        self._log_options = hidden_options(storage_options)
         self._lineage: str | None = None
 
     @abstractmethod

@@ -40,12 +40,11 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     HiddenOptions,
     PartitionWriter,
     SnapshotReader,
-    pack_tasks,
     plan_tasks,
     read_snapshot,
     write_partition,
 )
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, union_all
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, pack_tasks, union_all
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
@@ -221,7 +220,7 @@ class StoredDataFrames:
         schema = parse_schema(manifest.schema_json)
         transferred = transfer_schema(schema)
         tasks = plan_tasks(manifest.files, cores_of(spark))
-        reader = SnapshotReader(files, arrow_schema(transferred), pack_tasks(tasks))
+        reader = SnapshotReader(files=files, schema=arrow_schema(transferred), packed_tasks=pack_tasks(tasks or [[]]))
         # The name of the function identifies the snapshot in a plan.
         task = _named(functools.partial(read_snapshot, reader), name)
         count = max(1, len(tasks))
@@ -266,7 +265,6 @@ def write_dataframe(df: DataFrame, data_uri: str) -> None:
     """
     Compute a DataFrame and write it to a new directory with Spark's writer.
 
-    :param df: The DataFrame.
     :param data_uri: URI of the directory, which Spark and its executors can access.
     :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
     """
@@ -279,7 +277,6 @@ def read_dataframe(spark: SparkSession, uris: Sequence[str], schema_json: str) -
     """
     Return a DataFrame that was written by :func:`write_dataframe`, with its original names, types and metadata.
 
-    :param spark: Session that reads the files.
     :param uris: URIs of its directories, or of some of its files.
     :param schema_json: Schema of the DataFrame in its manifest.
     :raises CorruptStateError: if the schema cannot be read.

@@ -1,27 +1,36 @@
-"""Parquet files of a snapshot, written and read on executors; Hadoop's names of filesystems."""
+"""Parquet files of a snapshot, written and read on executors, and options that are never shown."""
 
 from __future__ import annotations
 
 import heapq
 import inspect
-import json
-import logging
-import os
-import tempfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.spark.tables.schemas import batches_of, concealed_failures, group_sizes, open_file
-from airflow_provider_statecheck.storage.failures import RetryPolicy
-from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, footer_digest
-from airflow_provider_statecheck.storage.uris import open_filesystem, redact
+from typing_extensions import override
 
-log = logging.getLogger(__name__)
+from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.spark.tables.data_files import (
+    FILE_BYTES,
+    ROW_GROUP_BYTES,
+    OutputFile,
+    scratch_directory,
+)
+from airflow_provider_statecheck.spark.tables.schemas import (
+    TaskReader,
+    batches_of,
+    concealed_failures,
+    group_sizes,
+    open_file,
+    read_tasks,
+)
+from airflow_provider_statecheck.storage.failures import RetryPolicy
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile
+from airflow_provider_statecheck.storage.uris import open_filesystem, redact
 
 # Each part of an upload takes tens of MiB of memory.
 _CONCURRENT_PARTS = 2
@@ -43,6 +52,11 @@ class HiddenOptions:
 
     def __repr__(self) -> str:
         return "HiddenOptions(***)"
+
+
+def hidden_options(options: Mapping[str, Any] | None) -> HiddenOptions | None:
+    """Return options that a source or a sink keeps in a form that is never shown; ``None`` for none."""
+    return None if options is None else HiddenOptions(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +120,6 @@ class ExecutorFiles:
         return f"{redact(self.data_uri)}/{name}"
 
 
-def scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Create a temporary directory inside Spark's local directory, which is deleted with the executor."""
-    local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    return tempfile.TemporaryDirectory(prefix="statecheck-", dir=local if local and Path(local).is_dir() else None)
-
-
 def _upload_limits(filesystem: Any) -> dict[str, int]:
     upload = getattr(filesystem, "_put_file", None)
     if upload is None or "max_concurrency" not in inspect.signature(upload).parameters:
@@ -131,7 +139,6 @@ def plan_tasks(files: Sequence[SnapshotFile], least: int = 1) -> list[list[Piece
     """
     Distribute files to tasks of about equal size: large files in parts, small files together.
 
-    :param files: Files of the snapshot.
     :param least: Number of tasks that there are at least, if there are as many files.
     """
     total = sum(file.size_bytes for file in files)
@@ -145,28 +152,21 @@ def plan_tasks(files: Sequence[SnapshotFile], least: int = 1) -> list[list[Piece
     return [task for task in tasks if task]
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotReader:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotReader(TaskReader):
     """Reader of a snapshot inside Spark's tasks."""
 
     files: ExecutorFiles
-    schema: Any
-    """Arrow schema in which Spark accepts the rows."""
-    packed_tasks: bytes
-    """Compressed tasks: a small function stays inside the plan, where a large one becomes a broadcast."""
 
-    def read(self, batches: Iterator[Any]) -> Iterator[Any]:
+    @override
+    def read_task(self, task: Any) -> Iterator[Any]:
         """
-        Yield the rows of tasks.
+        Yield the rows of pieces.
 
-        :param batches: Record batches with one column of numbers.
         :raises CorruptStateError: if a file is missing or has another size.
         """
-        tasks = unpack_tasks(self.packed_tasks)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for piece in tasks[number] if number < len(tasks) else ():
-                    yield from self._read_piece(*piece)
+        for piece in task:
+            yield from self._read_piece(*piece)
 
     def _read_piece(self, name: str, size_bytes: int, part: int, parts: int) -> Iterator[Any]:
         import pyarrow.parquet as pq
@@ -182,20 +182,7 @@ class SnapshotReader:
 
 def read_snapshot(reader: SnapshotReader, batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the rows of tasks; fingerprints recognise readers of snapshots in a plan by this function."""
-    return reader.read(batches)
-
-
-def pack_tasks(tasks: Sequence[Sequence[Piece]]) -> bytes:
-    """Return compressed tasks."""
-    return zlib.compress(json.dumps(tasks, separators=(",", ":")).encode())
-
-
-def unpack_tasks(packed: bytes) -> list[list[Piece]]:
-    """Return the tasks of :func:`pack_tasks`."""
-    return [
-        [(str(name), size, part, parts) for name, size, part, parts in task]
-        for task in json.loads(zlib.decompress(packed))
-    ]
+    return read_tasks(reader, batches)
 
 
 def _task_bytes(total: int) -> int:
@@ -235,9 +222,6 @@ def _cast(batch: Any, schema: Any) -> Any:
 HANDLES = "name string, size_bytes bigint, footer_sha256 string, rows bigint"
 """Spark schema of the rows that describe the written files."""
 
-_ROW_GROUP_BYTES = 128 * 1024 * 1024
-_FILE_BYTES = 512 * 1024 * 1024
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionWriter:
@@ -252,8 +236,8 @@ class PartitionWriter:
     """Arrow schema of the files."""
     write_id: str
     """Unique id of the write, part of the file names: numbers of partitions and tasks repeat."""
-    row_group_bytes: int = _ROW_GROUP_BYTES
-    file_bytes: int = _FILE_BYTES
+    row_group_bytes: int = ROW_GROUP_BYTES
+    file_bytes: int = FILE_BYTES
 
     def write(self, batches: Iterator[Any]) -> Iterator[Any]:
         """
@@ -262,60 +246,40 @@ class PartitionWriter:
         :param batches: Record batches from Spark.
         :return: Record batches of the schema :data:`HANDLES`.
         """
-        groups = _grouped(batches, self.row_group_bytes)
-        group = next(groups, None)
-        number = 0
-        while group is not None:
+        rows = (batch for batch in batches if batch.num_rows)
+        first, number = next(rows, None), 0
+        while first is not None:
             with scratch_directory() as folder:
-                local = Path(folder) / "part.parquet"
-                rows, group = self._fill(local, group, groups)
-                yield _handle_row(self._publish(local, number), rows)
-            number += 1
+                file = OutputFile(Path(folder) / "part.parquet", self.schema, "snappy")
+                self._fill(file, chain((first,), rows))
+                yield self._publish(file, number)
+            first, number = next(rows, None), number + 1
 
-    def _fill(self, local: Path, group: list[Any] | None, groups: Iterator[list[Any]]) -> tuple[int, list[Any] | None]:
+    def _fill(self, file: OutputFile, batches: Iterator[Any]) -> None:
         import pyarrow as pa
 
-        rows = 0
-        with local.open("wb") as sink, self._parquet(sink) as writer:
-            while group is not None and sink.tell() < self.file_bytes:
-                table = pa.Table.from_batches([_cast(batch, self.schema) for batch in group])
-                writer.write_table(table, row_group_size=max(1, table.num_rows))
-                rows += table.num_rows
-                group = next(groups, None)
-        return rows, group
+        try:
+            for batch in batches:
+                file.add(pa.Table.from_batches([_cast(batch, self.schema)]))
+                if file.buffered_bytes >= self.row_group_bytes:
+                    file.flush()
+                if file.written_bytes >= self.file_bytes:
+                    break
+            file.finish(is_synced=False)
+        except BaseException:
+            file.discard()
+            raise
 
-    def _parquet(self, sink: Any) -> Any:
-        import pyarrow.parquet as pq
-
-        return pq.ParquetWriter(sink, self.schema, compression="snappy", write_page_checksum=True)
-
-    def _publish(self, local: Path, number: int) -> SnapshotFile:
+    def _publish(self, file: OutputFile, number: int) -> Any:
         name = _file_name(self.write_id, number)
-        size_bytes = local.stat().st_size
-        with local.open("rb") as file:
-            digest = footer_digest(_range_reader(file), str(local), size_bytes)
-        self.files.publish(local, name)
-        return SnapshotFile(name=name, size_bytes=size_bytes, footer_sha256=digest)
+        size_bytes, digest = file.path.stat().st_size, file.digest()
+        self.files.publish(file.path, name)
+        return _handle_row(SnapshotFile(name=name, size_bytes=size_bytes, footer_sha256=digest), file.rows)
 
 
 def write_partition(writer: PartitionWriter, batches: Iterator[Any]) -> Iterator[Any]:
     """Write a partition and yield a row for each of its files."""
     return writer.write(batches)
-
-
-def _grouped(batches: Iterator[Any], limit: int) -> Iterator[list[Any]]:
-    group: list[Any] = []
-    size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        group.append(batch)
-        size += batch.nbytes
-        if size >= limit:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _file_name(write_id: str, number: int) -> str:
@@ -324,14 +288,6 @@ def _file_name(write_id: str, number: int) -> str:
     task = TaskContext.get()
     partition, attempt = (task.partitionId(), task.taskAttemptId()) if task else (0, 0)
     return f"part-{partition:05d}-{attempt}-{number}-{write_id}.parquet"
-
-
-def _range_reader(file: Any) -> Any:
-    def read(start: int, end: int) -> bytes:
-        file.seek(start)
-        return bytes(file.read(end - start))
-
-    return read
 
 
 def _handle_row(file: SnapshotFile, rows: int) -> Any:

@@ -77,8 +77,6 @@ class StageSnapshots:
     """
     Live snapshots of one attempt.
 
-    :param storage: Checkpoint storage.
-    :param attempt: The attempt that writes snapshots.
     :param restored: The restored checkpoint, ``None`` if the attempt started from the beginning.
     """
 
@@ -304,7 +302,6 @@ def find_damage(
     Return the problems of damaged snapshots that an error refers to, by the URIs of the snapshots.
 
     :param error: Error that ended the stage; its causes are searched too.
-    :param storage: Checkpoint storage.
     :param snapshots: Snapshots that the stage may have read.
     """
     text = "\n".join(_texts(error))

@@ -14,14 +14,13 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, SourcePath
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
-from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, hidden_options, parse_columns
-from airflow_provider_statecheck.spark.sources.planning import parse_limits
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, change_error, require_unchanged, some_of
-from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess, library_options
+from airflow_provider_statecheck.spark.tables.delta import DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile, PartitionValues, PlainTable, Position
 from airflow_provider_statecheck.spark.tables.schemas import partition_values, quoted_column, union_all
 from airflow_provider_statecheck.state.source_items import Item, Ledger
@@ -38,8 +37,6 @@ class DeltaReader(FileReader):
     """
     Reads data files of a Delta table as plain Parquet files.
 
-    :param spark: The session.
-    :param storage: Storage of the table directory.
     :param position: Version and schema of the table.
     :param columns: Columns to read; all for ``None``.
     :param on_change: Policy for files that were deleted.
@@ -223,8 +220,7 @@ class DeltaSource(ItemSource):
         return found.files.values()
 
     def _snapshot(self, storage: CheckpointStorage) -> DeltaSnapshot:
-        options = self._delta_options or HiddenOptions(library_options(storage.base_uri, storage.options))
-        found = DeltaTableAccess(storage.base_uri, options).snapshot()
+        found = DeltaTableAccess.of(storage, self._delta_options).snapshot()
         if found is None:
             raise InvalidConfigurationError(
                 f"Expected a Delta table in {redact(storage.base_uri)}, found none; correct the path."

@@ -11,27 +11,20 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import (
-    InvalidConfigurationError,
-    LocationNotAllowedError,
-    StateCheckError,
-    StorageError,
-)
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
 from airflow_provider_statecheck.spark.sources.source import Changes
-from airflow_provider_statecheck.spark.tables.schemas import partition_values
+from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
 from airflow_provider_statecheck.state.source_items import Item
-from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.file_operations import find
 from airflow_provider_statecheck.storage.uris import (
     LOCAL_SCHEMES,
-    conceal,
-    harmless,
     open_filesystem,
     redact,
     scheme_of,
@@ -106,7 +99,7 @@ class FileListing:
         return max(roots, key=len)
 
     def _current_item(self, item: Item) -> Item | None:
-        with self._storage_errors(item.name):
+        with self._storage_failures(item.name):
             filesystem = open_filesystem(self.root_of(item.name), dict(self.options))
             try:
                 info = RetryPolicy().call(lambda: filesystem.info(_path(filesystem, item.name)), redact(item.name))
@@ -115,7 +108,7 @@ class FileListing:
         return _item(item.name, info)
 
     def _find_files(self, path: SourcePath) -> Iterator[tuple[str, Info]]:
-        with self._storage_errors(path.root):
+        with self._storage_failures(path.root):
             filesystem = open_filesystem(path.root, dict(self.options))
             root = _path(filesystem, path.root)
             found = RetryPolicy().call(lambda: _find(filesystem, root), redact(path.root))
@@ -124,17 +117,8 @@ class FileListing:
             if not _is_hidden(relative) and (path.matches(relative) or name == root):
                 yield f"{path.root}/{relative}" if relative else path.root, info
 
-    @contextmanager
-    def _storage_errors(self, uri: str) -> Iterator[None]:
-        try:
-            yield
-        except StateCheckError:
-            raise
-        except Exception as error:
-            message = conceal(str(error), self.options).rstrip(".")
-            raise StorageError(f"The files of {redact(uri)} cannot be listed: {message}.{advice(error)}") from harmless(
-                error, self.options
-            )
+    def _storage_failures(self, uri: str) -> AbstractContextManager[None]:
+        return storage_failures(f"The files of {redact(uri)} cannot be listed", self.options)
 
 
 def _find(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:

@@ -22,14 +22,13 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
-from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.sources.file_listing import (
     FileListing,
     parse_paths,
     require_same_partition_columns,
 )
 from airflow_provider_statecheck.spark.sources.item_source import CuttingReader, ItemSource, Opening, parse_columns
-from airflow_provider_statecheck.spark.sources.planning import parse_limits
 from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged
 from airflow_provider_statecheck.spark.tables.row_groups import RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.tables.schemas import (
@@ -75,9 +74,6 @@ class FileReader(ItemReader):
     """
     Reads whole files through Spark.
 
-    :param spark: The session.
-    :param file_format: Format, options and columns.
-    :param listing: Listing of the source.
     :param items: All files of the run.
     :param on_change: Policy for files that changed.
     :param restored: State from :meth:`snapshot` of an earlier reader.

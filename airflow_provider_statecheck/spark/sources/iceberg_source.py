@@ -17,24 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import (
-    InvalidConfigurationError,
-    UnsupportedStateError,
-)
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, SourceState
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, SourceState, parse_limits
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
-from airflow_provider_statecheck.spark.sources.planning import parse_limits
 from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
 from airflow_provider_statecheck.spark.tables.iceberg import (
     OpenTable,
     TableAddress,
+    TaskTable,
     decode_data_file,
     encode_data_file,
-    portable_metadata,
-    storage_properties_of,
 )
 from airflow_provider_statecheck.spark.tables.schemas import (
+    TASK_BYTES,
     TaskReader,
     arrow_schema,
     concealed_failures,
@@ -102,7 +97,6 @@ class IcebergRanges:
     """
     Plans the files of a run.
 
-    :param table: The loaded PyIceberg table.
     :param name: Name of the table in messages.
     :param on_change: Policy for snapshots that changed or deleted rows.
     """
@@ -269,9 +263,6 @@ class IcebergRanges:
             yield snapshot
 
 
-_TASK_BYTES = 32 * 1024 * 1024
-
-
 class IcebergSource(ItemSource):
     """
     The rows of an Iceberg table at its current snapshot; a later run reads the rows appended since.
@@ -336,9 +327,6 @@ class IcebergReader(ItemReader):
     """
     Reads planned files of an Iceberg table; data files never change, and reading reports deleted ones.
 
-    :param spark: The session.
-    :param table: The loaded PyIceberg table.
-    :param planned: The planned files.
     :param columns: Columns to read; all for ``None``.
     :raises InvalidConfigurationError: if a column does not exist, or Spark has no type for it.
     :raises UnsupportedStateError: if tasks cannot access the storage of the table.
@@ -346,11 +334,9 @@ class IcebergReader(ItemReader):
 
     def __init__(self, spark: SparkSession, table: Any, planned: PlannedFiles, columns: Sequence[str] | None) -> None:
         self._spark = spark
-        self._table = table
         self._planned = planned
         self._projection = _projection(table, planned.until, columns)
-        self._shown = ".".join(table.name())
-        self._io = storage_properties_of(table, self._shown)
+        self._table = TaskTable.of(table, ".".join(table.name()))
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
@@ -365,9 +351,7 @@ class IcebergReader(ItemReader):
         """
         shares = pack_shares([self._planned.tasks[split.item.name] for split in splits])
         return IcebergFileReader(
-            table=self._shown,
-            metadata=portable_metadata(self._table),
-            io=self._io,
+            table=self._table,
             projected=self._projection.model_dump_json(),
             schema=schema,
             packed_tasks=pack_tasks(shares),
@@ -398,9 +382,7 @@ def _projection(table: Any, snapshot_id: int | None, columns: Sequence[str] | No
 class IcebergFileReader(TaskReader):
     """Reads files inside Spark tasks; each task reads one share of the files."""
 
-    table: str
-    metadata: str
-    io: HiddenOptions
+    table: TaskTable
     projected: str
 
     @override
@@ -410,21 +392,18 @@ class IcebergFileReader(TaskReader):
 
         :raises StorageError: if a file cannot be read.
         """
-        with concealed_failures(f"A file of the Iceberg table {self.table} cannot be read", self.io.reveal()):
+        what = f"A file of the Iceberg table {self.table.shown} cannot be read"
+        with concealed_failures(what, self.table.io.reveal()):
             scan = self._scan()
             for data, deletes in task:
                 yield from (self._to_schema(batch) for batch in _record_batches(scan, data, deletes))
 
     def _scan(self) -> Any:
         from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.io import load_file_io
         from pyiceberg.io.pyarrow import ArrowScan
         from pyiceberg.schema import Schema
-        from pyiceberg.table.metadata import TableMetadataUtil
 
-        metadata = TableMetadataUtil.parse_raw(self.metadata)
-        io = load_file_io(self.io.reveal(), metadata.location)
-        return ArrowScan(metadata, io, Schema.model_validate_json(self.projected), AlwaysTrue())
+        return ArrowScan(*self.table.open(), Schema.model_validate_json(self.projected), AlwaysTrue())
 
     def _to_schema(self, batch: Any) -> Any:
         import pyarrow as pa
@@ -449,5 +428,5 @@ def pack_shares(tasks: Sequence[Any]) -> list[list[Any]]:
     """Group files and their position deletes into shares for tasks; a large file has a share to itself."""
     encode = functools.partial(encode_data_file, with_metrics=False)
     files = [[encode(task.file), [encode(file) for file in task.delete_files]] for task in tasks]
-    shares = consecutive([task.file.file_size_in_bytes for task in tasks], _TASK_BYTES)
+    shares = consecutive([task.file.file_size_in_bytes for task in tasks], TASK_BYTES)
     return [files[share.start : share.stop] for share in shares]

@@ -35,10 +35,12 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
     ItemReader,
     ItemSplit,
+    Limits,
     SourceState,
+    automatic_bytes,
     decode_source_state,
+    require_count,
 )
-from airflow_provider_statecheck.spark.sources.planning import Limits, automatic_bytes, require_count
 from airflow_provider_statecheck.spark.sources.source import OnChange, parse_on_change, reconcile
 from airflow_provider_statecheck.spark.tables.row_groups import (
     RowGroups,
@@ -97,7 +99,6 @@ class ItemSource(ABC):
     """
     A source that consists of items.
 
-    :param limits: Limits of one increment.
     :param on_change: Policy for input that changes.
     :raises InvalidConfigurationError: if there is no such policy.
     """
@@ -161,11 +162,6 @@ def parse_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     if isinstance(columns, str) or not names or not all(isinstance(name, str) for name in names):
         raise InvalidConfigurationError(f"Expected columns to be a list of names, found {columns!r}.")
     return names
-
-
-def hidden_options(options: Mapping[str, Any] | None) -> HiddenOptions | None:
-    """Return options that the source keeps for itself in a form that is never shown; ``None`` for none."""
-    return None if options is None else HiddenOptions(options)
 
 
 class DataFrameSource(ItemSource):
@@ -304,7 +300,6 @@ class SnapshotSource(ItemSource):
     """
     The rows of a snapshot; it has no later runs, because a later run computes its snapshots again.
 
-    :param frames: Reader of snapshots.
     :param parts: The snapshot, or its parts by their numbers.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
@@ -101,6 +101,31 @@ class SplitEnumerator(Protocol):
     def snapshot(self) -> dict[str, Any]:
         """Return the state for :meth:`Source.open` to resume after the finished increments; plain values only."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SizeUnit:
+    """Progress of a source in bytes, or in splits if their sizes are unknown."""
+
+    is_bytes: bool
+    total: int
+    finished: int
+
+    @classmethod
+    def of(cls, enumerator: SplitEnumerator) -> Self:
+        """Return the progress of an enumerator."""
+        if enumerator.total_bytes is not None:
+            return cls(True, enumerator.total_bytes, enumerator.finished_bytes or 0)
+        return cls(False, enumerator.total_splits, enumerator.finished_splits)
+
+    @property
+    def left(self) -> int:
+        """Amount that is not finished."""
+        return self.total - self.finished
+
+    def amount_of(self, increment: Increment) -> int:
+        """Return the amount of an increment."""
+        return increment.size_bytes or 0 if self.is_bytes else len(increment.splits)
 
 
 class Source(Protocol):

@@ -1,22 +1,37 @@
-"""A table or a query of a database as a source, cut into key ranges."""
+"""
+A table or a query of a database as a source, cut into key ranges.
+
+The keys above the position are cut into ranges when a run begins; each range is an item, and one Spark task reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.enumerator import ItemReader
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceError
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits, require_count
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
-from airflow_provider_statecheck.spark.sources.planning import Limits, require_count
-from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SqlReader, Watch, next_run
-from airflow_provider_statecheck.spark.sources.sql.relation import Columns, Relation, columns_of_table
-from airflow_provider_statecheck.spark.tables.databases import Address, Database, open_database, shown_address
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, to_struct_type
-from airflow_provider_statecheck.state.source_items import Ledger
+from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
+from airflow_provider_statecheck.spark.sources.sql_relation import (
+    Columns,
+    KeyRange,
+    Relation,
+    columns_of_table,
+    equal_widths,
+    ranges_between,
+)
+from airflow_provider_statecheck.spark.tables.databases import Address, Database, shown_address
+from airflow_provider_statecheck.spark.tables.schemas import TaskReader, arrow_schema, pack_tasks, to_struct_type
+from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+    from sqlalchemy import Connection
 
 _ROWS_PER_INCREMENT = 1_000_000
 
@@ -77,7 +92,7 @@ class SqlSource(ItemSource):
 
     @override
     def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
-        database = open_database(self._address)
+        database = Database.open(self._address)
         ledger = Ledger(()) if opening.before is None else opening.before.ledger
         position = self._position(database, opening)
         relation = self._relation(position.columns)
@@ -134,3 +149,306 @@ def _parse_cuts(rows_per_increment: int | None, ranges: int | None, readers: int
     )
     count = None if ranges is None else require_count(ranges, "ranges") * readers
     return Cuts(rows=-(-rows // readers), count=count)
+
+
+class Watch:
+    """
+    Observes ranges before and after they are read, and at the start of an attempt.
+
+    :param version_column: Name of the version column; without one nothing is observed.
+    :param finished: Observations of finished ranges, in order.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        relation: Relation,
+        version_column: str | None,
+        on_change: OnChange,
+        finished: Iterable[Observation] = (),
+    ) -> None:
+        self._database = database
+        self._relation = relation
+        self._version_column = version_column
+        self._on_change = on_change
+        self.finished = merge_adjacent(finished)
+        """Observations of all ranges that earlier attempts have read."""
+        self.current: dict[str, Observation] = {}
+        """Observations of the ranges that this attempt reads, by the names of the ranges."""
+
+    def require_finished_unchanged(self) -> None:
+        """
+        Verify that the ranges of earlier attempts have not changed.
+
+        :raises SourceChangedError: if rows changed and the policy is ``FAIL``.
+        :raises SourceRestartRequiredError: if rows changed and the policy is ``RESTART``.
+        """
+        now = self._observe([observation.keys for observation in self.finished])
+        self._compare(self.finished, now)
+        # An ignored change is not reported again.
+        self.finished = now or self.finished
+
+    def require_unchanged(self, ranges: Iterable[KeyRange]) -> None:
+        """
+        Observe ranges and verify that they have not changed since this attempt observed them first.
+
+        :raises SourceChangedError: if rows changed and the policy is ``FAIL``.
+        :raises SourceRestartRequiredError: if rows changed and the policy is ``RESTART``.
+        """
+        now = self._observe(list(ranges))
+        before = [self.current.get(observation.keys.name, observation) for observation in now]
+        self.current.update({observation.keys.name: observation for observation in now})
+        self._compare(before, now)
+
+    def _observe(self, ranges: list[KeyRange]) -> list[Observation]:
+        if self._version_column is None or not ranges:
+            return []
+        version = self._version_column
+        with self._database.connect() as connection:
+            return [Observation(keys, *self._relation.count_and_version(connection, version, keys)) for keys in ranges]
+
+    def _compare(self, before: list[Observation], now: list[Observation]) -> None:
+        changed = [(old, new) for old, new in zip(before, now, strict=False) if old != new]
+        if changed and self._on_change is not OnChange.IGNORE:
+            old, new = changed[0]
+            raise change_error(
+                f"Expected {self._relation.shown} as it was read, found that {old.keys} changed: {old.rows} rows with versions up "
+                f"to {old.newest} are now {new.rows} with versions up to {new.newest}",
+                "Set on_change to 'ignore' to continue with the rows as they were read, or to 'restart' to read everything again.",
+                self._on_change,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Row count and largest version of a key range at one time."""
+
+    keys: KeyRange
+    rows: int
+    newest: Any
+
+    def merge(self, following: Observation) -> Observation:
+        """Return the observation of this range and the adjacent following one."""
+        versions = [version for version in (self.newest, following.newest) if version is not None]
+        keys = KeyRange(self.keys.above, following.keys.up_to)
+        return Observation(keys, self.rows + following.rows, max(versions, default=None))
+
+    def encode(self) -> list[Any]:
+        """Return the observation as plain values."""
+        return [self.keys.name, self.rows, self.newest]
+
+    @classmethod
+    def decode(cls, encoded: list[Any]) -> Observation:
+        """Decode an observation from :meth:`encode`."""
+        name, rows, newest = encoded
+        return cls(KeyRange.of_name(name), rows, newest)
+
+
+def merge_adjacent(observations: Iterable[Observation]) -> list[Observation]:
+    """Merge the observations of adjacent ranges."""
+    merged: list[Observation] = []
+    for observation in observations:
+        if merged and _are_adjacent(merged[-1].keys, observation.keys):
+            merged[-1] = merged[-1].merge(observation)
+        else:
+            merged.append(observation)
+    return merged
+
+
+def _are_adjacent(keys: KeyRange, following: KeyRange) -> bool:
+    return keys.up_to is not None and following.up_to is not None and keys.up_to == following.above
+
+
+_ROWS_PER_BATCH = 10_000
+
+
+class SqlReader(ItemReader):
+    """
+    Reads key ranges through Spark.
+
+    :param schema: The columns to read.
+    :param position: State at the start of the attempt.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        database: Database,
+        relation: Relation,
+        schema: StructType,
+        watch: Watch,
+        position: Position,
+    ) -> None:
+        self._spark = spark
+        self._database = database
+        self._relation = relation
+        self._schema = schema
+        self._watch = watch
+        self._position = position
+
+    @override
+    def require_unchanged(self, items: Sequence[Item]) -> None:
+        self._watch.require_unchanged(KeyRange.of_name(item.name) for item in items)
+
+    @override
+    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        ranges = [KeyRange.of_name(split.item.name) for split in splits]
+        return load_ranges(self._spark, self._database, self._relation, self._schema, ranges)
+
+    @override
+    def snapshot(self) -> dict[str, Any]:
+        # A copy: other threads observe the ranges that they read.
+        current = list(self._watch.current.values())
+        return replace(self._position, finished=self._watch.finished, current=current).encode()
+
+
+def load_ranges(
+    spark: SparkSession, database: Database, relation: Relation, schema: StructType, ranges: Sequence[KeyRange]
+) -> DataFrame:
+    """Return the rows of ranges; one Spark task reads each range."""
+    packed, arrow = pack_tasks([keys.name for keys in ranges]), arrow_schema(schema)
+    reader = RangeReader(database=database, relation=relation, schema=arrow, packed_tasks=packed)
+    return reader.frame(spark, schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RangeReader(TaskReader):
+    """Reads key ranges inside Spark tasks."""
+
+    database: Database
+    relation: Relation
+
+    @override
+    def read_task(self, task: Any) -> Iterator[Any]:
+        """
+        Yield the rows of a range.
+
+        :raises SourceError: if the database cannot be read, or a value does not have the type of its column.
+        """
+        keys = KeyRange.of_name(task)
+        with self.database.connect() as connection:
+            statement = self.relation.rows_of(keys, self.schema.names)
+            # With a server-side cursor where the database has one, a range need not fit into memory.
+            result = connection.execution_options(yield_per=_ROWS_PER_BATCH).execute(statement)
+            for rows in result.partitions():
+                yield self._batch(rows)
+
+    def _batch(self, rows: Sequence[Any]) -> Any:
+        import pyarrow as pa
+
+        columns = zip(*rows, strict=True)
+        arrays = [self._array(field, values) for field, values in zip(self.schema, columns, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _array(self, field: Any, values: tuple[Any, ...]) -> Any:
+        import pyarrow as pa
+
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SourceError(
+                f"Expected values of {field.type} in column {field.name!r} of {self.relation.shown}, found others: {error}. "
+                "Give a schema with a matching type, or cast the values in a query."
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """State of a SQL source across attempts and runs."""
+
+    key: str
+    columns: Columns
+    """All known columns of the relation."""
+    mark: Any = None
+    """Largest planned key; ``None`` before the first row."""
+    has_planned_rows_without_key: bool = False
+    finished: Sequence[Observation] = ()
+    """Observations of the ranges that earlier attempts have read."""
+    current: Sequence[Observation] = ()
+    """Observations of the ranges that the last attempt has read, finished or not."""
+
+    def encode(self) -> dict[str, Any]:
+        """Return the state as plain values."""
+        return {
+            "key": self.key,
+            "mark": self.mark,
+            "null": self.has_planned_rows_without_key,
+            "columns": self.columns.encode(),
+            "finished": [observation.encode() for observation in self.finished],
+            "current": [observation.encode() for observation in self.current],
+        }
+
+    @classmethod
+    def decode(cls, state: Mapping[str, Any], key: str) -> Position:
+        """
+        Decode the state from :meth:`encode`.
+
+        :raises InvalidConfigurationError: if the state belongs to another key.
+        :raises CorruptStateError: if the state is invalid.
+        """
+        with decoding("the position of a source in a database"):
+            position = cls(
+                key=str(state["key"]),
+                columns=Columns.decode(state["columns"]),
+                mark=state["mark"],
+                has_planned_rows_without_key=bool(state["null"]),
+                finished=[Observation.decode(encoded) for encoded in state["finished"]],
+                current=[Observation.decode(encoded) for encoded in state["current"]],
+            )
+        if position.key != key:
+            raise InvalidConfigurationError(
+                f"Expected to continue by the key {position.key!r}, found key={key!r}; set the previous key, or start without "
+                "the state."
+            )
+        return position
+
+    def observations_of(self, finished: frozenset[str]) -> list[Observation]:
+        """
+        Return the observations of all finished ranges.
+
+        :param finished: Names of the finished ranges of the last run.
+        """
+        return [*self.finished, *(seen for seen in self.current if seen.keys.name in finished)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """Rule for cutting keys into ranges, each read by one task."""
+
+    rows: int
+    """Number of rows of a range."""
+    count: int | None
+    """Number of ranges with equal key widths; takes precedence over ``rows``."""
+
+    def ranges_above(self, connection: Connection, relation: Relation, above: Any) -> list[KeyRange]:
+        """
+        Return ranges of all keys above one.
+
+        :raises InvalidConfigurationError: if ``count`` is set and keys of this type have no width.
+        """
+        lowest, highest = relation.bounds(connection, above)
+        if highest is None:
+            return []
+        if self.count is not None:
+            return ranges_between(above, equal_widths(lowest, highest, self.count))
+        ends = relation.ends_of_ranges(connection, self.rows, KeyRange(above, highest))
+        return ranges_between(above, [*ends, highest])
+
+
+def next_run(
+    database: Database, relation: Relation, cuts: Cuts, before: Ledger, position: Position
+) -> tuple[Ledger, Position]:
+    """
+    Plan a new run; return its ledger and the new position.
+
+    :param before: Ledger of the previous run; its unfinished ranges come first.
+    :raises InvalidConfigurationError: if keys of this type have no width.
+    """
+    with database.connect() as connection:
+        ranges = cuts.ranges_above(connection, relation, position.mark)
+        has_null = position.has_planned_rows_without_key or relation.has_rows_without_key(connection)
+    mark = ranges[-1].up_to if ranges else position.mark
+    if has_null and not position.has_planned_rows_without_key:
+        ranges.append(KeyRange())
+    items = (*before.unfinished, *(Item.of(keys.name, 0, "") for keys in ranges))
+    return Ledger(items), replace(position, mark=mark, has_planned_rows_without_key=has_null)

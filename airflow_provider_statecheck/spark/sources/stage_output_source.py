@@ -24,19 +24,14 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sinks.parquet_sink import (
-    CommittedFile,
-    committed_files,
-    ledger_storage,
-    logs_of_target,
-)
+from airflow_provider_statecheck.spark.sinks.parquet_sink import CommittedFile, committed_files, logs_of_target
 from airflow_provider_statecheck.spark.sinks.sink import decode_schema
-from airflow_provider_statecheck.spark.sinks.target_files import open_target
-from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit
+from airflow_provider_statecheck.spark.sinks.target_files import ledger_storage, open_target
+from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, parse_limits
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, parse_paths
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
-from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, hidden_options, parse_columns
-from airflow_provider_statecheck.spark.sources.planning import parse_limits
+from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.source import OnChange, change_error, compare, some_of
 from airflow_provider_statecheck.spark.tables.schemas import merged_schema, spark_schema
 from airflow_provider_statecheck.state.source_items import Item, Ledger, decoding

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.spark.key_groups import SUBTASK_COLUMN, with_key_groups
-from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, KEY_GROUP
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, SUBTASK_COLUMN, with_key_groups
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
+    SubtaskContext,
     TaskReport,
     TaskStorage,
     TaskWriting,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex, quoted
+from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.spark.tables.schemas import spark_schema
+from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -88,11 +89,15 @@ class IncrementTasks:
             storage=TaskStorage.of(self.storage),
             writing=self._writing(),
             moment=moment,
-            parallelism=self.states.parallelism,
-            max_parallelism=self.states.max_parallelism,
-            now_ms=self.now_ms,
-            logical_date=self.logical_date,
-            state_backend=self.state_backend,
+            context=SubtaskContext(
+                job_id=self.attempt.job_id,
+                parallelism=self.states.parallelism,
+                max_parallelism=self.states.max_parallelism,
+                epoch=self.attempt.epoch,
+                now_ms=self.now_ms,
+                logical_date=self.logical_date,
+                state_backend=self.state_backend,
+            ),
         )
 
     def _writing(self) -> TaskWriting:
@@ -102,14 +107,8 @@ class IncrementTasks:
         return TaskWriting(attempt=self.attempt, config=config)
 
     def _operator(self, operator: PlannedOperator) -> OperatorTask:
-        return OperatorTask(
-            uid=operator.uid,
-            operator_id=operator.operator_id,
-            node=operator.node,
-            input_schema=operator.input_schema,
-            output_schema=operator.output_schema,
-            key_serializer=operator.key_serializer,
-            time_column=operator.time_column,
+        return OperatorTask.of(
+            operator,
             states=self.states.of(operator.uid),
             schemas=self.schemas.get(operator.uid),
             restored_checkpoint_id=self.states.saved_with(operator.uid),
@@ -120,8 +119,8 @@ def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:
     if vertex.key is None:
         return ()
     if isinstance(vertex.operators[0].node, AggregateNode):
-        return (KEY_GROUP,)
-    return (KEY_GROUP, *vertex.key.columns, *vertex.key.order_by)
+        return (KEY_GROUP_COLUMN,)
+    return (KEY_GROUP_COLUMN, *vertex.key.columns, *vertex.key.order_by)
 
 
 def increment_frame(
@@ -147,9 +146,9 @@ def increment_frame(
             frame = frame if number > 0 or not is_woken else _with_message_column(frame)
             frame = _keyed(frame, vertex.key, vertex, task, has_control=has_control, combines=combines)
             frame = _with_messages(frame, task) if is_woken else frame
-            frame = frame.repartitionById(task.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
+            frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
         elif vertex.has_fixed_subtasks:
-            frame = frame.coalesce(task.parallelism)
+            frame = frame.coalesce(task.context.parallelism)
         frame = frame.mapInArrow(task, _schema_of(task))
     return frame
 
@@ -163,7 +162,7 @@ def _keyed(
     if isinstance(node, AggregateNode):
         operator = vertex.operators[0]
         frame = partial_aggregates(frame, key, node, operator.output_schema, has_control=has_control, combines=combines)
-    keyed = with_key_groups(frame, key.columns, task.max_parallelism, task.parallelism)
+    keyed = with_key_groups(frame, key.columns, task.context.max_parallelism, task.context.parallelism)
     if not has_control:
         return keyed
     # Messages have no key; they go to the first subtask.
@@ -183,7 +182,7 @@ def partial_aggregates(
     """
     from pyspark.sql import functions as F
 
-    keys = [F.col(quoted(name)) for name in key.columns]
+    keys = [quoted_column(name) for name in key.columns]
     if combines and not has_control:
         columns = [
             getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
@@ -213,7 +212,7 @@ def _with_message_column(frame: DataFrame) -> DataFrame:
 def _with_messages(frame: DataFrame, task: VertexTask) -> DataFrame:
     from pyspark.sql import functions as F
 
-    subtasks = frame.sparkSession.range(task.parallelism)
+    subtasks = frame.sparkSession.range(task.context.parallelism)
     subtask, message = F.col("id").cast("int").alias(SUBTASK_COLUMN), F.lit(EMPTY_MESSAGE).alias(CONTROL)
     return frame.unionByName(subtasks.select(subtask, message), allowMissingColumns=True)
 

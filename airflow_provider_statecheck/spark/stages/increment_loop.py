@@ -25,6 +25,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.costs.pacing import Pace
 from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
+from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
@@ -57,11 +58,7 @@ class IncrementLoop:
     in order, and their content does not depend on the success of earlier ones. If that thread fails, it cancels the job
     of the running increment.
 
-    :param tasks: Creates the tasks of each increment.
-    :param jobs: Runs Spark jobs.
     :param pace: Decides which increments end with a checkpoint; the last one always does.
-    :param progress: Logs the progress of the stage.
-    :param run_key: Name of the run.
     :param monotonic: Clock for durations, in seconds.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
     """
@@ -144,7 +141,8 @@ class IncrementLoop:
         self._enumerator.require_unchanged(increment)
         self._enumerator.finish(increment)
         rows = sum(report.rows for report in reports if report.vertex == 0)
-        self._progress.advance(increment_size(increment), rows, total=total_size(self._enumerator))
+        unit = SizeUnit.of(self._enumerator)
+        self._progress.advance(unit.amount_of(increment), rows, total=unit.total)
         self._is_saved = False
         if pending is not None:
             self._complete(pending, self._monotonic() - begin)
@@ -281,7 +279,6 @@ class SinkCommits:
     Retains committables by checkpoint, and commits those of completed checkpoints, oldest first.
 
     :param sink: ``None`` for a stage without a sink, which has no committables.
-    :param attempt: The registered attempt.
     :param restored: Value of :meth:`encode` in the restored checkpoint.
     """
 
@@ -364,11 +361,6 @@ def require_all_subtasks(reports: Iterable[TaskReport], vertices: Sequence[Plann
             )
 
 
-def total_size(enumerator: SplitEnumerator) -> int:
-    """Return the size of the source in bytes, or in splits if its size is unknown."""
-    return enumerator.total_splits if enumerator.total_bytes is None else enumerator.total_bytes
-
-
 def source_summary(enumerator: SplitEnumerator, remaining_seconds: float | None) -> SourceSummary:
     """
     Return the figures of a source.
@@ -381,14 +373,3 @@ def source_summary(enumerator: SplitEnumerator, remaining_seconds: float | None)
         total_splits=enumerator.total_splits,
         remaining_seconds=remaining_seconds,
     )
-
-
-def finished_size(enumerator: SplitEnumerator) -> int:
-    """Return the size of the finished splits in bytes, or their number if the size is unknown."""
-    known = enumerator.total_bytes is not None and enumerator.finished_bytes is not None
-    return (enumerator.finished_bytes or 0) if known else enumerator.finished_splits
-
-
-def increment_size(increment: Increment) -> int:
-    """Return the size of an increment in bytes, or in splits if its size is unknown."""
-    return len(increment.splits) if increment.size_bytes is None else increment.size_bytes

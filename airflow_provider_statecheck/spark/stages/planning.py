@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.key_groups import key_serializer_of
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, spark_schema
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted, spark_schema
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction
 
 if TYPE_CHECKING:
@@ -116,14 +116,13 @@ class StagePlanner:
             key = vertex.key if position == 0 else None
             operators.append(self._plan_operator(node, key, output))
             output = operators[-1].output_schema
-        return PlannedVertex(key=vertex.key, operators=tuple(operators), input_schema=schema, output_schema=output)
+        return PlannedVertex(key=vertex.key, operators=tuple(operators), output_schema=output)
 
     def _plan_operator(self, node: FunctionNode, key: KeyNode | None, schema: Any) -> PlannedOperator:
         serializer = None if key is None else key_serializer_of(_empty(self._spark, schema), key.columns)
         return PlannedOperator(
             uid=f"{self._stage_uid}/{node.uid}",
             node=node,
-            input_schema=schema,
             output_schema=self._output_schema(node, key, schema),
             key_serializer=serializer,
             time_column=None if key is None else _time_column(key, schema),
@@ -154,11 +153,10 @@ class StagePlanner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVertex:
-    """A vertex with its input and output columns."""
+    """A vertex with its output columns."""
 
     key: KeyNode | None
     operators: tuple[PlannedOperator, ...]
-    input_schema: Any
     output_schema: Any
     """Arrow schema of the output of the last function; that of the input if there is no function."""
 
@@ -173,18 +171,17 @@ class PlannedVertex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOperator:
-    """A function with its input and output columns."""
+    """A function with its output columns."""
 
     uid: str
     """Uid within the job."""
     node: FunctionNode
-    input_schema: Any
-    """Arrow schema of the input."""
     output_schema: Any
     """Arrow schema of the output; ``None`` if the function emits nothing."""
     key_serializer: KeySerializer | None = None
+    """Serializer of the key, for a function directly after ``key_by``."""
     time_column: str | None = None
-    """First ordering column, if it is a timestamp."""
+    """Column with the timestamp of an element: the first ordering column, if it is a timestamp."""
 
     @property
     def operator_id(self) -> str:
@@ -227,11 +224,6 @@ def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> Any:
         raise InvalidConfigurationError(
             f"Expected output= of {uid!r} to be columns such as 'account string, balance double', found {ddl!r}: {error}"
         ) from error
-
-
-def quoted(name: str) -> str:
-    """Quote a column name for Spark SQL."""
-    return f"`{name.replace('`', '``')}`"
 
 
 def _time_column(key: KeyNode, schema: Any) -> str | None:

@@ -74,24 +74,13 @@ def probe_schemas(
     )
     found: dict[str, OperatorSchemas] = {}
     for operator in operators:
-        chain = FunctionChain([_task_of(operator)], context, storage)
+        chain = FunctionChain([OperatorTask.of(operator, node=_pickled_copy(operator))], context, storage)
         try:
             chain.open()
             found.update(chain.schemas())
         finally:
             chain.close()
     return found
-
-
-def _task_of(operator: PlannedOperator) -> OperatorTask:
-    return OperatorTask(
-        uid=operator.uid,
-        operator_id=operator.operator_id,
-        node=_pickled_copy(operator),
-        input_schema=operator.input_schema,
-        output_schema=operator.output_schema,
-        key_serializer=operator.key_serializer,
-    )
 
 
 def _pickled_copy(operator: PlannedOperator) -> Any:

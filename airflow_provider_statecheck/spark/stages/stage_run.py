@@ -22,19 +22,18 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClea
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace
+from airflow_provider_statecheck.spark.costs.pacing import Pace, pace_of
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
+from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
     SinkCommits,
-    finished_size,
     source_summary,
-    total_size,
 )
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
@@ -44,7 +43,7 @@ from airflow_provider_statecheck.spark.stages.preparation import (
     probe_schemas,
     stage_settings_applied,
 )
-from airflow_provider_statecheck.spark.stages.stage import AUTO, Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_state import (
     SINK,
     Parallelism,
@@ -108,7 +107,6 @@ def run_stage(
     :param num_retained: Number of retained completed checkpoints, at least 1.
     :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that as many runs can be
         repeated.
-    :param settings: Settings of the stage.
     :param storage_options: Options of the filesystem of checkpoints.
     :param from_savepoint: Pointer of a savepoint or checkpoint that is restored if the job has no state.
     :param claim_mode: Owner of the restored savepoint: ``no_claim`` (default, its previous owner) or ``claim`` (the
@@ -131,10 +129,7 @@ def run_stage(
         on_clear=OnClear(on_clear),
         num_retained=num_retained,
         retained_runs=retained_runs,
-        checkpoint_timeout_seconds=600.0,
-        tolerable_failed_checkpoints=-1,
         storage_options=storage_options or {},
-        savepoint_dir=None,
         from_savepoint=from_savepoint,
         claim_mode=RestoreMode(claim_mode),
         renamed_uids=settings.renamed_uids,
@@ -147,18 +142,10 @@ def run_stage(
     return StageRun(spark, attempt, stage, settings).run()
 
 
-def _call_directly(work: Callable[[], StageResult]) -> StageResult:
-    return work()
-
-
 class StageRun:
     """
     Runs a stage in a registered attempt, and closes the attempt as finished or failed.
 
-    :param spark: The session.
-    :param attempt: The registered attempt.
-    :param stage: The stage.
-    :param settings: Settings of the stage.
     :raises InvalidConfigurationError: if the steps of the stage do not fit together; nothing was started then.
     """
 
@@ -172,7 +159,7 @@ class StageRun:
         self._vertices = vertices_of(stage)
         self._uid = attempt.registration.uid
 
-    def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = _call_directly) -> StageResult:
+    def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = lambda work: work()) -> StageResult:
         """
         Restore the state, process the rest of the source, and close the attempt.
 
@@ -378,19 +365,12 @@ class StageRun:
         return config
 
     def _pace(self, restored: RestoredStageState) -> Pace:
-        settings, interval = self._settings, self._settings.checkpoint_interval
-        return Pace(
-            self._auto_interval(restored) if interval == AUTO else interval, settings.min_pause, settings.monotonic
-        )
-
-    def _auto_interval(self, restored: RestoredStageState) -> AutoInterval:
-        view, operator_id = self._attempt.job_view(), self._attempt.grant.attempt.operator_id
-        return AutoInterval(FailureHistory.of(view, operator_id), restored.cost_seconds)
+        settings, costs = self._settings, restored.cost_seconds
+        return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause, settings.monotonic, costs)
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
-        return StageProgress(
-            self._uid, total_size(enumerator), restored=finished_size(enumerator), monotonic=self._settings.monotonic
-        )
+        unit = SizeUnit.of(enumerator)
+        return StageProgress(self._uid, unit.total, restored=unit.finished, monotonic=self._settings.monotonic)
 
     def _now_ms(self, restored: RestoredStageState) -> int:
         """Return the time for the expiry of state, which is the same in all attempts of a run."""

@@ -50,7 +50,6 @@ class RestoredStageState:
     The checkpoint may be a savepoint of a stage with another uid; its functions are then matched by their uids within
     the stage.
 
-    :param attempt: The registered attempt.
     :param restored: The restored checkpoint; ``None`` on a fresh start.
     """
 
@@ -238,11 +237,9 @@ class StageStates:
     Tracks the state handles of all functions over the increments of an attempt.
 
     :param schemas: State types by the uids of the operators.
-    :param parallelism: Number of subtasks.
     :param max_parallelism: Number of key groups.
     :param restored: Initial state, by operator and subtask.
     :param unchanged: Operators as in the restored checkpoint, by their current uids.
-    :param restored_checkpoint_id: ID of the restored checkpoint.
     """
 
     def __init__(
@@ -379,7 +376,6 @@ def copy_borrowed_files(
 
     A repeated call of the same attempt copies only missing files.
 
-    :param storage: Storage of the attempt.
     :param states: Operator states for the next checkpoint.
     :param attempt: The attempt that writes; files in its shared directory are not copied.
     :raises CheckpointNotFoundError: if a file is missing because its owner deleted it.

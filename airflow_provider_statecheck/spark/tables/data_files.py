@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.executor_io import scratch_directory
 from airflow_provider_statecheck.spark.tables.schemas import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
 log = logging.getLogger(__name__)
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 """Size of the buffered rows that are written as one row group."""
+FILE_BYTES = 512 * 1024 * 1024
+"""Size at which a writer starts a new file, by default."""
 # Each open file holds a buffer and a file handle; rows that are sorted by partition need one open file.
 _MAX_OPEN_FILES = 64
 
@@ -37,8 +39,6 @@ class DataFileWriter:
 
     The number of open files is bounded: when the limit is reached, the least recently used file is finished.
 
-    :param files: Location of the files.
-    :param layout: Layout of the files.
     :param schema: Arrow schema of the output with the partition columns; tables are cast to it.
     :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
         component must be unique within the task.
@@ -117,7 +117,7 @@ class DataFileWriter:
 
     def _finish(self, directory: str) -> None:
         name, file = self._open[directory]
-        file.finish()
+        file.finish(is_synced=self._files.is_local)
         # Added before the upload, because a failed upload may leave the file.
         self._names.append(name)
         self._written.append(_written_file(name, directory, file))
@@ -193,9 +193,7 @@ class OutputFile:
     """
     A local Parquet file that buffers tables and writes them as row groups.
 
-    :param path: Path of a new local file.
     :param schema: Arrow schema of the tables.
-    :param compression: Parquet compression codec.
     """
 
     def __init__(self, path: Path, schema: Any, compression: str) -> None:
@@ -240,12 +238,17 @@ class OutputFile:
             self._buffered, self.buffered_bytes = [], 0
             self._parquet.write_table(table, row_group_size=max(1, table.num_rows))
 
-    def finish(self) -> None:
-        """Write the remaining rows and the footer, and sync the file to disk."""
+    def finish(self, *, is_synced: bool) -> None:
+        """
+        Write the remaining rows and the footer.
+
+        :param is_synced: Whether the file must survive a crash of the machine; a file that is uploaded need not.
+        """
         self.flush()
         self._parquet.close()
         self._stream.flush()
-        os.fsync(self._stream.fileno())
+        if is_synced:
+            os.fsync(self._stream.fileno())
         self._stream.close()
 
     def digest(self) -> str:
@@ -266,6 +269,12 @@ class OutputFile:
         with suppress(OSError):
             self._stream.close()
         self.path.unlink(missing_ok=True)
+
+
+def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """Create a temporary directory inside Spark's local directory, which is deleted with the executor."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+    return tempfile.TemporaryDirectory(prefix="statecheck-", dir=local if local and Path(local).is_dir() else None)
 
 
 def require_partitionable(schema: Any, columns: Sequence[str]) -> None:

@@ -56,7 +56,6 @@ class Database:
     """
     A database that can be pickled, and whose password is never shown.
 
-    :param url: An SQLAlchemy URL.
     :raises InvalidConfigurationError: if the URL is invalid.
     """
 
@@ -64,6 +63,15 @@ class Database:
         parsed = _parse_url(url)
         self._url = HiddenOptions({"url": url})
         self.shown = f"{parsed.drivername}://{parsed.host or ''}/{parsed.database or ''}"
+
+    @classmethod
+    def open(cls, address: Address) -> Self:
+        """
+        Return the database of an address.
+
+        :raises InvalidConfigurationError: if the environment variable is missing, or the URL is invalid.
+        """
+        return cls(resolved_url(address))
 
     def __repr__(self) -> str:
         return f"Database({self.shown!r})"
@@ -119,7 +127,6 @@ class SinkDatabase(Database):
     """
     Database with the table of a sink.
 
-    :param url: SQLAlchemy URL.
     :raises InvalidConfigurationError: if the URL is invalid, or of an unsupported database.
     """
 
@@ -130,15 +137,6 @@ class SinkDatabase(Database):
                 f"Expected the URL of a PostgreSQL database, postgresql+psycopg2://…, or of an SQLite file, sqlite:///…, found "
                 f"{self.shown!r}; write files and load them into the database, or implement a TwoPhaseCommitSink."
             )
-
-    @classmethod
-    def open(cls, address: Address) -> Self:
-        """
-        Return the database of an address.
-
-        :raises InvalidConfigurationError: if the environment variable is missing, or the URL is invalid.
-        """
-        return cls(resolved_url(address))
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -191,15 +189,6 @@ class SinkDatabase(Database):
             f"Expected the Python driver for {self.shown}, found {error}; "
             "pip install 'airflow-provider-statecheck[postgres]' where the Spark driver runs."
         )
-
-
-def open_database(address: Address) -> Database:
-    """
-    Return the database at an address.
-
-    :raises InvalidConfigurationError: if the environment variable is not set, or the URL is invalid.
-    """
-    return Database(resolved_url(address))
 
 
 def shown_address(address: Address) -> str:

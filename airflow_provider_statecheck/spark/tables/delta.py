@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
@@ -21,14 +21,12 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
-    StateCheckError,
     StorageError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.schemas import partition_values
-from airflow_provider_statecheck.storage.failures import advice
+from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import conceal, harmless, redact, scheme_of
+from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 Action = Mapping[str, Any]
 _UNSAFE_RENAME = "aws_s3_allow_unsafe_rename"
@@ -58,14 +56,21 @@ class DeltaTableAccess:
     """
     Reads and commits versions of a table.
 
-    :param uri: Directory of the table.
-    :param options: Options of deltalake.
     :param clock: Clock for the timestamps of added and removed files.
     """
 
     uri: str
     options: HiddenOptions
     clock: Clock = field(default_factory=SystemClock)
+
+    @classmethod
+    def of(cls, storage: CheckpointStorage, given: HiddenOptions | None) -> Self:
+        """
+        Return the access to the table in a directory.
+
+        :param given: Options of deltalake; ``None`` to derive them from those of the storage.
+        """
+        return cls(storage.base_uri, given or HiddenOptions(library_options(storage.base_uri, storage.options)))
 
     @property
     def shown(self) -> str:
@@ -89,7 +94,6 @@ class DeltaTableAccess:
         """
         Create the table without files.
 
-        :param schema: Arrow schema.
         :return: ``None`` if the table was created; an error if another writer created it first.
         :raises StorageError: if the storage fails; the table may exist nonetheless.
         """
@@ -217,18 +221,8 @@ class DeltaTableAccess:
     def _options(self) -> dict[str, str] | None:
         return self.options.reveal() or None
 
-    @contextmanager
-    def _redacted_failures(self, action: str) -> Iterator[None]:
-        try:
-            yield
-        except StateCheckError:
-            raise
-        except Exception as error:
-            # deltalake appends a stack trace after the first line.
-            reason = conceal(str(error), self.options.reveal()).partition("\n")[0].rstrip(".")
-            raise StorageError(f"Cannot {action} the Delta table {self.shown}: {reason}.{advice(error)}") from harmless(
-                error, self.options.reveal()
-            )
+    def _redacted_failures(self, action: str) -> AbstractContextManager[None]:
+        return storage_failures(f"Cannot {action} the Delta table {self.shown}", self.options.reveal())
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,6 @@ class PlainTable:
     """
     A Delta table whose rows are exactly those of its Parquet files.
 
-    :param storage: Storage of the table directory.
-    :param snapshot: The table at one version.
     :raises UnsupportedStateError: if the table uses a feature such as deletion vectors or column mapping.
     """
 

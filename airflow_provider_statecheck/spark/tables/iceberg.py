@@ -6,9 +6,10 @@ import base64
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from airflow_provider_statecheck.exceptions import (
@@ -32,11 +33,7 @@ _DECODERS: Mapping[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "dec
 
 
 class OpenTable:
-    """
-    A table that is loaded repeatedly through one catalog client.
-
-    :param address: Address of the table.
-    """
+    """A table that is loaded repeatedly through one catalog client."""
 
     def __init__(self, address: TableAddress) -> None:
         self._address = address
@@ -116,8 +113,35 @@ class TableAddress:
         return f"TableAddress({self.table!r})"
 
 
-def portable_metadata(table: Any) -> str:
-    """Return the table metadata that tasks need as JSON, with absolute locations and without history."""
+@dataclass(frozen=True, slots=True)
+class TaskTable:
+    """Properties of a table that a Spark task needs to read or write its files."""
+
+    shown: str
+    metadata: str
+    """Table metadata as JSON, with absolute locations and without history."""
+    io: HiddenOptions
+    """Properties of the table's storage; may contain credentials."""
+
+    @classmethod
+    def of(cls, table: Any, shown: str) -> Self:
+        """
+        Return the properties of a loaded table.
+
+        :raises UnsupportedStateError: if the catalog must sign each request, which tasks cannot do.
+        """
+        return cls(shown, _portable_metadata(table), _storage_properties_of(table, shown))
+
+    def open(self) -> tuple[Any, Any]:
+        """Return the metadata and the file IO of the table."""
+        from pyiceberg.io import load_file_io
+        from pyiceberg.table.metadata import TableMetadataUtil
+
+        metadata = TableMetadataUtil.parse_raw(self.metadata)
+        return metadata, load_file_io(self.io.reveal(), metadata.location)
+
+
+def _portable_metadata(table: Any) -> str:
     history: dict[str, Any] = {"snapshots": [], "refs": {}, "snapshot_log": [], "metadata_log": []}
     properties = dict(table.metadata.properties)
     if _DATA_PATH in properties:
@@ -128,12 +152,7 @@ def portable_metadata(table: Any) -> str:
     )
 
 
-def storage_properties_of(table: Any, shown: str) -> HiddenOptions:
-    """
-    Return the storage properties of a loaded table for tasks.
-
-    :raises UnsupportedStateError: if the catalog must sign each request, which tasks cannot do.
-    """
+def _storage_properties_of(table: Any, shown: str) -> HiddenOptions:
     found = table.io.properties
     # PyArrow's filesystems ignore a signer.
     if found.get(_SIGNER) and type(table.io).__name__ != "PyArrowFileIO":

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.schemas import (
+    TASK_BYTES,
     TaskReader,
     arrow_schema,
     batches_of,
@@ -33,8 +34,6 @@ from airflow_provider_statecheck.storage.uris import open_filesystem, redact
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-_TASK_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,10 @@ def task_bytes(cores: int, cut: Sequence[tuple[RowGroups, Sequence[int]]]) -> in
     :param cut: Row groups that are read, each with the sizes of all row groups of its file.
     """
     total = sum(sum(sizes[groups.start : groups.end]) for groups, sizes in cut)
-    return max(1, min(_TASK_BYTES, total // cores))
+    return max(1, min(TASK_BYTES, total // cores))
 
 
-def cut_into_tasks(groups: RowGroups, sizes: Sequence[int], limit: int = _TASK_BYTES) -> Iterator[RowGroups]:
+def cut_into_tasks(groups: RowGroups, sizes: Sequence[int], limit: int = TASK_BYTES) -> Iterator[RowGroups]:
     """
     Divide row groups among tasks; each task gets one large row group or several small ones.
 

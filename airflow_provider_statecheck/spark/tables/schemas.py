@@ -22,9 +22,9 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.storage.failures import RetryPolicy
+from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
-from airflow_provider_statecheck.storage.uris import conceal
+from airflow_provider_statecheck.storage.uris import conceal, harmless
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -297,6 +297,25 @@ def concealed_failures(message: str, options: Mapping[str, Any]) -> Iterator[Non
         raise StorageError(f"{message}: {type(error).__name__} {conceal(str(error), options)}") from None
 
 
+@contextmanager
+def storage_failures(what: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """
+    Replace errors of a storage client on the driver by errors without credentials, with what the user can do.
+
+    :param what: What failed.
+    :param options: Options of the client, which the error must not show.
+    :raises StorageError: if the block fails with another error than those of this package.
+    """
+    try:
+        yield
+    except StateCheckError:
+        raise
+    except Exception as error:
+        # deltalake appends a stack trace after the first line.
+        reason = conceal(str(error), options).partition("\n")[0].rstrip(".")
+        raise StorageError(f"{what}: {reason}.{advice(error)}") from harmless(error, options)
+
+
 def union_all(frames: Iterable[DataFrame]) -> DataFrame:
     """Return the rows of all DataFrames, at least one; columns are matched by position."""
     return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
@@ -306,7 +325,12 @@ def quoted_column(name: str) -> Column:
     """Return a column by its literal name, which may contain dots and backticks."""
     from pyspark.sql import functions
 
-    return functions.col(f"`{name.replace('`', '``')}`")
+    return functions.col(quoted(name))
+
+
+def quoted(name: str) -> str:
+    """Quote a column name for Spark SQL."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def _unpacked(packed: bytes) -> list[Any]:
@@ -339,6 +363,8 @@ def _escaped(text: str) -> str:
     return "".join(f"%{ord(character):02X}" if character in _ESCAPED else character for character in text)
 
 
+TASK_BYTES = 32 * 1024 * 1024
+"""Size of the files or row groups that one task reads in Python."""
 _BATCH_BYTES = 8 * 1024 * 1024
 _MAX_BATCH_ROWS = 64 * 1024
 

@@ -11,18 +11,22 @@ the effects that it is about to carry out, each time under the next number: no f
 filesystems would miss it for a moment. Before it carries them out, it checks for newer claims. Therefore either the newer
 attempt reads the effects and completes them, or the older attempt sees the claim and stops.
 
-Both kinds of files contain a digest of their fields, which each read verifies.
+Both kinds of files contain a digest of their other fields, which each read verifies: it is in no row and in no other file.
+Without it, a changed byte could make another valid record, such as one that names other files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -38,8 +42,7 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.sinks.commits.committer import require_newest
-from airflow_provider_statecheck.spark.sinks.commits.sealed_json import damaged, seal, unseal
+from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination, require_newest
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -86,18 +89,15 @@ class Output(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class FileDestination:
+class FileDestination(CommitDestination):
     """
     A destination whose log is in a directory.
 
     :param name: Name of the destination for error messages, without credentials.
     :param storage: Directory of the log; several sinks may share it.
-    :param lineage: Identifier of the sink.
-    :param committable: Class of the committables.
-    :param output: Output of the sink.
     """
 
-    name: str
+    name: str = field()
     storage: CheckpointStorage
     lineage: str
     committable: type[TaskCommittable]
@@ -107,16 +107,12 @@ class FileDestination:
     _published: Publication | None = field(default=None, init=False)
     """Newest output that this attempt has published."""
 
+    @override
     def log_of(self, lineage: str) -> CommitLog:
-        """Return the log of a lineage without claiming it."""
         return self.files_of(lineage).read()[0]
 
+    @override
     def load(self, epoch: int) -> CommitLog:
-        """
-        Claim the log for an attempt, apply its pending effects, and return it.
-
-        :raises StaleAttemptError: if a newer attempt has claimed the log.
-        """
         files = self.files_of(self.lineage)
         if self._written is None and files.newest()[0] < epoch:
             files.read()  # a log that cannot be read is not claimed
@@ -128,29 +124,16 @@ class FileDestination:
             self._carry_out(epoch, self._written, None)
         return self._written.log
 
-    def require_retractable(self, ranges: Iterable[CommitRange]) -> None:
-        """
-        Require the records of the output.
-
-        :raises CorruptStateError: if the records were deleted.
-        """
+    @override
+    def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
         self.files_of(self.lineage).require_records(ranges, self.name)
 
+    @override
     def require_same(self, committed: Publication) -> None:
-        """
-        Require that a committed checkpoint has the output of a repeated commit.
-
-        :raises CorruptStateError: if the output differs.
-        :raises CoordinatorError: if the checkpoint was skipped and newer ones were committed.
-        """
         self.files_of(self.lineage).require_same(committed, self.name)
 
+    @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
-        """
-        Write the change, and carry out its effects unless a newer attempt has claimed the log.
-
-        :raises StaleAttemptError: if a newer attempt has claimed the log; no effect is carried out in this case.
-        """
         files = self.files_of(self.lineage)
         effects = Effects(retracted=change.retracted)
         if change.publication is not None:
@@ -161,12 +144,8 @@ class FileDestination:
         self._carry_out(epoch, written, change.publication)
         return None
 
+    @override
     def sweep(self, epoch: int, last_epoch: int) -> None:
-        """
-        Delete output that the log does not name, and the files of older attempts.
-
-        :raises StaleAttemptError: if a newer attempt has claimed the log; nothing is deleted in this case.
-        """
         # Listed before the log is read: all that is listed and not named then is of no attempt that goes on.
         files = self.files_of(self.lineage)
         listed, records = self.output.listed(), files.records()
@@ -465,3 +444,45 @@ def _sorted(publication: Publication) -> Publication:
         return json.dumps(each.to_json(), sort_keys=True)
 
     return replace(publication, committables=tuple(sorted(publication.committables, key=key)))
+
+
+_DIGEST = "sha256"
+
+
+def seal(document: Mapping[str, Any]) -> bytes:
+    """
+    Return the content of a file; equal documents have equal contents.
+
+    :param document: Plain JSON values with string keys.
+    """
+    return json.dumps({**document, _DIGEST: _digest(document)}, sort_keys=True, indent=1).encode()
+
+
+def unseal(data: bytes, what: str, where: str) -> dict[str, Any]:
+    """
+    Return the document of a file after verifying its digest.
+
+    :param what: Description of the document for error messages.
+    :param where: Location of the file for error messages.
+    :raises CorruptStateError: if the content is no sealed document, or was changed after it was written.
+    """
+    try:
+        document: dict[str, Any] = json.loads(data)
+        expected = str(document.pop(_DIGEST))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(what, where, repr(data[:100])) from error
+    if (found := _digest(document)) != expected:
+        raise damaged(f"{what} with the digest {expected[:12]}…", where, f"content with {found[:12]}…")
+    return document
+
+
+def damaged(expected: str, where: str, found: str) -> CorruptStateError:
+    """Return the error for a file with other content than expected."""
+    return CorruptStateError(
+        f"Expected {expected} in {where}, found {found}; the file was changed after it was written. Restore the file from a "
+        "backup, or delete the output of the sink together with its log and start over."
+    )
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
@@ -41,34 +41,41 @@ _TRIES = 20
 _LONGEST_PAUSE_SECONDS = 10.0
 
 
-class CommitDestination(Protocol):
-    """A destination that stores the commit log of a sink together with its output."""
+class CommitDestination(ABC):
+    """
+    A destination that stores the commit log of a sink together with its output.
+
+    Each method raises a ``StorageError`` if the destination fails, and a ``CorruptStateError`` if the log, records of the
+    output or the output itself are missing or damaged. Methods that change the destination raise a ``StaleAttemptError``
+    and change nothing if a newer attempt owns it.
+    """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name of the destination for error messages, without credentials."""
-        ...
 
+    @abstractmethod
     def log_of(self, lineage: str) -> CommitLog:
         """Return the log of a sink without changing it; empty if the sink never wrote."""
-        ...
 
+    @abstractmethod
     def load(self, epoch: int) -> CommitLog:
         """
         Return the log of this sink after all its recorded effects are complete.
 
         :param epoch: Attempt that loads the log. Afterwards, unlogged changes of older attempts have no effect.
         """
-        ...
 
+    @abstractmethod
     def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
         """
         Require output that :meth:`apply` can roll back.
 
         :raises StateCheckError: if it cannot.
         """
-        ...
 
+    @abstractmethod
     def require_same(self, committed: Publication) -> None:
         """
         Require that a committed checkpoint has the output of a repeated commit.
@@ -76,8 +83,8 @@ class CommitDestination(Protocol):
         :raises CorruptStateError: if the output differs.
         :raises CoordinatorError: if the checkpoint was skipped and newer ones were committed.
         """
-        ...
 
+    @abstractmethod
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
         """
         Apply a change with its effects, unless the log has changed in the meantime.
@@ -88,16 +95,16 @@ class CommitDestination(Protocol):
         :param epoch: Attempt that applies the change.
         :return: ``None`` if the change was applied; otherwise the reason for which it was not, or may not have been.
             The change is then decided again from the log of another :meth:`load`.
+        :raises UnsupportedStateError: if the destination cannot store the output.
         """
-        ...
 
+    @abstractmethod
     def sweep(self, epoch: int, last_epoch: int) -> None:
         """
         Delete the output of attempts up to an epoch that was never committed and never can be.
 
-        :param epoch: Attempt that owns the destination; nothing is deleted if a newer one has taken it over.
+        :param epoch: Attempt that owns the destination.
         """
-        ...
 
 
 class CommittingSink(ABC):
@@ -187,8 +194,6 @@ class TwoPhaseCommitter:
     """
     The ownership of a destination by one attempt.
 
-    :param destination: Destination with the output and its log.
-    :param context: Attempt that owns the destination.
     :param can_retract: Whether commits from now on can be rolled back; the log records this for earlier commits.
     :param refuses_earlier_output: Whether a fresh start fails if the destination has output of earlier starts.
     """
@@ -201,12 +206,8 @@ class TwoPhaseCommitter:
 
     def open(self) -> None:
         """
-        Take ownership of the destination.
+        Take ownership of the destination, as :meth:`CommittingSink.open` describes.
 
-        :raises StaleAttemptError: if a newer attempt owns the destination.
-        :raises EnvironmentNotReadyError: if the destination has output to replace that is not retractable, or that the
-            sink refuses.
-        :raises CorruptStateError: if output of the restored checkpoint was replaced.
         :raises CoordinatorError: if the attempt, or a lost one with its epoch, has committed.
         """
         context = self.context
@@ -215,12 +216,9 @@ class TwoPhaseCommitter:
 
     def commit(self, checkpoint_id: int, committables: Sequence[TaskCommittable]) -> None:
         """
-        Publish the output of a checkpoint; idempotent.
+        Publish the output of a checkpoint, as :meth:`CommittingSink.commit` describes.
 
-        :raises StaleAttemptError: if a newer attempt owns the destination.
         :raises CoordinatorError: if the checkpoint is not in the ancestry of the attempt.
-        :raises CorruptStateError: if the output differs from an earlier commit of the checkpoint.
-        :raises IncompatibleCheckpointError: if another job has not committed its output of the restored savepoint.
         """
         own = tuple(each for each in committables if each.lineage == self.context.lineage)
         self._require_foreign_output_committed(
@@ -236,12 +234,8 @@ class TwoPhaseCommitter:
             self._has_swept = True
 
     def close(self) -> None:
-        """
-        Retract, after a success, the output outside the ancestry of this attempt, and delete uncommitted output.
-
-        :raises StaleAttemptError: if a newer attempt owns the destination.
-        """
-        self._apply(self._end)
+        """Retract, after a success, the output outside the ancestry of this attempt, and delete uncommitted output."""
+        self._apply(lambda current: self._retraction(current, self._ancestry(current)))
         self._sweep(self.context.epoch)
 
     def _begin(self, current: CommitLog, start: Start) -> LogChange | None:
@@ -286,9 +280,6 @@ class TwoPhaseCommitter:
             committables=tuple(each for each in committables if each.has_output or each.KEEPS_EMPTY),
             owner=f"{self.context.uid!r} of job {self.context.job_name!r}",
         )
-
-    def _end(self, current: CommitLog) -> LogChange | None:
-        return self._retraction(current, self._ancestry(current))
 
     def _retraction(self, current: CommitLog, ancestry: Ancestry) -> LogChange | None:
         retracted = current.outside(ancestry)

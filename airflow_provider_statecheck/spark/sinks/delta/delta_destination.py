@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -38,15 +40,14 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     Publication,
     Start,
 )
-from airflow_provider_statecheck.spark.sinks.commits.committer import require_newest
+from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination, require_newest
 from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
-    DeltaFiles,
     application,
     require_fitting,
     require_writable_table,
 )
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_schema
-from airflow_provider_statecheck.spark.sinks.target_files import lineage_directory
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns
 
@@ -98,21 +99,16 @@ class DeltaOutput(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class DeltaDestination:
+class DeltaDestination(CommitDestination):
     """
     A table whose application transaction selects the commit log of one sink.
 
-    :param table: The table.
-    :param files: Files of the lineage in the table.
-    :param records: Records of the output of each checkpoint.
-    :param output: Output of the sink.
-    :param context: Attempt that owns the sink.
     :param partition_by: Partition columns of the table.
     :param merges_schema: Whether columns may be added to the table.
     """
 
     table: DeltaTableAccess
-    files: DeltaFiles
+    files: TargetFiles
     records: CommitFiles
     output: DeltaOutput
     context: SinkContext
@@ -126,27 +122,19 @@ class DeltaDestination:
     _last_try: int = field(default=0, init=False)
 
     @property
+    @override
     def name(self) -> str:
-        """Name of the table for error messages, without credentials."""
         return f"Delta table {self.table.shown}"
 
+    @override
     def log_of(self, lineage: str) -> CommitLog:
-        """
-        Return the log of a lineage; empty if the sink never wrote to the table.
-
-        :raises CorruptStateError: if the log is missing or damaged.
-        """
         _, found = self._newest(lineage)
         if found is None:
             raise self._lost_log_error(lineage)
         return found
 
+    @override
     def load(self, epoch: int) -> CommitLog:
-        """
-        Read the newest version of the table, and return its log.
-
-        :raises CorruptStateError: if the table was recreated, or the log is missing or damaged.
-        """
         self._snapshot, found = self._newest(self.context.lineage)
         self._require_same_table(self._snapshot)
         if found is None:
@@ -154,33 +142,18 @@ class DeltaDestination:
         start = self._unwritten
         return found if start is None or epoch in found.starts else found.begun(epoch, start)
 
+    @override
     def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
-        """
-        Require output that can be removed from the table.
-
-        :raises EnvironmentNotReadyError: if the table is append-only.
-        :raises CorruptStateError: if another writer has rewritten the output, or its records were deleted.
-        """
         self.records.require_records(ranges, self.name)
         if self._snapshot is not None:
             self.output.require_retractable(self._snapshot, ranges)
 
+    @override
     def require_same(self, committed: Publication) -> None:
-        """
-        Require that a committed checkpoint has the output of a repeated commit.
-
-        :raises CorruptStateError: if the output differs.
-        """
         self.records.require_same(committed, self.name)
 
+    @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
-        """
-        Write the next version of the table, unless another writer has written one since :meth:`load`.
-
-        :raises EnvironmentNotReadyError: if the table has unsupported features.
-        :raises UnsupportedStateError: if the schema is incompatible with the table.
-        :raises CorruptStateError: if output is missing or was modified.
-        """
         schema = self._schema_of(change)
         self._require_fitting(schema)
         if self._snapshot is None and schema is None:
@@ -190,12 +163,8 @@ class DeltaDestination:
             return None
         return self._create(schema) or self._add_columns(change, schema) or self._commit(change)
 
+    @override
     def sweep(self, epoch: int, last_epoch: int) -> None:
-        """
-        Delete the uncommitted files and the unused records of attempts up to an epoch.
-
-        :raises StaleAttemptError: if a newer attempt owns the table; nothing is deleted in this case.
-        """
         # Listed before the log is read: a newer attempt records output only after it has taken the table over.
         records = self.records.records()
         snapshot, current = self._newest(self.context.lineage)
@@ -330,7 +299,7 @@ class DeltaDestination:
         return self._snapshot
 
     def _logs(self, lineage: str) -> LogFiles:
-        return LogFiles(DeltaFiles(self.files.storage, lineage))
+        return LogFiles(TargetFiles(self.files.storage, lineage))
 
     def _note(self, event: str, publication: Publication | None = None) -> dict[str, Any]:
         owner = {"job": self.context.job_name, "uid": self.context.uid, "epoch": self.context.epoch}
@@ -349,7 +318,7 @@ class LogFiles:
     own, so that a late try cannot put another log in force than the one that it has written.
     """
 
-    files: DeltaFiles
+    files: TargetFiles
 
     def read(self, version: int) -> CommitLog | None:
         """

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.exceptions import (
-    CoordinatorError,
-    CorruptStateError,
-    EnvironmentNotReadyError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import CorruptStateError, EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.sink import (
     SinkTaskContext,
     TaskCommittable,
     decode_file,
     encode_schema,
-    require_key_values,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import (
+    ParquetSinkWriter,
     TargetFiles,
-    lineage_directory,
+    data_file,
+    lineage_of_data_file,
     missing_file_cause,
     staged_name,
     staging_directory,
@@ -45,8 +40,6 @@ from airflow_provider_statecheck.spark.tables.delta_files import (
     stored_schema,
 )
 from airflow_provider_statecheck.storage.file_operations import in_parallel
-
-_DATA_FILE = re.compile(r"statecheck-([0-9a-f]{12})/(?:.*/)?g(\d+)-e(\d+)-\d+-[0-9a-f]{32}\.parquet", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,59 +63,12 @@ class DeltaCommittable(TaskCommittable):
         return {"schema": str(document["schema"]), "files": files}
 
 
-class DeltaFiles(TargetFiles):
-    """Data files, records and logs of a lineage in a table; never changes the transaction log of the table."""
-
-    __slots__ = ()
-
-    @override
-    def _require_own(self, name: str) -> None:
-        is_plain = not {"", ".", ".."} & set(name.split("/"))
-        is_own = name.startswith(f"{lineage_directory(self.lineage)}/") or lineage_of_data_file(name) == self.lineage
-        if not is_plain or not is_own:
-            raise CoordinatorError(
-                f"Expected a file of lineage {self.lineage} in the table {self.target}, found {name!r}; no file was changed."
-            )
-
-
 def application(lineage: str) -> str:
     """Return the application id whose version is that of the commit log of a lineage."""
     return f"statecheck-{lineage}"
 
 
-def data_directory(lineage: str) -> str:
-    """
-    Return the directory of the data files of a lineage.
-
-    The directory is not hidden because Delta readers ignore hidden directories.
-    """
-    return f"statecheck-{lineage}"
-
-
-def data_file(lineage: str, directory: str, generation: int, epoch: int, subtask: int, key: str) -> str:
-    """
-    Return the permanent name of a data file.
-
-    :param directory: Partition directory of the rows.
-    :param key: Unique key of 32 hex characters.
-    """
-    name = f"g{generation}-e{epoch}-{subtask}-{key}.parquet"
-    return "/".join(part for part in (data_directory(lineage), directory, name) if part)
-
-
-def lineage_of_data_file(name: str) -> str | None:
-    """Return the lineage of a data file, ``None`` for files of other writers."""
-    match = _DATA_FILE.fullmatch(name)
-    return match.group(1) if match else None
-
-
-def writer_of_data_file(name: str) -> tuple[int, int]:
-    """Return the generation and the epoch of the attempt that wrote a data file, zeros for files of other writers."""
-    match = _DATA_FILE.fullmatch(name)
-    return (int(match.group(2)), int(match.group(3))) if match else (0, 0)
-
-
-def require_files_exist(files: DeltaFiles, checkpoint_id: int, wanted: Sequence[DeltaFile]) -> None:
+def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence[DeltaFile]) -> None:
     """
     Require that files are complete before a version of the table refers to them.
 
@@ -240,64 +186,31 @@ def _column_restrictions(snapshot: DeltaSnapshot) -> list[str]:
     ]
 
 
-class DeltaSinkWriter:
+def delta_writer(
+    files: TargetFiles, layout: FileLayout, generation: int, context: SinkTaskContext, keys: Sequence[str] = ()
+) -> ParquetSinkWriter:
     """
-    Writes data files under their permanent names.
+    Return a writer of data files under their permanent names.
 
-    A failed or duplicate task leaves orphan files.
-
-    :param files: Files of the table.
-    :param layout: Layout of the files.
-    :param generation: Generation of the attempt.
-    :param context: Spark task that writes.
     :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
-    :param new_name: Function that returns unique keys.
     """
+    schema = file_schema(context.schema)
 
-    def __init__(
-        self,
-        files: DeltaFiles,
-        layout: FileLayout,
-        generation: int,
-        context: SinkTaskContext,
-        keys: Sequence[str] = (),
-        new_name: Callable[[], str] = new_key,
-    ) -> None:
-        self._lineage = files.lineage
-        self._context = context
-        self._schema = file_schema(context.schema)
-        self._keys = keys
+    def name(directory: str) -> str:
+        if keys:
+            return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_key())}"
+        return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())
 
-        def name(directory: str) -> str:
-            if keys:
-                return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_name())}"
-            return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_name())
-
-        self._rows = DataFileWriter(files, layout, self._schema, name)
-
-    def write(self, table: Any) -> None:
-        """
-        Write a table with the columns of the schema, in any order.
-
-        :raises UnsupportedStateError: if a key is null or missing.
-        """
-        require_key_values(table, self._keys)
-        self._rows.write(table)
-
-    def prepare_commit(self) -> list[dict[str, Any]]:
-        """Finish all files and return their committable."""
-        committable = DeltaCommittable(
-            lineage=self._lineage,
-            epoch=self._context.epoch,
-            subtask=self._context.subtask,
-            schema=encode_schema(self._schema),
-            files=tuple(_delta_file(file) for file in self._rows.finish()),
+    def committable(written: Sequence[WrittenFile]) -> DeltaCommittable:
+        return DeltaCommittable(
+            lineage=files.lineage,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            schema=encode_schema(schema),
+            files=tuple(_delta_file(file) for file in written),
         )
-        return [committable.to_json()]
 
-    def abort(self) -> None:
-        """Delete the written files; files that cannot be deleted are orphans, and a later sweep deletes them."""
-        self._rows.abort()
+    return ParquetSinkWriter(DataFileWriter(files, layout, schema, name), committable, keys)
 
 
 def _delta_file(file: WrittenFile) -> DeltaFile:

@@ -29,16 +29,15 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     Publication,
 )
 from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaOutput
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
-    DeltaFiles,
+from airflow_provider_statecheck.spark.sinks.delta.delta_files import own_files, require_files_exist
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW, last_rows
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    TargetFiles,
     data_directory,
     lineage_of_data_file,
-    own_files,
-    require_files_exist,
+    sweep_staged,
     writer_of_data_file,
 )
-from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW, last_rows
-from airflow_provider_statecheck.spark.sinks.target_files import sweep_staged
 from airflow_provider_statecheck.spark.tables.delta import (
     DeltaCommit,
     DeltaFile,
@@ -58,15 +57,11 @@ class UpsertedRows(DeltaOutput):
     """
     Rows of one lineage, identified by key.
 
-    :param table: The table.
-    :param files: Files of the lineage in the table.
-    :param records: Records of the output of each checkpoint.
     :param keys: Key columns.
-    :param compression: Parquet compression codec.
     """
 
     table: DeltaTableAccess
-    files: DeltaFiles
+    files: TargetFiles
     records: CommitFiles
     keys: tuple[str, ...]
     compression: str
@@ -221,16 +216,10 @@ def _in_rows(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppendedFiles(DeltaOutput):
-    """
-    Data files of one lineage.
-
-    :param table: The table.
-    :param files: Files of the lineage in the table.
-    :param records: Records of the output of each checkpoint.
-    """
+    """Data files of one lineage."""
 
     table: DeltaTableAccess
-    files: DeltaFiles
+    files: TargetFiles
     records: CommitFiles
 
     @override

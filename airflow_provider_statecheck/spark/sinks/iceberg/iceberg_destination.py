@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CorruptStateError,
@@ -29,6 +31,7 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     Publication,
     Start,
 )
+from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination
 from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import RowChange, is_file_of, rows_of_files
 from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
     require_files_exist,
@@ -191,12 +194,10 @@ _NEVER_MS = 2**63 - 1
 
 
 @dataclass(slots=True, kw_only=True)
-class IcebergDestination:
+class IcebergDestination(CommitDestination):
     """
     Output and commit log of one sink in an Iceberg table.
 
-    :param table: Table of the sink.
-    :param context: Attempt that commits.
     :param upsert_by: Key columns for upserts; empty for appends.
     :param marks_rows: Whether two columns record the sink and the checkpoint of each upserted row.
     """
@@ -210,23 +211,19 @@ class IcebergDestination:
     _ledger: TableLedger = field(init=False, repr=False)
 
     @property
+    @override
     def name(self) -> str:
-        """Name of the table for error messages."""
         return f"the Iceberg table {self.table.name}"
 
+    @override
     def log_of(self, lineage: str) -> CommitLog:
-        """Return the current log of a lineage; empty if it never opened the table."""
         table = self.table.load()
         with self.table.redacted_failures():
             ledger = read_ledger(table, lineage)
         return ledger.log if ledger else CommitLog()
 
+    @override
     def load(self, epoch: int) -> CommitLog:
-        """
-        Load the table and return the log of this sink.
-
-        :raises CorruptStateError: if the table was rolled back to before the checkpoint that the attempt restores.
-        """
         self._loaded = self.table.load()
         new = TableLedger(job_name=self.context.job_name, uid=self.context.uid)
         with self.table.redacted_failures():
@@ -235,25 +232,16 @@ class IcebergDestination:
                 self._require_restored_output(epoch)
         return self._ledger.log
 
+    @override
     def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
-        """
-        Require that all data files and rows of committed ranges can be identified.
-
-        :raises CorruptStateError: if another writer has rewritten or deleted files.
-        :raises UnsupportedStateError: if the table has lost the columns that identify upserted rows.
-        """
         commits = self._ledger.within(ranges)
         with self.table.redacted_failures():
             self._files_of(commits)
             if _has_upserts(commits):
                 require_marks(self._loaded, self.table.name)
 
+    @override
     def require_same(self, committed: Publication) -> None:
-        """
-        Require that a committed checkpoint has as many files and rows as a repeated commit.
-
-        :raises CorruptStateError: if it has not.
-        """
         known, again = self._ledger.find(committed.epoch, committed.checkpoint_id), TableCommit.of(committed)
         if known is None or not known.is_same(again):
             raise CorruptStateError(
@@ -263,17 +251,9 @@ class IcebergDestination:
                 checkpoint_id=again.checkpoint_id,
             )
 
+    @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
-        """
-        Commit the log and the files to the catalog, unless another commit has changed the table.
-
-        :return: ``None`` after a commit, a :class:`StorageError` if there was none, and a
-            :class:`CommitStateUnknownError` if there may have been one; the catalog refuses it if it arrives later than
-            another commit.
-        :raises UnsupportedStateError: if files were written with other partitions, or the table has lost the columns
-            that identify upserted rows.
-        :raises CorruptStateError: if files to add or to remove are missing.
-        """
+        # The catalog refuses a commit of unknown outcome if it arrives later than another one.
         with self.table.redacted_failures():
             edit = self._edit(change)
         try:
@@ -285,6 +265,7 @@ class IcebergDestination:
             _delete(self._loaded, edit.merged)
         return failure
 
+    @override
     def sweep(self, epoch: int, last_epoch: int) -> None:
         """Do nothing: ``remove_orphan_files`` of Iceberg removes files that no snapshot references."""
 

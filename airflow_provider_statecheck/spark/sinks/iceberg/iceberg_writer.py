@@ -7,9 +7,10 @@ one.
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,8 +30,7 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     numbered,
     require_key_values,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.iceberg import encode_data_file, portable_metadata, storage_properties_of
+from airflow_provider_statecheck.spark.tables.iceberg import TaskTable, encode_data_file
 from airflow_provider_statecheck.storage.uris import conceal, harmless
 
 log = logging.getLogger(__name__)
@@ -43,18 +43,13 @@ class IcebergSinkWriter:
     Writes data files into the data directory of a table.
 
     A failed or duplicate task may leave orphan files there.
-
-    :param target: Table to write to.
-    :param context: Spark task that writes.
-    :param new_name: Function that returns unique keys.
     """
 
-    def __init__(self, target: WriterTarget, context: SinkTaskContext, new_name: Callable[[], str] = new_key) -> None:
+    def __init__(self, target: WriterTarget, context: SinkTaskContext) -> None:
         self._target = target
         self._context = context
-        self._new_name = new_name
         self._columns = context.schema.remove_metadata()
-        self._metadata, self._io = target.open()
+        self._metadata, self._io = target.table.open()
         self._buffered: list[Any] = []
         self._buffered_bytes = 0
         self._files: list[Any] = []
@@ -95,7 +90,9 @@ class IcebergSinkWriter:
             try:
                 self._io.delete(file.file_path)
             except Exception as error:
-                log.warning("Orphan data file of %s was not deleted: %s", self._target.table, self._described(error))
+                log.warning(
+                    "Orphan data file of %s was not deleted: %s", self._target.table.shown, self._described(error)
+                )
         self._files.clear()
         self._buffered.clear()
 
@@ -116,27 +113,26 @@ class IcebergSinkWriter:
                 self._files.append(file)
         except Exception as error:
             raise StorageError(
-                f"Cannot write data files of the Iceberg table {self._target.table}: {self._described(error)}"
-            ) from harmless(error, self._target.io.reveal())
+                f"Cannot write data files of the Iceberg table {self._target.table.shown}: {self._described(error)}"
+            ) from harmless(error, self._target.table.io.reveal())
 
     def _write_tasks(self, table: Any) -> Iterator[Any]:
         from pyiceberg.io.pyarrow import pyarrow_to_schema
-
-        from airflow_provider_statecheck.spark.tables.iceberg_tasks import NamedWriteTask
 
         columns = pyarrow_to_schema(
             table.schema,
             name_mapping=self._metadata.schema().name_mapping,
             format_version=self._metadata.format_version,
         )
+        task, context = _named_write_task(), self._context
         for number, (partition, rows) in enumerate(self._partitions(table)):
-            yield NamedWriteTask(
+            yield task(
                 write_uuid=uuid.uuid4(),
                 task_id=number,
                 schema=columns,
                 record_batches=rows.combine_chunks().to_batches(),
                 partition_key=partition,
-                name=self._name(),
+                name=data_file_name(self._target.lineage, context.epoch, context.subtask, new_key()),
             )
 
     def _partitions(self, table: Any) -> Iterator[tuple[Any, Any]]:
@@ -149,50 +145,36 @@ class IcebergSinkWriter:
         for found in _determine_partitions(spec, self._metadata.schema(), table):
             yield found.partition_key, found.arrow_table_partition
 
-    def _name(self) -> str:
-        return data_file_name(self._target.lineage, self._context.epoch, self._context.subtask, self._new_name())
-
     def _described(self, error: Exception) -> str:
-        return f"{type(error).__name__}: {conceal(str(error), self._target.io.reveal())}"
+        return f"{type(error).__name__}: {conceal(str(error), self._target.table.io.reveal())}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterTarget:
-    """Properties of a table that a task needs for writing."""
+    """What a task needs for writing."""
 
-    table: str
-    metadata: str
-    """Table metadata as JSON, without snapshots."""
-    io: HiddenOptions
-    """Properties of the table's storage; may contain credentials."""
+    table: TaskTable
     lineage: str
     buffer_bytes: int
     """Size in bytes of the rows that a task buffers."""
     upsert_by: tuple[str, ...] = ()
     """Key columns for upserts; empty for appends."""
 
-    @classmethod
-    def of(cls, table: Any, shown: str, **settings: Any) -> WriterTarget:
-        """
-        Return the properties of a loaded table.
 
-        :param settings: The other fields.
-        :raises UnsupportedStateError: if tasks cannot access the storage of the table.
-        """
-        return cls(
-            table=shown,
-            metadata=portable_metadata(table),
-            io=storage_properties_of(table, shown),
-            **settings,
-        )
+@functools.cache
+def _named_write_task() -> Any:
+    """Return the class of the write tasks of pyiceberg with the names of their data files."""
+    from pyiceberg.table import WriteTask
 
-    def open(self) -> tuple[Any, Any]:
-        """Return the metadata and the file IO of the table."""
-        from pyiceberg.io import load_file_io
-        from pyiceberg.table.metadata import TableMetadataUtil
+    @dataclass(frozen=True)
+    class NamedWriteTask(WriteTask):
+        name: str = ""
 
-        metadata = TableMetadataUtil.parse_raw(self.metadata)
-        return metadata, load_file_io(self.io.reveal(), metadata.location)
+        @override
+        def generate_data_file_filename(self, extension: str) -> str:
+            return f"{self.name}.{extension}"
+
+    return NamedWriteTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +226,6 @@ class RowChange:
     """
     Changes of the rows of one commit.
 
-    :param table: Loaded table.
-    :param lineage: Lineage of the sink.
     :param keys: Key columns of the new rows; empty without new rows.
     :param rows: New rows as an Arrow table of :func:`read_rows`; ``None`` for none.
     :param checkpoint_id: Checkpoint of the new rows.

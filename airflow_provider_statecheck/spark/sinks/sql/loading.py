@@ -14,19 +14,12 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     LINEAGE,
     ROW,
     Committable,
-    SinkTaskContext,
     StagedFile,
     numbered,
-    require_key_values,
+    require_distinct_names,
 )
-from airflow_provider_statecheck.spark.sinks.target_files import (
-    ParquetSinkWriter,
-    TargetFiles,
-    missing_file_cause,
-    staging_directory,
-)
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause, staging_directory
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.spark.tables.databases import column_type
 
 if TYPE_CHECKING:
@@ -132,12 +125,7 @@ def require_columns(columns: Any, keys: Sequence[str]) -> None:
     :raises UnsupportedStateError: if names are duplicate, reserved or missing.
     """
     names = list(columns.names)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated or not names:
-        raise UnsupportedStateError(
-            f"Expected columns with different names for a table, found {', '.join(repeated) or 'none'} "
-            f"{'more than once' if repeated else 'at all'}; rename them."
-        )
+    require_distinct_names(names, "a table")
     reserved = [name for name in (LINEAGE, CHECKPOINT, ROW, PLACE) if name in names]
     if reserved:
         raise UnsupportedStateError(
@@ -153,7 +141,6 @@ def require_columns(columns: Any, keys: Sequence[str]) -> None:
 
 _TEMPORARY, _STAGED = "pg_temp", "statecheck_staged"
 _BATCH_ROWS = 65536
-_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=512 * 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,37 +241,6 @@ class RowLoader:
 
         is_ours = self.table.c[LINEAGE] == excluded[LINEAGE]
         return {name: case((is_ours, self.table.c[name]), else_=null()) for name in (LINEAGE, CHECKPOINT)}
-
-
-class SqlSinkWriter:
-    """
-    Writes Parquet files into the staging directory.
-
-    :param files: Files of the staging directory.
-    :param keys: Key columns for upserts; empty for inserts.
-    :param context: Spark task that writes.
-    """
-
-    def __init__(self, files: TargetFiles, keys: Sequence[str], context: SinkTaskContext) -> None:
-        self._keys = keys
-        self._rows = ParquetSinkWriter(files, _LAYOUT, context)
-
-    def write(self, table: Any) -> None:
-        """
-        Write a table with the columns of the schema, in any order.
-
-        :raises UnsupportedStateError: if a key is null.
-        """
-        require_key_values(table, self._keys)
-        self._rows.write(table)
-
-    def prepare_commit(self) -> list[dict[str, Any]]:
-        """Finish all files and return their committable."""
-        return self._rows.prepare_commit()
-
-    def abort(self) -> None:
-        """Delete the written files."""
-        self._rows.abort()
 
 
 def staged_rows(files: TargetFiles, committable: Committable) -> Iterator[Any]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     StateCheckError,
@@ -18,6 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
+from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination
 from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema
 from airflow_provider_statecheck.spark.sinks.sql.loading import (
     RowLoader,
@@ -49,17 +52,13 @@ GROUP BY i.indexrelid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SqlDestination:
+class SqlDestination(CommitDestination):
     """
     Output and commit log of one sink in a table.
 
-    :param database: Database of the table.
-    :param table: Name of the table.
     :param files: Files of the staging directory, with the lineage of the sink.
     :param keys: Key columns for upserts; empty for inserts.
     :param marks_rows: Whether two columns record the sink and the checkpoint of each row.
-    :param job_name: Name of the job.
-    :param uid: UID of the sink.
     """
 
     database: SinkDatabase
@@ -71,8 +70,8 @@ class SqlDestination:
     uid: str
 
     @property
+    @override
     def name(self) -> str:
-        """Name of the table for error messages, without credentials."""
         return f"table {self.table} of {self.database.shown}"
 
     def prepare(self, columns: Any) -> None:
@@ -88,12 +87,12 @@ class SqlDestination:
             create_tables(self.database, (table,))
             require_fitting(self.database, table, self.keys)
 
+    @override
     def load(self, epoch: int) -> CommitLog:
-        """Return the log; empty if the sink never wrote."""
         return self.log_of(self.files.lineage)
 
+    @override
     def log_of(self, lineage: str) -> CommitLog:
-        """Return the log of a lineage in the table; empty if the sink never wrote."""
         from sqlalchemy import select
 
         heads = self._heads
@@ -106,15 +105,12 @@ class SqlDestination:
             else CommitLog.decode(found, f"{self._heads.fullname} of {self.database.shown}")
         )
 
+    @override
     def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
         """Do nothing: marked rows can be deleted, and the log records which rows are marked."""
 
+    @override
     def require_same(self, committed: Publication) -> None:
-        """
-        Require that a committed checkpoint has as many rows as a repeated commit.
-
-        :raises CorruptStateError: if it has not.
-        """
         from sqlalchemy import select
 
         commits, rows = self._commits, sum(file.rows for task in committed.committables for file in task.files)
@@ -132,8 +128,8 @@ class SqlDestination:
                 checkpoint_id=committed.checkpoint_id,
             )
 
+    @override
     def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
-        """Change the log and the rows in one transaction, unless the log has changed in the meantime."""
         with self.database.transaction() as connection:
             # Updating the log first blocks concurrent attempts, which then find a changed log.
             if not self._replace_log(connection, epoch, change):
@@ -146,8 +142,8 @@ class SqlDestination:
             self._delete_staged(change.publication)
         return None
 
+    @override
     def sweep(self, epoch: int, last_epoch: int) -> None:
-        """Delete the staged files of attempts up to an epoch."""
         sweep_staged(self.files, last_epoch)
 
     def _delete_staged(self, publication: Publication) -> None:

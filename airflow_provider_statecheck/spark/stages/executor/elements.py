@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.executor_io import scratch_directory
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
+from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 
-KEY_GROUP = "__statecheck_key_group"
-"""Column with the key group of a row."""
 CONTROL = "__statecheck_control"
 """Column with a message instead of data; null in rows with data."""
 EMPTY_MESSAGE = b""
@@ -30,7 +29,6 @@ class Elements:
     """
     A batch of elements with one schema.
 
-    :param schema: The Arrow schema.
     :param table: The elements as a table.
     :param values: The elements as a function emitted them, if there is no table.
     """
@@ -177,11 +175,11 @@ class KeyedChunk:
         """
         import pyarrow as pa
 
-        columns = [single(table.column(KEY_GROUP)), *key_columns_of(table, serializer)]
+        columns = [single(table.column(KEY_GROUP_COLUMN)), *key_columns_of(table, serializer)]
         starts = _starts(columns)
         positions = pa.array(starts[:-1])
         distinct = [column.take(positions) for column in columns]
-        return cls(table.drop_columns([KEY_GROUP]), KeyBatch(distinct[0], tuple(distinct[1:])), starts.tolist())
+        return cls(table.drop_columns([KEY_GROUP_COLUMN]), KeyBatch(distinct[0], tuple(distinct[1:])), starts.tolist())
 
     @property
     def last_key_group(self) -> int:

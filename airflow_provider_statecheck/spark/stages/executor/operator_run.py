@@ -15,8 +15,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.elements import (
-    KEY_GROUP,
     Elements,
     KeyedChunk,
     key_columns_of,
@@ -57,13 +57,7 @@ STATE_NAME = "aggregates"
 
 
 class OperatorRun:
-    """
-    Runs one function in a subtask.
-
-    :param task: The function and its initial state.
-    :param context: The subtask.
-    :param storage: Storage of the initial state.
-    """
+    """Runs one function in a subtask."""
 
     def __init__(self, task: OperatorTask, context: SubtaskContext, storage: CheckpointStorage) -> None:
         self.task = task
@@ -370,13 +364,13 @@ class AggregateRun(OperatorRun):
             yield self._output(keys, values)
 
     def _combine_rows(self, table: Any) -> tuple[KeyBatch, dict[str, Any]]:
-        by = [KEY_GROUP, *self._key_columns]
+        by = [KEY_GROUP_COLUMN, *self._key_columns]
         for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
             table = table.set_column(table.column_names.index(name), name, column)
         functions = [(name, aggregate.combine) for name, aggregate in self._node.aggregates.items()]
         grouped = table.group_by(by, use_threads=False).aggregate(functions)
         # Hash collisions can change the order of groups.
-        grouped = grouped.sort_by(KEY_GROUP).combine_chunks()
+        grouped = grouped.sort_by(KEY_GROUP_COLUMN).combine_chunks()
         columns = [grouped.column(name).combine_chunks() for name in by]
         values = {name: grouped.column(f"{name}_{combine}").combine_chunks() for name, combine in functions}
         return KeyBatch(columns[0], tuple(columns[1:])), values

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     streams_of_subtask,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.stages.planning import FunctionNode
+from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.snapshots import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
@@ -28,7 +28,6 @@ from airflow_provider_statecheck.storage.views.loading import load_checkpoint_st
 from airflow_provider_statecheck.storage.views.state_files import FileMergingSnapshotManager
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 
@@ -102,21 +101,9 @@ class SnapshotMoment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTask:
+class OperatorTask(PlannedOperator):
     """A function and its initial state, for Spark tasks."""
 
-    uid: str
-    """Uid within the job."""
-    operator_id: str
-    node: FunctionNode
-    input_schema: Any
-    """Arrow schema of the input."""
-    output_schema: Any
-    """Arrow schema of the output; ``None`` if the function emits nothing."""
-    key_serializer: KeySerializer | None = None
-    """Serializer of the key, for a function directly after ``key_by``."""
-    time_column: str | None = None
-    """Column with the timestamp of an element."""
     states: Mapping[int, OperatorSubtaskState] = field(default_factory=dict)
     """Initial state by subtask."""
     schemas: OperatorSchemas | None = None
@@ -124,13 +111,22 @@ class OperatorTask:
     restored_checkpoint_id: int | None = None
     """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
 
+    @classmethod
+    def of(cls, operator: PlannedOperator, **state: Any) -> Self:
+        """
+        Return the task of a planned function.
+
+        :param state: Fields of the initial state, or others that replace those of the plan.
+        """
+        return cls(**{each.name: getattr(operator, each.name) for each in fields(operator)} | state)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskContext:
     """Properties of a subtask that all functions of its vertex share."""
 
     job_id: str
-    subtask: int
+    subtask: int = 0
     parallelism: int
     max_parallelism: int
     epoch: int
@@ -171,7 +167,6 @@ class TaskWriting:
         """
         Return the view of a subtask.
 
-        :param storage: Storage of the checkpoint directory.
         :param restored: Initial state of the subtask.
         :raises InvalidConfigurationError: if the configured storage cannot be loaded.
         """

@@ -11,14 +11,14 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
-    KEY_GROUP,
     Elements,
     KeyedChunk,
     KeyGroupSorter,
@@ -63,11 +63,8 @@ class VertexTask:
     storage: TaskStorage
     writing: TaskWriting
     moment: SnapshotMoment
-    parallelism: int
-    max_parallelism: int
-    now_ms: int
-    logical_date: Any
-    state_backend: Any
+    context: SubtaskContext
+    """Properties of its subtasks; each Spark task sets its index."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield data for the next vertex, and messages for the driver."""
@@ -75,7 +72,7 @@ class VertexTask:
         storage = self.storage.open()
         task_input = _TaskInput(batches, has_control=self.has_control)
         with ExitStack() as closing:
-            chain = FunctionChain(self.operators, self._context(subtask), storage)
+            chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), storage)
             closing.callback(chain.close)
             chain.open()
             writer = self._writer(subtask)
@@ -123,18 +120,6 @@ class VertexTask:
             SinkTaskContext(
                 subtask=subtask, epoch=self.writing.attempt.epoch, task_id=uuid.uuid4().hex, schema=self.output_schema
             )
-        )
-
-    def _context(self, subtask: int) -> SubtaskContext:
-        return SubtaskContext(
-            job_id=self.writing.attempt.job_id,
-            subtask=subtask,
-            parallelism=self.parallelism,
-            max_parallelism=self.max_parallelism,
-            epoch=self.writing.attempt.epoch,
-            now_ms=self.now_ms,
-            logical_date=self.logical_date,
-            state_backend=self.state_backend,
         )
 
     def _data_batches(self, elements: Elements) -> Iterator[Any]:
@@ -192,8 +177,6 @@ class FunctionChain:
     Runs the functions of one Spark task.
 
     :param tasks: The functions in order; may be empty.
-    :param context: The subtask.
-    :param storage: Storage of their initial state.
     """
 
     def __init__(self, tasks: Iterable[OperatorTask], context: SubtaskContext, storage: CheckpointStorage) -> None:
@@ -215,7 +198,7 @@ class FunctionChain:
                 yield self._process_from(0, _elements(batch))
             return
         first = self._runs[0]
-        for table in KeyGroupSorter(KEY_GROUP, order).tables(batches):
+        for table in KeyGroupSorter(KEY_GROUP_COLUMN, order).tables(batches):
             yield self._process_from(1, _process_keyed(first, table))
 
     def end(self) -> Iterator[Elements]:

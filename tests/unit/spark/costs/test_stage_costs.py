@@ -1,34 +1,28 @@
+"""Costs of checkpointing, the overhead budget, and free space."""
+
 from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.costs.auto_snapshot import COMPUTE_PER_WRITE, decide
 from airflow_provider_statecheck.spark.costs.stage_costs import (
     ASSUMED_BYTES_PER_SECOND,
     MIB,
+    UNKNOWN_SIZE_BYTES,
     AutoFact,
     AutoFacts,
     StageCosts,
     WriteTimes,
+    full_disk_named,
+    require_room,
+    shortage_of,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
 
 # Budget
 
@@ -182,3 +176,68 @@ def test_facts_hold_for_the_code_that_was_measured_and_survive_json():
     restored.drop_scope((("days", "1"),))
     assert restored.find(step, "a") is None
     assert restored.find(((), "rows"), "b") is not None
+
+
+def disk(free: int | None) -> Any:
+    """Return a storage that knows how much is free."""
+    return SimpleNamespace(base_uri="file:///checkpoints", free_bytes=lambda: free)
+
+
+def test_a_step_that_will_not_fit_is_refused_with_both_numbers():
+    with pytest.raises(
+        StorageError, match=r"at least 500 free bytes .* step rows .* found 499 bytes in file:///checkpoints"
+    ):
+        require_room(disk(499), "rows", 500)
+
+
+def test_a_step_of_unknown_size_needs_a_floor():
+    require_room(disk(UNKNOWN_SIZE_BYTES), "rows", None)
+    with pytest.raises(StorageError, match="the minimum for an unknown size"):
+        require_room(disk(UNKNOWN_SIZE_BYTES - 1), "rows", None)
+
+
+def test_a_small_step_of_known_size_needs_no_floor():
+    assert shortage_of(disk(1000), "rows", 999) is None
+
+
+def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        require_room(disk(2 * UNKNOWN_SIZE_BYTES), "rows", None)
+        assert caplog.records == []
+        require_room(disk(2 * UNKNOWN_SIZE_BYTES - 1), "rows", 10)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"Only {2 * UNKNOWN_SIZE_BYTES - 1} bytes are free")
+
+
+def test_a_storage_that_cannot_tell_refuses_nothing():
+    require_room(disk(None), "rows", 10**18)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("Caused by: java.io.IOException: Disk quota exceeded\n at x"),
+    ],
+    ids=["space", "quota"],
+)
+def test_a_full_disk_is_named_without_the_trace_of_a_jvm(error):
+    with (
+        pytest.raises(StorageError, match="no space left on device, in file:///c") as raised,
+        full_disk_named("file:///c"),
+    ):
+        raise error
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+def test_a_full_disk_is_found_below_another_error():
+    with pytest.raises(StorageError, match="no space left"), full_disk_named("file:///c"):
+        raise RuntimeError("Job aborted.") from OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), UnsupportedStateError("No space left on device")])
+def test_any_other_error_stays_what_it_is(error):
+    with pytest.raises(type(error)) as raised, full_disk_named("file:///c"):
+        raise error
+    assert raised.value is error

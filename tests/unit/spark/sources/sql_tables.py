@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from airflow_provider_statecheck.spark.sources.sql import reader
-from airflow_provider_statecheck.spark.sources.sql.reader import RangeReader
+from airflow_provider_statecheck.spark.sources import sql_source
+from airflow_provider_statecheck.spark.sources.sql_source import RangeReader
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 Rows = list[dict[str, Any]]
 
@@ -55,7 +54,7 @@ def without_spark(monkeypatch: Any) -> None:
         read = RangeReader(database=database, relation=relation, schema=arrow_schema(schema), packed_tasks=b"")
         return [_rows(read.read_task(keys.name)) for keys in ranges]
 
-    monkeypatch.setattr(reader, "load_ranges", load)
+    monkeypatch.setattr(sql_source, "load_ranges", load)
 
 
 def _rows(batches: Iterable[Any]) -> Rows:
@@ -75,8 +74,3 @@ def increments(enumerator: Any) -> list[list[Rows]]:
 def keys_of(found: list[list[Rows]], name: str = "id") -> list[Any]:
     """Return the keys of all rows in the order in which they were read."""
     return [row[name] for increment in found for rows in increment for row in rows]
-
-
-def stored(enumerator: Any) -> Any:
-    """Return the state of a source as a checkpoint gives it back."""
-    return decode_state(encode_state(enumerator.snapshot()))

@@ -21,12 +21,12 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
+from airflow_provider_statecheck.spark.sources.enumerator import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.tables import delta_files
 from airflow_provider_statecheck.spark.tables.delta_files import DataFile
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
+from tests.unit.spark.sources.runs import increments_of, state_of
 
 NO_SPARK: Any = None
 
@@ -63,10 +63,6 @@ def planned(path, enumerator):
 
 def seen(path, enumerator):
     return sorted(key for keys in planned(path, enumerator) for key in keys)
-
-
-def state_of(enumerator):
-    return decode_state(encode_state(enumerator.snapshot()))
 
 
 def finished(source):
@@ -309,7 +305,7 @@ def test_an_instant_of_a_partition_is_the_same_in_a_first_and_in_a_later_run(pat
     log.write_text("\n".join(json.dumps(action) for action in actions))
     for starting_version in (None, 1):
         enumerator = source(starting_version=starting_version).open(None)
-        increments = list(iter(enumerator.next_increment, None))
+        increments = increments_of(enumerator)
         values = [DataFile.of(split.item).values["at"] for each in increments for split in each.splits]
         assert {dt.datetime.fromisoformat(value or "") for value in values} == {
             dt.datetime(2024, 1, 1, 10, tzinfo=dt.UTC)

@@ -1,4 +1,4 @@
-"""The increments of attempts that fail at any point."""
+"""Increments of a source: their limits, their items and row groups, and their state."""
 
 from __future__ import annotations
 
@@ -13,15 +13,111 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidCon
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
     ItemReader,
+    Limits,
+    Piece,
     SourceState,
     decode_source_state,
     moved_pieces,
+    parse_bytes_per_increment,
+    plan,
+    require_count,
     state_after,
 )
-from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.state.source_items import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
-from tests.unit.spark.sources.test_planning import FILES, LIMITS
+from tests.unit.spark.sources.runs import increments_of, state_of
+
+FILES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=8)
+LIMITS = st.builds(
+    Limits,
+    size_bytes=st.none() | st.integers(1, 80),
+    items=st.none() | st.integers(1, 4),
+    row_groups=st.none() | st.integers(1, 6),
+)
+
+
+def ledger_of(files):
+    return Ledger(tuple(Item.of(f"f{i}", sum(groups), "") for i, groups in enumerate(files)))
+
+
+def planned(files, limits, ledger=None):
+    return list(plan(ledger or ledger_of(files), lambda: limits, lambda i: files[i]))
+
+
+def read(files, pieces):
+    return [(p.position, g) for p in pieces for g in range(*(p.groups or (0, len(files[p.position]))))]
+
+
+@given(FILES, LIMITS)
+def test_every_row_group_is_in_exactly_one_increment_and_in_order(files, limits):
+    increments = planned(files, limits)
+
+    found = [group for pieces in increments for group in read(files, pieces)]
+    assert found == [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
+    assert all(increments)
+
+
+@given(FILES, LIMITS)
+def test_an_increment_of_several_pieces_keeps_all_limits(files, limits):
+    for pieces in planned(files, limits):
+        groups = read(files, pieces)
+        if len(groups) > 1 and len({position for position, _ in groups}) > 1:
+            assert sum(p.size_bytes for p in pieces) <= (limits.size_bytes or 10**9)
+            assert len({p.position for p in pieces}) <= (limits.items or 10**9)
+
+
+@given(FILES, st.integers(1, 6))
+def test_no_increment_has_more_row_groups_than_the_limit(files, most):
+    assert all(len(read(files, pieces)) <= most for pieces in planned(files, Limits(row_groups=most)))
+
+
+@given(FILES, LIMITS)
+def test_the_sizes_of_pieces_are_those_of_what_they_read(files, limits):
+    for pieces in planned(files, limits):
+        assert sum(p.size_bytes for p in pieces) == sum(files[i][g] for i, g in read(files, pieces))
+
+
+def test_a_file_of_up_to_two_increments_is_read_whole():
+    assert planned([[10, 10]], Limits(size_bytes=10)) == [(Piece(0, 20),)]
+
+
+def test_a_larger_file_is_cut_at_its_row_groups():
+    assert planned([[10, 10, 5]], Limits(size_bytes=12)) == [
+        (Piece(0, 10, (0, 1), 3),),
+        (Piece(0, 10, (1, 2), 3),),
+        (Piece(0, 5, (2, 3), 3),),
+    ]
+
+
+def test_row_groups_that_are_the_whole_file_are_a_whole_file():
+    assert planned([[1, 1], [1, 1]], Limits(row_groups=2)) == [(Piece(0, 2),), (Piece(1, 2),)]
+
+
+def test_a_file_that_cannot_be_cut_is_an_increment_of_its_own():
+    ledger = ledger_of([[1], [50, 50], [1]])
+
+    found = list(plan(ledger, lambda: Limits(size_bytes=10), lambda _: None))
+
+    assert found == [(Piece(0, 1),), (Piece(1, 100),), (Piece(2, 1),)]
+
+
+def test_footers_of_small_files_are_not_read():
+    def refuse(position):
+        raise AssertionError(position)
+
+    assert len(list(plan(ledger_of([[5], [5], [5]]), lambda: Limits(size_bytes=10), refuse))) == 2
+
+
+def test_the_rest_of_a_file_that_cannot_be_cut_any_more_is_refused():
+    ledger = Ledger(ledger_of([[1, 1]]).items, partial={0: Partial(Intervals.of([0]), 1)})
+
+    with pytest.raises(InvalidConfigurationError, match="rest of f0"):
+        list(plan(ledger, Limits, lambda _: None))
+
+
+def test_ten_thousand_small_files_are_planned_without_looking_at_each_many_times():
+    files = [[1]] * 10_000
+    assert [len(pieces) for pieces in planned(files, Limits(size_bytes=10_000))] == [10_000]
 
 
 class RowGroupsRead(ItemReader):
@@ -55,12 +151,8 @@ def rows_of(files):
     return [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
 
 
-def stored(enumerator):
-    return decode_state(encode_state(enumerator.snapshot()))
-
-
 def increments(enumerator):
-    return list(iter(enumerator.next_increment, None))
+    return increments_of(enumerator)
 
 
 @given(FILES, LIMITS, st.lists(st.integers(0, 4), max_size=6))
@@ -73,7 +165,7 @@ def test_nothing_is_lost_or_doubled_wherever_attempts_end(files, limits, ends):
             found.append((increment, enumerator.load(increment)))
             enumerator.finish(increment)
         enumerator.next_increment()  # planned, and lost with the attempt
-        state = stored(enumerator)
+        state = state_of(enumerator)
 
     assert [row for _, rows in found for row in rows] == rows_of(files)
     assert [increment for increment, _ in found] == expected
@@ -94,7 +186,7 @@ def test_other_limits_after_a_restore_lose_and_double_nothing(files, limits, dat
         for increment in chosen:
             found += enumerator.load(increment)
             enumerator.finish(increment)
-        state = stored(enumerator)
+        state = state_of(enumerator)
 
     assert sorted(found) == rows_of(files)
 
@@ -119,7 +211,7 @@ def test_increments_are_counted_over_all_attempts():
         first.finish(first.next_increment())
     first.next_increment()
 
-    assert [increment.number for increment in increments(enumerator_of(files, limits, stored(first)))] == [3, 4]
+    assert [increment.number for increment in increments(enumerator_of(files, limits, state_of(first)))] == [3, 4]
 
 
 def test_an_unfinished_increment_is_planned_again_by_the_next_attempt():
@@ -127,7 +219,7 @@ def test_an_unfinished_increment_is_planned_again_by_the_next_attempt():
     first.finish(first.next_increment())
     lost = first.next_increment()
 
-    assert enumerator_of([[1], [1]], Limits(items=1), stored(first)).next_increment() == lost
+    assert enumerator_of([[1], [1]], Limits(items=1), state_of(first)).next_increment() == lost
 
 
 def test_the_same_increment_loaded_twice_gives_the_same_rows():
@@ -297,3 +389,28 @@ def test_pieces_follow_their_items_into_a_listing_that_lacks_some():
 def test_consecutive_items_are_encoded_as_a_range():
     enumerator = enumerator_of([[1]] * 5, Limits())
     assert enumerator.encode(enumerator.next_increment()) == [[0, 5]]
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [(7, 7), ("7", 7), ("256 MiB", 256 << 20), ("2gib", 2 << 30), ("1.5 kB", 1500), ("1 GB", 10**9), ("3b", 3)],
+)
+def test_a_size_is_a_number_or_a_text_with_a_unit(written, size):
+    assert parse_bytes_per_increment(written) == size
+
+
+@pytest.mark.parametrize("written", [None, "auto"])
+def test_without_a_size_the_source_finds_one_itself(written):
+    assert parse_bytes_per_increment(written) is None
+
+
+@pytest.mark.parametrize("written", [0, -1, "", "MiB", "1 XB", "-3", "0.1 B", True, 1.5, "1 T"])
+def test_what_is_no_size_is_refused_by_the_name_of_the_argument(written):
+    with pytest.raises(InvalidConfigurationError, match="Expected bytes_per_increment to be"):
+        parse_bytes_per_increment(written)
+
+
+@pytest.mark.parametrize("count", [0, -1, True, "3", 1.0])
+def test_what_is_no_count_is_refused(count):
+    with pytest.raises(InvalidConfigurationError, match="Expected files to be a number from 1"):
+        require_count(count, "files")

@@ -9,8 +9,8 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
+from airflow_provider_statecheck.spark.sources.enumerator import SMALLEST_TARGET_BYTES, automatic_bytes
 from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
-from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES, automatic_bytes
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 

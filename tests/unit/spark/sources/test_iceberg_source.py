@@ -34,7 +34,6 @@ from airflow_provider_statecheck.spark.sources.iceberg_source import (
 from airflow_provider_statecheck.spark.sources.source import OnChange
 from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file
 from airflow_provider_statecheck.spark.tables.schemas import read_tasks
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.iceberg.tables import (
     TABLE,
     append_as_somebody_else as append,
@@ -43,6 +42,7 @@ from tests.unit.spark.sinks.iceberg.tables import (
     rows_of,
     table_in,
 )
+from tests.unit.spark.sources.runs import state_of
 
 SPARK: Any = None  # planning needs none
 
@@ -55,10 +55,6 @@ def folder(tmp_path):
 
 def source_of(folder, **settings):
     return IcebergSource(TABLE, properties=properties_in(folder), **settings)
-
-
-def state_of(enumerator):
-    return decode_state(encode_state(enumerator.snapshot()))
 
 
 def finish(enumerator):
@@ -400,7 +396,7 @@ def test_small_files_share_a_task_and_large_ones_do_not(folder, monkeypatch):
     with table_in(folder) as table:
         tasks = list(table.scan().plan_files())
         assert [len(share) for share in pack_shares(tasks)] == [2]
-        monkeypatch.setattr(iceberg_source, "_TASK_BYTES", 1000)
+        monkeypatch.setattr(iceberg_source, "TASK_BYTES", 1000)
         assert [len(share) for share in pack_shares(tasks)] == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Sources of a database without Spark: what they plan, what they read, and what they notice."""
+"""Rows of a database in key ranges, and changes of rows that were read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import pickle
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.sources import sql_source
-from tests.unit.spark.sources.sql_tables import Table, increments, keys_of, stored, without_spark
+from airflow_provider_statecheck.spark.sources.sql_relation import KeyRange, equal_widths, ranges_between
+from airflow_provider_statecheck.spark.sources.sql_source import Observation, merge_adjacent
+from tests.unit.spark.sources.runs import state_of
+from tests.unit.spark.sources.sql_tables import Table, increments, keys_of, without_spark
 
 SqlSource: Any = sql_source.SqlSource  # no session is needed here
 
@@ -58,13 +62,13 @@ def after_one(source):
     increment = enumerator.next_increment()
     enumerator.load(increment)
     enumerator.finish(increment)
-    return stored(enumerator)
+    return state_of(enumerator)
 
 
 def after_all(source, state=None, **named):
     enumerator = source.open(None, state, **named)
     increments(enumerator)
-    return stored(enumerator)
+    return state_of(enumerator)
 
 
 def test_an_increment_has_about_as_many_rows_as_the_user_says_in_a_range_for_each_reader(orders):
@@ -81,7 +85,7 @@ def test_an_increment_has_about_as_many_rows_as_the_user_says_in_a_range_for_eac
 
 def test_ranges_of_equal_width_count_nothing(orders, monkeypatch):
     orders.add_keys([0, 1, 2, 100])
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql.relation.Relation.ends_of_ranges", None)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql_relation.Relation.ends_of_ranges", None)
 
     found = increments(source_of(orders, rows_per_increment=None, ranges=2).open(None))
 
@@ -136,7 +140,7 @@ def test_nothing_is_lost_or_doubled_wherever_attempts_end(orders, runs, rows, re
                 found.append(enumerator.load(increment))
                 enumerator.finish(increment)
             enumerator.next_increment()  # planned, and lost with the attempt
-            state = stored(enumerator)
+            state = state_of(enumerator)
 
     in_order = [(key is not None, key or 0) for key in keys_of(found)]
     assert sorted(in_order) == sorted((key is not None, key or 0) for key in expected)
@@ -212,7 +216,7 @@ def test_with_a_version_rows_may_change_where_an_attempt_looked_and_did_not_fini
     enumerator.load(enumerator.next_increment())
     orders.execute("update orders set changed = 2 where id = 5")
 
-    assert keys_of(increments(source.open(None, stored(enumerator)))) == [4, 5, 6, 7, 8, 9]
+    assert keys_of(increments(source.open(None, state_of(enumerator)))) == [4, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(("on_change", "kind"), [("fail", SourceChangedError), ("restart", SourceRestartRequiredError)])
@@ -251,7 +255,7 @@ def test_keys_of_any_ordered_type_are_cut_and_go_on_from_a_checkpoint(any_url, k
     found = [first.load(increment)]
     first.finish(increment)
 
-    found += increments(source.open(None, stored(first)))
+    found += increments(source.open(None, state_of(first)))
 
     assert len(found) == 3
     assert sorted(keys_of(found)) == sorted(keys)
@@ -400,7 +404,93 @@ def test_the_same_ranges_are_read_again_by_another_attempt(orders):
 
 
 def test_a_range_is_read_in_batches(orders, monkeypatch):
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql.reader._ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql_source._ROWS_PER_BATCH", 3)
     orders.add_keys(range(10))
 
     assert keys_of(increments(source_of(orders, rows_per_increment=100).open(None))) == list(range(10))
+
+
+KEYS = st.one_of(
+    st.integers(),
+    st.text(),
+    st.floats(allow_nan=False),
+    st.decimals(allow_nan=False, allow_infinity=False),
+    st.dates(),
+    st.datetimes(),
+    st.datetimes(timezones=st.just(UTC)),
+    st.binary(),
+)
+
+
+def at(hour):
+    return datetime(2026, 1, 1, hour, tzinfo=UTC)
+
+
+@given(KEYS, KEYS)
+def test_a_range_is_the_same_after_its_name(above, up_to):
+    for keys in (KeyRange(above, up_to), KeyRange(None, up_to), KeyRange()):
+        found = KeyRange.of_name(keys.name)
+        assert found == keys
+        assert type(found.up_to) is type(keys.up_to)
+        assert "\0" not in keys.name
+
+
+@pytest.mark.parametrize("name", ["", "nil", "[1]", "7", "[1, 2, 3]"])
+def test_a_name_of_another_form_is_refused(name):
+    with pytest.raises(CorruptStateError, match="range of keys"):
+        KeyRange.of_name(name)
+
+
+def test_ranges_have_no_gaps_and_the_first_of_a_new_run_begins_behind_the_mark():
+    assert ranges_between(None, [3, 5]) == [KeyRange(None, 3), KeyRange(3, 5)]
+    assert ranges_between(5, [8]) == [KeyRange(5, 8)]
+
+
+def test_the_same_key_twice_ends_one_range():
+    assert ranges_between(None, ["a", "a", "b"]) == [KeyRange(None, "a"), KeyRange("a", "b")]
+
+
+@given(st.integers(), st.integers(0, 10**6), st.integers(1, 50))
+def test_equal_widths_of_whole_numbers_are_ascending_and_end_with_the_largest(lowest, span, count):
+    ends = equal_widths(lowest, lowest + span, count)
+
+    assert ends == sorted(set(ends))
+    assert (ends[-1], len(ends) <= count) == (lowest + span, True)
+    widths = [high - low for low, high in pairwise(ends)]
+    assert all(width <= -(-span // count) for width in widths)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "ends"),
+    [
+        (0, 9, [3, 6, 9]),
+        (0.0, 3.0, [1.0, 2.0, 3.0]),
+        (Decimal(0), Decimal("1.5"), [Decimal("0.5"), Decimal(1), Decimal("1.5")]),
+        (date(2026, 1, 1), date(2026, 1, 7), [date(2026, 1, 3), date(2026, 1, 5), date(2026, 1, 7)]),
+        (at(0), at(3), [at(1), at(2), at(3)]),
+        (5, 5, [5]),
+        (1, 2, [1, 2]),
+    ],
+)
+def test_numbers_days_and_times_are_cut_into_equal_widths(lowest, highest, ends):
+    assert equal_widths(lowest, highest, 3) == ends
+
+
+@pytest.mark.parametrize("key", ["a", True, b"a"])
+def test_other_keys_have_no_width(key):
+    with pytest.raises(InvalidConfigurationError, match="counting rows"):
+        equal_widths(key, key, 2)
+
+
+def seen(above, up_to, rows=1, newest=None):
+    return Observation(KeyRange(above, up_to), rows, newest)
+
+
+def test_neighbours_become_one():
+    assert merge_adjacent([seen(None, 3, 2, 7), seen(3, 5, 1, 9), seen(5, 6)]) == [seen(None, 6, 4, 9)]
+
+
+def test_ranges_with_a_gap_between_them_and_rows_without_a_key_stay_apart():
+    apart = [seen(None, 3), seen(5, 6), seen(None, None), seen(6, 8)]
+
+    assert merge_adjacent(apart) == apart

@@ -19,14 +19,14 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.sources import stage_output_source
-from airflow_provider_statecheck.spark.sources.planning import SMALLEST_TARGET_BYTES
+from airflow_provider_statecheck.spark.sources.enumerator import SMALLEST_TARGET_BYTES
 from airflow_provider_statecheck.spark.sources.source import OnChange
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, reconcile_commits
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from airflow_provider_statecheck.storage.uris import AllowedLocations
 from tests.unit.spark.sinks.attempts import Attempt
+from tests.unit.spark.sources.runs import state_of
 
 StageOutputSource: Any = stage_output_source.StageOutputSource  # no session is needed here
 
@@ -53,10 +53,6 @@ def _reads_without_spark(monkeypatch):
     monkeypatch.setattr(StageOutputReader, "load", load)
 
 
-def stored(enumerator):
-    return decode_state(encode_state(enumerator.snapshot()))
-
-
 def read(enumerator, count=None):
     """The keys of some increments, which are finished."""
     found: list[Any] = []
@@ -73,7 +69,7 @@ def read(enumerator, count=None):
 def after(source, count):
     enumerator = source.open(None)
     read(enumerator, count)
-    return stored(enumerator)
+    return state_of(enumerator)
 
 
 def fallen_back(path, checkpoint_id=3):
@@ -341,13 +337,13 @@ def test_later_attempts_and_runs_of_a_fork_remember_what_the_other_job_has_read(
     attempt = fork_of(path, 2)
     enumerator = fork().open(None, after(source(), 2), of_other_job=True)
     read(enumerator, 1)
-    state = stored(enumerator)
+    state = state_of(enumerator)
 
     again = fork().open(None, state)
     assert read(again) == [[200]]
     for checkpoint_id in (3, 4):
         attempt.add(checkpoint_id, checkpoint_id * 100)
-        again = fork().open(None, stored(again), new_run=True)
+        again = fork().open(None, state_of(again), new_run=True)
         assert read(again) == [[checkpoint_id * 100]]
     assert again.finished_splits == 6
 
@@ -360,9 +356,9 @@ def test_a_fork_of_a_fork_remembers_both_jobs(path, source, fork):
     Attempt(f"{path}-second", 1, job="second").open().add(1, 1000)
     second = StageOutputSource(f"{path}-second", checkpoints_per_increment=1)
 
-    enumerator = second.open(None, stored(enumerator), of_other_job=True)
+    enumerator = second.open(None, state_of(enumerator), of_other_job=True)
     assert read(enumerator) == [[1000]]
-    assert read(second.open(None, stored(enumerator), new_run=True)) == []
+    assert read(second.open(None, state_of(enumerator), new_run=True)) == []
 
 
 @pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
@@ -379,7 +375,7 @@ def test_a_fork_first_reads_what_the_other_job_has_listed_and_not_read_in_its_di
     enumerator = fork(on_change=on_change).open(None, state, new_run=new_run, of_other_job=True)
 
     assert read(enumerator) == [[2], [100], [200]]
-    assert read(fork().open(None, stored(enumerator), new_run=True)) == []
+    assert read(fork().open(None, state_of(enumerator), new_run=True)) == []
 
 
 def test_later_attempts_runs_and_forks_read_what_is_left_in_the_directory_of_the_first_job(path, source, fork):
@@ -391,11 +387,11 @@ def test_later_attempts_runs_and_forks_read_what_is_left_in_the_directory_of_the
     assert read(enumerator, 1) == [[2]]
     own.add(2, 200)
 
-    assert read(fork().open(None, stored(enumerator))) == [[3], [100]]
-    assert read(fork().open(None, stored(enumerator), new_run=True)) == [[3], [100], [200]]
+    assert read(fork().open(None, state_of(enumerator))) == [[3], [100]]
+    assert read(fork().open(None, state_of(enumerator), new_run=True)) == [[3], [100], [200]]
     Attempt(f"{path}-second", 1, job="second").open().add(1, 1000)
     second = trusting(StageOutputSource(f"{path}-second", checkpoints_per_increment=1))
-    assert read(second.open(None, stored(enumerator), of_other_job=True)) == [[3], [100], [1000]]
+    assert read(second.open(None, state_of(enumerator), of_other_job=True)) == [[3], [100], [1000]]
 
 
 def test_a_directory_that_the_state_names_is_opened_only_where_it_is_allowed(path, source):
@@ -479,7 +475,7 @@ def test_a_directory_of_the_other_job_that_was_moved_is_read_where_it_is_now(pat
     assert read(moved, 1) == [[2]]
     fork_of(path, 1)
 
-    assert read(fork().open(None, stored(moved), new_run=True)) == [[3], [100]]
+    assert read(fork().open(None, state_of(moved), new_run=True)) == [[3], [100]]
 
 
 def test_the_state_has_no_directory_with_credentials():
@@ -503,7 +499,7 @@ def test_a_fork_may_first_read_what_is_left_in_the_directory_of_the_other_job(pa
     enumerator = source().open(None, after(source(), 1), of_other_job=True)
     assert read(enumerator) == [[2]]
 
-    assert read(fork().open(None, stored(enumerator), new_run=True)) == [[100]]
+    assert read(fork().open(None, state_of(enumerator), new_run=True)) == [[100]]
 
 
 @pytest.mark.parametrize("of_other_job", [True, False])
@@ -524,7 +520,7 @@ def test_output_that_a_fork_has_read_of_its_own_upstream_may_not_be_retracted(pa
     Attempt(f"{path}-fork", 2, restored=1, job="fork").open().add(3, 300)
 
     with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
-        fork().open(None, stored(enumerator), new_run=True)
+        fork().open(None, state_of(enumerator), new_run=True)
 
 
 def test_another_directory_of_the_same_job_is_a_retraction(path, source, fork):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
-from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP
+from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
@@ -45,9 +45,7 @@ def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> Aggregate
     )
     task = OperatorTask(
         uid="stage/sums",
-        operator_id=operator_id_of("stage/sums"),
         node=NODE,
-        input_schema=OUTPUT,
         output_schema=OUTPUT,
         key_serializer=SERIALIZER,
         states={0: state},
@@ -63,8 +61,8 @@ def increment(number: int) -> Any:
     values = pa.array(ids * 10 + number)
     groups = SERIALIZER.key_groups_of([pa.array(ids)], GROUPS)
     ones = pa.array(np.ones(len(ids), dtype="int64"))
-    table = pa.table({KEY_GROUP: groups, "id": ids, "total": values, "n": ones, "top": values})
-    return table.sort_by(KEY_GROUP)
+    table = pa.table({KEY_GROUP_COLUMN: groups, "id": ids, "total": values, "n": ones, "top": values})
+    return table.sort_by(KEY_GROUP_COLUMN)
 
 
 def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:

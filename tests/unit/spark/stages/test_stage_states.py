@@ -71,9 +71,7 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
     storage = CheckpointStorage.open(f"file://{folder}")
     task = OperatorTask(
         uid=UID,
-        operator_id=operator_id_of(UID),
         node=MapNode(uid="buffering", function=Buffering(), output="value bigint"),
-        input_schema=SCHEMA,
         output_schema=SCHEMA,
         states=states.of(UID),
         restored_checkpoint_id=states.saved_with(UID),

@@ -1,4 +1,4 @@
-"""How a database is found, and what nobody sees of its address."""
+"""Addresses of databases, their failures, and types of columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 import sqlalchemy
+from sqlalchemy import NullPool, create_engine, inspect, text
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError, SourceError
 from airflow_provider_statecheck.spark.tables import databases
-from airflow_provider_statecheck.spark.tables.databases import Database, open_database, resolved_url, shown_address
+from airflow_provider_statecheck.spark.tables.databases import (
+    Database,
+    column_type,
+    is_incompatible,
+    resolved_url,
+    shown_address,
+)
 
 SECRET = "p@ss/w%rd"
 URL = "postgresql+psycopg2://me:p%40ss%2Fw%25rd@127.0.0.1:1/shop?sslpassword=also-secret"
@@ -35,14 +43,14 @@ def test_an_address_is_a_url_a_variable_or_a_function(monkeypatch):
     monkeypatch.setenv("SHOP", URL)
 
     for address in (URL, "env:SHOP", lambda: URL):
-        assert open_database(address).shown == "postgresql+psycopg2://127.0.0.1/shop"
+        assert Database.open(address).shown == "postgresql+psycopg2://127.0.0.1/shop"
 
 
 def test_a_variable_that_is_not_set_is_refused(monkeypatch):
     monkeypatch.delenv("SHOP", raising=False)
 
     with pytest.raises(InvalidConfigurationError, match="SHOP"):
-        open_database("env:SHOP")
+        Database.open("env:SHOP")
 
 
 @pytest.mark.parametrize("url", [f"no url {SECRET}", sqlalchemy.make_url(URL), None, f"mysql:{SECRET}"])
@@ -123,7 +131,7 @@ def test_a_relative_file_is_below_the_directory_of_the_driver_for_tasks_too(tmp_
     (tmp_path / "data").mkdir()
     sqlite3.connect(tmp_path / "data/a.db").execute("create table orders (id int)").connection.close()
     monkeypatch.chdir(tmp_path)
-    pickled = pickle.dumps(open_database(url))
+    pickled = pickle.dumps(Database.open(url))
     (tmp_path / "executor").mkdir()
     monkeypatch.chdir(tmp_path / "executor")
 
@@ -145,3 +153,57 @@ def test_a_relative_file_is_below_the_directory_of_the_driver_for_tasks_too(tmp_
 )
 def test_an_address_that_is_the_same_everywhere_stays_as_it_is_written(url):
     assert resolved_url(url) == url
+
+
+@pytest.fixture
+def is_refused(postgres_url):
+    """Return whether a column of a table, as the database reports it, cannot store an Arrow type."""
+
+    def ask(kind, column):
+        with create_engine(postgres_url, poolclass=NullPool).begin() as connection:
+            connection.execute(text(f"CREATE TEMPORARY TABLE narrow (value {column}) ON COMMIT DROP"))
+            schema = connection.execute(
+                text("SELECT nspname FROM pg_namespace WHERE oid = pg_my_temp_schema()")
+            ).scalar()
+            (found,) = inspect(connection).get_columns("narrow", schema=schema)
+            return is_incompatible(column_type("value", kind, is_sqlite=False), found["type"], is_sqlite=False)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (pa.int64(), "INTEGER"),
+        (pa.int64(), "NUMERIC(18)"),
+        (pa.int64(), "NUMERIC(20, 2)"),
+        (pa.uint64(), "NUMERIC(19)"),
+        (pa.decimal128(10, 2), "NUMERIC(12, 1)"),
+        (pa.decimal128(10, 2), "NUMERIC(10, 4)"),
+        (pa.float64(), "REAL"),
+        (pa.string(), "CHAR(50)"),
+        (pa.timestamp("us"), "TIMESTAMPTZ"),
+        (pa.timestamp("us", "UTC"), "TIMESTAMP"),
+    ],
+)
+def test_a_column_that_is_too_narrow_is_refused(is_refused, kind, column):
+    assert is_refused(kind, column)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (pa.int64(), "NUMERIC"),
+        (pa.int64(), "NUMERIC(19)"),
+        (pa.int32(), "NUMERIC(12, 2)"),
+        (pa.uint64(), "NUMERIC(22, 2)"),
+        (pa.decimal128(10, 2), "NUMERIC(12, 4)"),
+        (pa.float32(), "REAL"),
+        (pa.float32(), "DOUBLE PRECISION"),
+        (pa.string(), "VARCHAR"),
+        (pa.string(), "VARCHAR(50)"),
+        (pa.timestamp("us", "UTC"), "TIMESTAMPTZ"),
+    ],
+)
+def test_a_column_that_is_wide_enough_fits(is_refused, kind, column):
+    assert not is_refused(kind, column)

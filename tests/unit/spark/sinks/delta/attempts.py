@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 
 _SETTINGS = (
@@ -35,8 +35,8 @@ class DeltaAttempt(SinkAttempt):
         self.path = path
 
     @property
-    def files(self) -> DeltaFiles:
-        return DeltaFiles.open(self.path, self.context.lineage, self.context.storage_options)
+    def files(self) -> TargetFiles:
+        return TargetFiles.open(self.path, self.context.lineage, self.context.storage_options)
 
 
 def table_at(path: str, version: int | None = None) -> DeltaTable:

@@ -17,8 +17,8 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, rows_of, table_at
 
@@ -81,7 +81,7 @@ def test_committable_of_another_kind_is_refused(path, damaged):
 )
 def test_files_of_other_writers_cannot_be_changed(path, name):
     with pytest.raises(CoordinatorError, match="no file was changed"):
-        DeltaFiles.open(path, "0123456789ab", {}).delete(name)
+        TargetFiles.open(path, "0123456789ab", {}).delete(name)
 
 
 # Tables

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogFiles
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaFiles
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess
 from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step, UpsertContract
 from tests.unit.spark.sinks.delta.attempts import keys_of, orphans_in, rows_of, versions_of
@@ -25,7 +25,7 @@ class TestDeltaSink(SinkContract):
         (LogFiles, "write"),
         (DeltaTableAccess, "create"),
         (DeltaTableAccess, "commit"),
-        (DeltaFiles, "delete"),
+        (TargetFiles, "delete"),
     )
     other_schema = pa.schema([("key", pa.string()), ("name", pa.string())])
 

@@ -1,22 +1,34 @@
-"""What a reader of a table sees of the output of a stage, attempt after attempt."""
+"""Rows, staged files, settings and failures of a SQL sink."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.dialects import postgresql
 
 from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
     CorruptStateError,
     EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    StaleAttemptError,
     StorageError,
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, lineage_of
 from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS, RowLoader, TableName, output_table
+from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase
-from airflow_provider_statecheck.testing.sink_contract import SCHEMA
-from tests.unit.spark.sinks.sql.databases import TABLE
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
+from tests.unit.spark.sinks.sql.databases import TABLE, Place
 
 UPSERT = {"upsert_by": ["key"]}
 
@@ -191,3 +203,187 @@ def test_a_table_that_is_gone_is_told(place):
     with pytest.raises(StorageError, match="failed"):
         first.commit(1, written)
     assert place.run(f"SELECT * FROM {COMMITS}") == []
+
+
+def test_rows_wait_on_an_object_store_and_go_with_their_commit(object_store, sqlite):
+    object_store.faults.clear()
+    options = object_store.storage_options
+    staging = f"s3://{object_store.make_bucket()}/staging"
+
+    def make() -> SqlSink:
+        return SqlSink(sqlite.url, "balances", staging=staging, storage_options=options)
+
+    first = SinkAttempt(make(), 1).open()
+    first.add(1, 1, 2)
+    open_commit, _ = first.write(3), first.write(4)
+    second = SinkAttempt(make(), 2, restored=2, restored_epoch=1).open()
+    second.commit(2, open_commit)
+    second.finish()
+    assert sqlite.seen == [1, 2, 3]
+    lineage = lineage_of(second.context.job_id, second.context.uid)
+    assert TargetFiles.open(staging, lineage, options).list_files() == {}
+
+
+def test_a_new_attempt_waits_for_the_transaction_of_a_zombie_and_then_goes_on_from_it(postgres, monkeypatch):
+    zombie = postgres.open(1)
+    written = zombie.write(1)
+    publish, is_within, may_end = SqlDestination._publish, Event(), Event()
+
+    def slow(destination: SqlDestination, *rest: Any) -> None:
+        publish(destination, *rest)
+        is_within.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(SqlDestination, "_publish", slow)
+    with ThreadPoolExecutor(2) as pool:
+        committing = pool.submit(zombie.commit, 1, written)
+        assert is_within.wait(60)
+        opening = pool.submit(postgres.open, 2, restored=1, restored_epoch=1)
+        _wait_for_a_lock(postgres)
+        assert not opening.done()
+        may_end.set()
+        committing.result(60)
+        second = opening.result(60)
+    monkeypatch.undo()
+    second.commit(1, written)
+    assert postgres.seen == [1]
+
+
+def _wait_for_a_lock(place: Place) -> None:
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%statecheck_sink_heads%'"
+    assert any(place.run(waiting) for _ in range(100_000))
+
+
+def test_attempts_that_meet_while_they_open_leave_the_newest_with_the_table(postgres):
+    first = [postgres.attempt(epoch) for epoch in range(1, 5)]
+
+    def opened(attempt: Any) -> bool:
+        try:
+            attempt.open()
+        except StaleAttemptError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(opened, first))
+    assert found[-1]
+    for attempt in first[:-1]:
+        with pytest.raises((StaleAttemptError, CoordinatorError)):
+            attempt.commit(attempt.context.epoch, first[-1].write(9))
+    first[-1].add(5, 5)
+    assert postgres.seen == [5]
+
+
+def test_sinks_that_meet_while_they_make_the_tables_all_get_them(postgres):
+    attempts = [postgres.attempt(1, job=f"job {n}") for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for n, attempt in enumerate(pool.map(lambda each: each.open(), attempts)):
+            attempt.add(1, n)
+    assert postgres.seen == [0, 1, 2, 3]
+
+
+def test_an_attempt_that_stopped_within_a_transaction_does_not_keep_others_away_for_ever(postgres):
+    engine = create_engine(postgres.url)
+    database = SinkDatabase(postgres.url)
+    with database.transaction() as connection:
+        limits = [
+            connection.execute(text(f"SHOW {name}")).scalar()
+            for name in ("lock_timeout", "idle_in_transaction_session_timeout")
+        ]
+    engine.dispose()
+    assert limits == ["10min", "5min"]
+
+
+def test_a_commit_of_many_rows_of_many_tasks_is_one(place):
+    first = place.open(1)
+    written = [each for subtask in range(3) for each in first.write(*range(subtask, 60000, 3), subtask=subtask)]
+    first.commit(1, written)
+    assert place.run(f"SELECT count(*), sum(key) FROM {TABLE}") == [(60000, 59999 * 30000)]
+    assert place.commits == [(1, 1, 60000)]
+
+
+SECRET = "postgresql+psycopg2://ada:engine-1843@localhost:1/lake?sslpassword=hidden"
+
+
+def a_sink(url, tmp_path, **settings):
+    return SqlSink(url, "balances", staging=f"file://{tmp_path}/staging", **settings)
+
+
+def test_a_sink_is_shown_without_its_password(tmp_path):
+    shown = repr(a_sink(SECRET, tmp_path))
+    assert shown == "SqlSink('postgresql+psycopg2://localhost/lake', 'balances')"
+
+
+def test_a_database_that_does_not_answer_is_told_without_the_password(tmp_path):
+    with pytest.raises(StorageError, match="The database postgresql") as told:
+        SinkAttempt(a_sink(SECRET, tmp_path), 1).open()
+    chain = f"{told.value} {told.value.__cause__} {told.value.__dict__}"
+    assert "engine-1843" not in chain
+    assert "hidden" not in chain
+
+
+def test_tasks_get_a_copy_without_the_url(sqlite):
+    opened = sqlite.open(1).sink
+    assert sqlite.url.encode() not in pickle.dumps({**opened.__getstate__(), "_shown": ""})
+    with pytest.raises(CoordinatorError, match="found the copy of a task"):
+        SinkAttempt(pickle.loads(pickle.dumps(opened)), 1).open()
+
+
+def test_what_tasks_hand_over_names_no_database(sqlite):
+    assert "sqlite" not in str(sqlite.open(1).write(1))
+
+
+def test_a_sink_that_was_not_opened_is_copied_whole(sqlite):
+    sink = copy.deepcopy(sqlite.sink())
+    SinkAttempt(sink, 1).open().add(1, 1)
+    assert sqlite.seen == [1]
+
+
+def test_a_url_comes_from_the_environment_of_the_driver_when_the_sink_is_opened(sqlite, tmp_path, monkeypatch):
+    sink = a_sink("env:LAKE_URL", tmp_path)
+    with pytest.raises(InvalidConfigurationError, match="LAKE_URL"):
+        SinkAttempt(sink, 1).open()
+    monkeypatch.setenv("LAKE_URL", sqlite.url)
+    SinkAttempt(sink, 1).open()
+    assert repr(sink) == "SqlSink('env:LAKE_URL', 'balances')"
+
+
+def test_a_url_comes_from_a_function_that_is_called_when_the_sink_is_opened(sqlite, tmp_path):
+    calls = []
+
+    def url():
+        calls.append(1)
+        return sqlite.url
+
+    sink = a_sink(url, tmp_path)
+    assert calls == []
+    SinkAttempt(sink, 1).open().add(1, 1)
+    assert sqlite.seen == [1]
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql+pymysql://host/name", "postgresql+asyncpg://host/name", "sqlite+aiosqlite:///a.db"]
+)
+def test_a_database_that_nobody_tried_is_refused(tmp_path, url):
+    with pytest.raises(InvalidConfigurationError, match="postgresql\\+psycopg2"):
+        SinkAttempt(a_sink(url, tmp_path), 1).open()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused(tmp_path, url):
+    with pytest.raises(InvalidConfigurationError, match="of an SQLite file"):
+        SinkAttempt(a_sink(url, tmp_path), 1).open()
+
+
+def test_a_staging_directory_that_is_a_file_is_refused(sqlite):
+    (sqlite.folder / "staging").write_text("")
+    with pytest.raises(EnvironmentNotReadyError, match="found a file"):
+        sqlite.open(1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"upsert_by": "key"}, {"upsert_by": ["a", "a"]}, {"upsert_by": [""]}, {"on_earlier_output": "keep"}]
+)
+def test_a_setting_out_of_its_range_is_refused(tmp_path, settings):
+    with pytest.raises(InvalidConfigurationError):
+        a_sink("sqlite:///x.db", tmp_path, **settings)

@@ -1,11 +1,15 @@
-"""A sink of a user's own: transactions of tasks, and commits that do not follow from the contract of all sinks."""
+"""Custom sinks with two-phase commit, and the one of the documentation."""
 
 from __future__ import annotations
 
 import pickle
+import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +20,15 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.testing.sink_contract import SinkAttempt, table_of
+from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.testing.sink_contract import (
+    LOG_STEPS,
+    SinkAttempt,
+    SinkContract,
+    Step,
+    table_of,
+    transaction_steps,
+)
 from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink, keys_in
 
 
@@ -118,3 +130,33 @@ def test_a_copy_for_tasks_has_no_hold_on_the_log(place):
     copy = pickle.loads(pickle.dumps(place.open(1).sink))
     with pytest.raises(CoordinatorError, match="found it closed"):
         copy.commit(1, [])
+
+
+class TestFolderSink(SinkContract):
+    steps: ClassVar[Sequence[Step]] = (*LOG_STEPS, *transaction_steps(FolderSink))
+
+    def sink(self, target: str, **settings: Any) -> Sink:
+        return FolderSink(Path(target), **settings)
+
+    def read(self, target: str) -> list[int]:
+        return keys_in(Path(target))
+
+
+class PermanentFolderSink(FolderSink):
+    can_retract = False
+
+
+class TestSinkThatCannotRetract(TestFolderSink):
+    can_retract = False
+
+    def sink(self, target: str, **settings: Any) -> Sink:
+        return PermanentFolderSink(Path(target), **settings)
+
+
+PAGE = Path(__file__).parents[5] / "docs" / "sink-two-phase.md"
+
+# A module, so that the sink can be pickled for tasks.
+_page = ModuleType("documented_sink")
+sys.modules[_page.__name__] = _page
+exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)), _page.__dict__)  # of this repository
+TestEventStore: type[Any] = pytest.mark.soak(_page.__dict__["TestEventStore"])

@@ -87,11 +87,7 @@ class Relation:
         return list(connection.execute(statement).scalars())
 
     def count_and_version(self, connection: Connection, version: str, keys: KeyRange) -> tuple[int, Any]:
-        """
-        Return the number of rows of a range and their largest version.
-
-        :param version: Name of the version column.
-        """
+        """Return the number of rows of a range and their largest version."""
         from sqlalchemy import func, select
 
         rows = self._rows()

@@ -1,1 +1,0 @@
-"""Key-range reads of a SQL database through SQLAlchemy."""

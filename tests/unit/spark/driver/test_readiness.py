@@ -1,0 +1,200 @@
+"""Checks before a stage starts, and the package that is shipped to the executors."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
+from airflow_provider_statecheck.spark.driver import readiness
+from airflow_provider_statecheck.spark.driver.readiness import (
+    check_environment,
+    require_shared_path,
+    ship_package,
+    write_launcher_jar,
+    write_package,
+)
+
+
+def test_name_carries_the_hash_of_the_bytes(tmp_path: Path) -> None:
+    path = write_package(tmp_path / "packages")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.name == f"airflow_provider_statecheck-0.1.0-{digest[:16]}.zip"
+
+
+def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
+    first = write_package(tmp_path / "a").read_bytes()
+    readiness._package_bytes.cache_clear()
+    assert write_package(tmp_path / "b").read_bytes() == first
+
+
+def test_what_is_there_is_not_written_again_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = write_package(tmp_path)
+    written = path.stat().st_mtime_ns
+    assert write_package(tmp_path).stat().st_mtime_ns == written
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_workers_of_another_user_may_read_it(tmp_path: Path) -> None:
+    assert write_package(tmp_path).stat().st_mode & 0o777 == 0o644
+
+
+def test_it_has_the_packages_data_and_no_compiled_files(tmp_path: Path) -> None:
+    with zipfile.ZipFile(write_package(tmp_path)) as archive:
+        names = archive.namelist()
+    assert {"airflow_provider_statecheck/py.typed", "airflow_provider_statecheck/metadata/alembic.ini"} <= set(names)
+    assert [name for name in names if "__pycache__" in name] == []
+
+
+def test_a_driver_imports_from_it(tmp_path: Path) -> None:
+    path = write_package(tmp_path)
+    script = f"""
+import sys
+sys.path.insert(0, {str(path)!r})
+import airflow_provider_statecheck.spark.context
+from airflow_provider_statecheck import StageContext
+assert airflow_provider_statecheck.__file__.startswith({str(path)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_launcher_is_a_jar_without_a_class(tmp_path: Path) -> None:
+    with zipfile.ZipFile(write_launcher_jar(tmp_path)) as archive:
+        assert archive.namelist() == ["META-INF/MANIFEST.MF"]
+
+
+class Session:
+    def __init__(self) -> None:
+        self.files: list[str] = []
+
+    def addArtifacts(self, path: str, *, pyfile: bool) -> None:
+        assert pyfile
+        self.files.append(Path(path).name)
+
+
+def test_a_session_gets_the_package_once(tmp_path: Path) -> None:
+    first: Any = Session()
+    second: Any = Session()
+    for session in (first, second, first):
+        ship_package(session)
+    assert first.files == second.files == [write_package(tmp_path).name]
+
+
+class SparkThatFails:
+    """A session that is not asked before the task has written, or that fails as a cluster does."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    @property
+    def read(self) -> object:
+        raise self._error
+
+
+def test_folder_that_cannot_be_made_is_nothing_that_a_retry_mends(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentNotReadyError, match="use another checkpoint_dir"):
+        require_shared_path(SparkThatFails(AssertionError()), f"file://{tmp_path}/file/x")  # type: ignore[arg-type]
+
+
+def test_volume_that_fails_for_a_moment_leaves_room_for_a_retry(tmp_path: Path) -> None:
+    spark = SparkThatFails(OSError(errno.ESTALE, "Stale file handle"))
+    with pytest.raises(StorageError, match="Stale file handle"):
+        require_shared_path(spark, f"file://{tmp_path}/x")  # type: ignore[arg-type]
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\n'
+
+
+def check(pyspark="4.2.0", client="4.2.0", imported="4.2.0", java=JAVA_17, **arguments):
+    versions = {"pyspark": pyspark, "pyspark-client": client}
+    check_environment(installed=versions.get, imported=lambda: imported, java=lambda: java, **arguments)
+
+
+def refusal(**arguments) -> str:
+    with pytest.raises(EnvironmentNotReadyError) as raised:
+        check(**arguments)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_this_environment_passes(monkeypatch):
+    check_environment()
+
+
+@pytest.mark.parametrize("client", ["4.2.0", None])
+def test_equal_versions_or_pyspark_alone_pass(client):
+    check(client=client)
+
+
+def test_different_versions_are_mended_to_the_one_that_both_have():
+    text = refusal(pyspark="4.10.0", client="4.9.1", imported="4.10.0")
+    assert "pip install --force-reinstall --no-deps pyspark==4.9.1 pyspark-client==4.9.1" in text
+
+
+def test_files_of_another_version_are_found_although_the_records_agree():
+    text = refusal(imported="4.3.0")
+    assert "4.3.0 on import" in text
+    assert "pyspark==4.2.0 pyspark-client==4.2.0" in text
+
+
+def test_files_of_another_version_are_found_with_one_package_alone():
+    text = refusal(client=None, imported="4.1.0")
+    assert text.count("==") == 1
+
+
+@pytest.mark.parametrize("client", ["4.2.0", None])
+def test_missing_pyspark_names_the_extra(client):
+    assert "airflow-provider-statecheck[pyspark]" in refusal(pyspark=None, client=client)
+
+
+def test_spark_connect_needs_neither_pyspark_nor_java():
+    check(pyspark=None, java=None, needs_java=False)
+
+
+def test_spark_connect_without_its_client_is_refused():
+    assert "[pyspark]" in refusal(pyspark=None, client=None, imported=None, needs_java=False)
+
+
+@pytest.mark.parametrize(
+    ("java", "found"),
+    [
+        (None, "found none"),
+        ("no java here", "found none"),
+        ('java version "1.8.0_292"', "Java 1"),
+        ('openjdk version "11.0.2"', "Java 11"),
+    ],
+    ids=["none", "unreadable", "8", "11"],
+)
+def test_missing_or_old_java_says_how_to_get_one(java, found):
+    text = refusal(java=java)
+    assert found in text
+    assert "17" in text
+
+
+@pytest.mark.parametrize(
+    "java", ['openjdk version "17" 2021-09-14', 'openjdk version "21.0.1"', 'java version "25-ea"']
+)
+def test_newer_java_passes(java):
+    check(java=java)
+
+
+def test_below_spark_submit_java_is_not_looked_for(monkeypatch):
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    check(java=None)
+
+
+def test_java_home_without_a_java_counts_as_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EnvironmentNotReadyError, match="found none"):
+        check_environment()

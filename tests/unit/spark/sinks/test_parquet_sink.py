@@ -1,0 +1,444 @@
+"""Files of a Parquet sink: what tasks write, what a commit publishes, and what readers of the ledger see."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CorruptStateError,
+    StaleAttemptError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles, committed_files
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staged_name, staging_directory
+from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
+from tests.object_store import Fault
+from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
+
+
+def test_a_commit_publishes_what_the_tasks_of_the_checkpoint_wrote(path):
+    attempt = Attempt(path, 1).open()
+    attempt.commit(1, [*attempt.write(1, 2), *attempt.write(3, subtask=1)])
+    assert (seen_in(path), committed_in(path)) == ([1, 2, 3], [1, 2, 3])
+    assert hidden_in(path, "staging") == []
+
+
+def test_the_names_of_files_tell_whose_they_are(path):
+    attempt = Attempt(path, 7, generation=3).open()
+    attempt.commit(41, attempt.write(1, subtask=5))
+    (file,) = committed_files(path)
+    assert file.uri.rpartition("/")[2].startswith(f"part-{file.lineage}-g3-c41-5-")
+    assert file.uri.endswith(".parquet")
+
+
+def test_a_checkpoint_without_output_is_committed_too(path):
+    attempt = Attempt(path, 1).open()
+    attempt.commit(1, attempt.write())
+    attempt.commit(2, [])
+    assert seen_in(path) == []
+    assert hidden_in(path, "commits") == ["1-1.json"]
+
+
+def test_an_older_checkpoint_is_not_committed_after_a_newer_one(path):
+    attempt = Attempt(path, 1).open()
+    late = attempt.write(1)
+    attempt.add(2, 2)
+    with pytest.raises(CoordinatorError, match=r"a checkpoint after the newest one, found checkpoint 1 of attempt 1"):
+        attempt.commit(1, late)
+    assert seen_in(path) == [2]
+
+
+def test_a_staged_file_that_is_gone_is_told_with_its_names(path):
+    attempt = Attempt(path, 1).open()
+    written = attempt.write(1)
+    filesystem, root = fsspec.url_to_fs(path)
+    staged = written[0]["files"][0]["staged"]
+    filesystem.rm_file(next(name for name in filesystem.find(root) if name.endswith(staged)))
+    with pytest.raises(CorruptStateError, match=rf"either as part-.* or staged as {staged}, found neither"):
+        attempt.commit(1, written)
+    assert committed_in(path) == []
+    # The target is not blocked by what no attempt can publish.
+    second = Attempt(path, 2, generation=2).open()
+    second.add(2, 2)
+    second.finish()
+    assert (seen_in(path), committed_in(path)) == ([2], [2])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cause"),
+    [
+        ("local", "it was deleted, or the executors of Spark wrote it to another disk"),
+        ("memory", "it was deleted. Restore"),
+    ],
+)
+def test_a_lost_file_is_told_with_what_may_have_happened_on_such_a_storage(tmp_path, memory_path, scheme, cause):
+    attempt = Attempt(str(tmp_path / "table") if scheme == "local" else memory_path, 1).open()
+    written = attempt.write(1)
+    attempt.files.delete(f"{staging_directory(attempt.files.lineage)}/{written[0]['files'][0]['staged']}")
+    with pytest.raises(CorruptStateError, match=f"found neither; {re.escape(cause)}"):
+        attempt.commit(1, written)
+
+
+def test_a_move_whose_reply_was_lost_is_made_once(path, monkeypatch):
+    attempt = Attempt(path, 1).open()
+    written = attempt.write(1)
+    move = TargetFiles.move
+
+    def lost(*args):
+        move(*args)
+        return move(*args)
+
+    monkeypatch.setattr(TargetFiles, "move", lost)
+    attempt.commit(1, written)
+    assert (seen_in(path), committed_in(path)) == ([1], [1])
+
+
+def test_a_copy_whose_original_stayed_is_finished(memory_path, monkeypatch):
+    first = Attempt(memory_path, 1).open()
+    written = first.write(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(TargetFiles, "delete", _failing)
+        with pytest.raises(StorageError, match="planted"):
+            first.commit(1, written)
+    assert len(hidden_in(memory_path, "staging")) == 1
+    Attempt(memory_path, 2, restored=1).open().commit(1, written)
+    assert hidden_in(memory_path, "staging") == []
+    assert (seen_in(memory_path), committed_in(memory_path)) == ([1], [1])
+
+
+def _failing(*_):
+    raise StorageError("planted")
+
+
+def test_a_published_file_that_was_changed_is_refused(path, monkeypatch):
+    first = Attempt(path, 1).open()
+    written = first.write(1)
+    with monkeypatch.context() as patch:
+        # The process dies after it has published, before it notes that.
+        patch.setattr(PublishedFiles, "publish", _dying_after(PublishedFiles.publish))
+        with pytest.raises(KeyboardInterrupt):
+            first.commit(1, written)
+    filesystem, root = fsspec.url_to_fs(path)
+    (name,) = (n for n in filesystem.find(root) if n.endswith(".parquet"))
+    content = bytearray(filesystem.cat_file(name))
+    content[-20] ^= 1
+    filesystem.pipe_file(name, bytes(content))
+    with pytest.raises(CorruptStateError, match="the file was modified"):
+        Attempt(path, 2, restored=1).open()
+
+
+def _dying_after(call):
+    def dying(*args):
+        call(*args)
+        raise KeyboardInterrupt
+
+    return dying
+
+
+def test_what_a_savepoint_has_of_another_target_is_left_alone(path, caplog):
+    other = Attempt(f"{path}-other", 1, job="other").open().write(1)
+    Attempt(path, 1).open().commit(5, other)
+    assert "job that writes to another destination" in caplog.text
+    assert committed_in(path) == []
+
+
+@pytest.mark.parametrize("damaged", [{}, {"format_version": 2}, {"format_version": 1, "lineage": "x"}])
+def test_what_is_no_committable_is_refused(path, damaged):
+    attempt = Attempt(path, 1).open()
+    with pytest.raises(CorruptStateError, match="Expected a committable of a Parquet sink"):
+        attempt.commit(1, [damaged])
+
+
+def both(path):
+    return seen_in(path), committed_in(path)
+
+
+def same(*keys):
+    return list(keys), list(keys)
+
+
+def test_files_of_strangers_stay(path):
+    filesystem, root = fsspec.url_to_fs(path)
+    filesystem.makedirs(root, exist_ok=True)
+    filesystem.pipe_file(f"{root}/notes.txt", b"keep")
+    filesystem.pipe_file(f"{root}/_SUCCESS", b"")
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.finish()
+    Attempt(path, 2, generation=2).open().finish()
+    assert filesystem.cat_file(f"{root}/notes.txt") == b"keep"
+    assert filesystem.exists(f"{root}/_SUCCESS")
+
+
+def test_staged_files_of_earlier_attempts_stay_until_the_first_commit_of_a_newer_one(path):
+    open_one = Attempt(path, 1).open().write(1)
+    second = Attempt(path, 2, restored=1).open()
+    assert len(hidden_in(path, "staging")) == 1
+    second.commit(1, open_one)
+    lost = Attempt(path, 2, restored=1)
+    lost.sink = second.sink
+    lost.write(99)  # by a task that lost against its copy
+    second.add(2, 2)
+    assert both(path) == same(1, 2)
+    assert len(hidden_in(path, "staging")) == 1
+    second.finish()
+    assert hidden_in(path, "staging") == []
+
+
+def test_a_task_of_a_newer_attempt_loses_no_file_to_the_end_of_an_older_one(path, monkeypatch):
+    first = Attempt(path, 1).open()
+    first.add(1, 1)
+    filesystem, root = fsspec.url_to_fs(path)
+    lineage = filesystem.ls(f"{root}/_statecheck", detail=False)[0]
+    newer = f"{lineage}/staging/{staged_name(2, '0' * 32)}"
+    filesystem.pipe_file(newer, b"being written")
+    first.finish()
+    assert filesystem.exists(newer)
+
+
+def test_an_attempt_that_is_fenced_while_it_publishes_leaves_the_commit_to_the_newer_one(path, monkeypatch):
+    zombie = Attempt(path, 1).open()
+    written = zombie.write(1)
+    publish = PublishedFiles.publish
+
+    def fenced(*args):
+        monkeypatch.undo()
+        publish(*args)
+        Attempt(path, 2, restored=1).open()
+
+    monkeypatch.setattr(PublishedFiles, "publish", fenced)
+    zombie.commit(1, written)
+    third = Attempt(path, 3, restored=1).open()
+    third.commit(1, written)
+    with pytest.raises(StaleAttemptError):
+        zombie.finish()
+    assert both(path) == same(1)
+
+
+def test_a_published_file_that_no_log_names_is_deleted_at_the_end(path):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    filesystem, root = fsspec.url_to_fs(path)
+    (name,) = (n for n in filesystem.find(root) if n.endswith(".parquet"))
+    filesystem.cp_file(name, name.replace("-c1-", "-c9-"))
+    assert seen_in(path) == [1, 1]
+    attempt.finish()
+    assert seen_in(path) == [1]
+
+
+@pytest.fixture
+def bucket(object_store):
+    yield f"s3://{object_store.make_bucket()}/table"
+    object_store.faults.clear()
+
+
+def test_an_object_store_holds_what_was_committed(object_store, bucket):
+    options = object_store.storage_options
+    first = Attempt(bucket, 1, storage_options=options).open()
+    first.add(1, 1)
+    late = first.write(2)
+    second = Attempt(bucket, 2, restored=2, storage_options=options).open()
+    second.commit(2, late)
+    third = Attempt(bucket, 3, restored=1, storage_options=options).open()
+    third.add(3, 3)
+    third.finish()
+    assert (seen_in(bucket, options), committed_in(bucket, options)) == ([1, 3], [1, 3])
+
+
+@pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.DROPPED])
+@pytest.mark.parametrize(
+    ("method", "key"), [("PUT", r"\.staged"), ("PUT", r"part-"), ("DELETE|POST", ""), ("PUT", "commits/")]
+)
+def test_what_fails_for_a_moment_on_an_object_store_is_done_again(object_store, bucket, fault, method, key):
+    options = object_store.storage_options
+    attempt = Attempt(bucket, 1, storage_options=options).open()
+    object_store.faults.inject(fault, method=method, key=key)
+    attempt.add(1, 1)
+    attempt.finish()
+    assert (seen_in(bucket, options), committed_in(bucket, options)) == ([1], [1])
+
+
+def test_a_bucket_without_rights_is_told_before_any_work(object_store, bucket):
+    object_store.faults.inject(Fault.DENIED, method="PUT", times=10)
+    with pytest.raises(StorageError, match="Check the credentials"):
+        Attempt(bucket, 1, storage_options=object_store.storage_options).open()
+
+
+class RenamingFileSystem(LocalFileSystem):  # type: ignore[misc]
+    """Stands for HDFS: files are renamed by the server, into directories that are there."""
+
+    protocol = "hdfs"
+
+    def cp_file(self, *_: object, **__: object) -> None:
+        raise AssertionError("a filesystem that renames copies nothing")
+
+    def mv(self, path1: str, path2: str, **_: object) -> None:
+        Path(path1).rename(path2)
+
+
+@pytest.fixture
+def renaming(tmp_path):
+    storage = CheckpointStorage(RenamingFileSystem(use_listings_cache=False), f"hdfs://{tmp_path}/table")
+    return TargetFiles(storage, "0" * 12)
+
+
+def test_a_file_is_renamed_where_the_server_can(renaming, tmp_path):
+    name = f"_statecheck/{'0' * 12}/staging/1-x.staged"
+    renaming.storage.write_bytes(f"{renaming.storage.base_uri}/{name}", b"content")
+    final = f"day=1/part-{'0' * 12}-g1-c1-0-{'a' * 12}.parquet"
+    renaming.move(name, final)
+    assert renaming.list_files() == {final: 7}
+
+
+def test_where_nothing_was_written_nothing_is_committed(path):
+    assert committed_files(path) == ()
+
+
+def test_readers_of_the_ledger_see_all_or_nothing_of_a_checkpoint(path, monkeypatch):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    written = [*attempt.write(2), *attempt.write(3)]
+    monkeypatch.setattr(file_operations, "PARALLEL_CALLS", 1)  # one file after the other
+    views = _watched(monkeypatch, PublishedFiles, "_move", path)
+    attempt.commit(2, written)
+    assert views == [([1, 2], [1]), ([1, 2, 3], [1])] or views == [([1, 3], [1]), ([1, 2, 3], [1])]
+    assert committed_in(path) == [1, 2, 3]
+
+
+def test_replaced_output_leaves_the_ledger_in_the_moment_in_which_new_output_enters_it(path, monkeypatch):
+    Attempt(path, 1).open().add(1, 1)
+    second = Attempt(path, 2, generation=2).open()
+    written = second.write(2)
+    views = _watched(monkeypatch, CommitFiles, "write", path)
+    second.commit(2, written)
+    assert views == [([1], [1]), ([1, 2], [2]), ([2], [2])]
+
+
+def test_a_reader_reads_again_if_output_was_replaced_in_between(path, monkeypatch):
+    Attempt(path, 1).open().add(1, 1)
+    second = Attempt(path, 2, generation=2).open()
+    written = second.write(2)
+    visible = CommitFiles.visible
+
+    def meeting(*args):
+        monkeypatch.undo()
+        second.commit(2, written)
+        return visible(*args)
+
+    monkeypatch.setattr(CommitFiles, "visible", meeting)
+    assert committed_in(path) == [2]
+
+
+def test_a_ledger_that_changes_all_the_time_is_an_error(path, monkeypatch):
+    Attempt(path, 1).open().add(1, 1)
+    logs = iter(range(1000))
+    monkeypatch.setattr(CommitFiles, "read", lambda _: (next(logs), next(logs)))
+    monkeypatch.setattr(CommitFiles, "visible", lambda *_: [])
+    with pytest.raises(StorageError, match="between two commits"):
+        committed_files(path)
+
+
+def test_a_committed_file_tells_its_rows_and_size_and_checkpoint(path):
+    attempt = Attempt(path, 1).open()
+    written = attempt.add(5, 1, 2)
+    (file,) = committed_files(path)
+    assert (file.rows, file.checkpoint_id) == (2, 5)
+    assert file.size_bytes == written[0]["files"][0]["size_bytes"]
+
+
+def _watched(monkeypatch, place, name, path):
+    """Note what readers of the directory and of the ledger see after each call."""
+    call, views = getattr(place, name), []
+
+    def watched(*args):
+        call(*args)
+        views.append((seen_in(path), committed_in(path)))
+
+    monkeypatch.setattr(place, name, watched)
+    return views
+
+
+DAYS = pa.schema([("key", pa.int64()), ("name", pa.string()), ("day", pa.date32())])
+
+
+def table_in(path, partitions=None):
+    filesystem, root = fsspec.url_to_fs(path)
+    partitioning = ds.partitioning(partitions, flavor="hive")
+    return ds.dataset(root, filesystem=filesystem, format="parquet", partitioning=partitioning).to_table()
+
+
+def committed(path, table, **settings):
+    attempt = Attempt(path, 1, schema=table.schema, **settings).open()
+    attempt.commit(1, attempt.write_table(table))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "none"])
+def test_columns_are_compressed_as_told(path, compression):
+    committed(path, table_of([1]), compression=compression)
+    (file,) = committed_files(path)
+    with fsspec.open(file.uri) as opened:
+        found = pq.read_metadata(opened).row_group(0).column(0).compression
+    assert found == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
+
+
+# Partitions
+
+
+def test_rows_lie_in_the_directories_of_their_values(path):
+    days = [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)]
+    table = pa.table({"key": [1, 2, 3], "name": ["a", "b", "c"], "day": [days[0], days[1], days[0]]}, DAYS)
+    committed(path, table, partition_by=["day"])
+    directories = [file.uri.removeprefix(f"{path}/").rpartition("/")[0] for file in committed_files(path)]
+    assert directories == ["day=2024-01-01", "day=2024-01-02"]
+    assert [file.rows for file in committed_files(path)] == [2, 1]
+    assert sorted(table_in(path).column("key").to_pylist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", ["a/b", "..", "a=b", "50%", "*?[]{}", "ü\n", "x y", None, "__x"])
+def test_any_text_is_a_directory_of_one_level_and_read_back(path, value):
+    table = pa.table({"key": [1], "name": [value]}, SCHEMA)
+    committed(path, table, partition_by=["name"])
+    (file,) = committed_files(path)
+    assert file.uri.removeprefix(f"{path}/").count("/") == 1
+    found = table_in(path, pa.schema([("name", pa.string())]))
+    assert found.select(["key", "name"]).to_pylist() == [{"key": 1, "name": value}]
+
+
+def test_partitions_of_whole_numbers_and_booleans_are_read_back(path):
+    table = pa.table({"key": [1, 2], "number": [-7, 8], "flag": [True, False]})
+    committed(path, table, partition_by=["number", "flag"])
+    found = sorted(file.uri.removeprefix(f"{path}/").rpartition("/")[0] for file in committed_files(path))
+    assert found == ["number=-7/flag=true", "number=8/flag=false"]
+
+
+def test_partitions_need_a_column_that_is_there_and_one_beside_it(path):
+    with pytest.raises(UnsupportedStateError, match="column 'day' of partition_by in the output, found key, name"):
+        Attempt(path, 1, partition_by=["day"]).open()
+    with pytest.raises(UnsupportedStateError, match="a column in addition to those of partition_by"):
+        Attempt(path, 1, partition_by=["name", "key"]).open()
+
+
+# Failing
+
+
+def test_a_task_that_gives_up_deletes_what_it_wrote(path):
+    writer = Attempt(path, 1, max_file_bytes=1).open().task()
+    writer.write(table_of([1]))
+    assert len(hidden_in(path, "staging")) == 1
+    writer.write(table_of([2]))
+    writer.abort()
+    assert hidden_in(path, "staging") == []
