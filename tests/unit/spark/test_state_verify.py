@@ -114,7 +114,7 @@ def test_operator_states_are_part_of_the_verification(stage):
     state = OperatorState(
         uid="sum", operator_id=operator_id_of("sum"), parallelism=1, max_parallelism=1, coordinator_state=gone
     )
-    data = encode_metadata(replace(document, operator_states=(state,)), uri=row.metadata_uri)
+    data = encode_metadata(replace(document, operator_states=(state,)), uri=str(row.metadata_uri))
     local_path(str(row.metadata_uri)).write_bytes(data)
     row = replace(row, metadata_size=len(data), metadata_sha256=digest(data))
     (told,) = CheckpointVerifier(stage.storage).verify(row).problems
@@ -125,7 +125,7 @@ def test_operator_states_are_part_of_the_verification(stage):
 def test_metadata_that_is_not_that_of_its_row_is_told(stage, change):
     row = completed(stage)
     document = replace(load_document(stage.storage, row), **change)
-    data = encode_metadata(document, uri=row.metadata_uri)
+    data = encode_metadata(document, uri=str(row.metadata_uri))
     local_path(str(row.metadata_uri)).write_bytes(data)
     row = replace(row, metadata_size=len(data), metadata_sha256=digest(data))
     (told,) = CheckpointVerifier(stage.storage).verify(row).problems

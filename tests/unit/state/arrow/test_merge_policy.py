@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.state.arrow.compaction import runs_to_merge
 
 
-@dataclass
-class _Run:
-    raw_bytes: int
-    deletions: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        return self.raw_bytes
+def _run(raw_bytes: int, deletions: int = 0) -> Any:
+    """Return the sizes of a run with rows of one byte."""
+    return SimpleNamespace(raw_bytes=raw_bytes, deletions=deletions, num_rows=raw_bytes)
 
 
-def _after(runs: list[_Run], new: int, deletions: int = 0) -> tuple[list[_Run], int]:
+def _after(runs: list[Any], new: int, deletions: int = 0) -> tuple[list[Any], int]:
     count = runs_to_merge(new, deletions, runs)
     merged = new + sum(run.raw_bytes for run in runs[:count])
     left = 0 if count == len(runs) else deletions + sum(run.deletions for run in runs[:count])
-    return [_Run(merged, left), *runs[count:]], merged
+    return [_run(merged, left), *runs[count:]], merged
 
 
 def test_much_smaller_change_is_a_run_of_its_own() -> None:
-    assert runs_to_merge(10, 0, [_Run(100), _Run(1000)]) == 0
+    assert runs_to_merge(10, 0, [_run(100), _run(1000)]) == 0
 
 
 def test_change_as_large_as_the_newest_runs_is_merged_with_them() -> None:
-    assert runs_to_merge(10, 0, [_Run(10), _Run(20), _Run(1000)]) == 2
+    assert runs_to_merge(10, 0, [_run(10), _run(20), _run(1000)]) == 2
 
 
 @given(st.lists(st.integers(1, 50), min_size=100, max_size=300))
 def test_runs_stay_few_and_none_is_merged_often(changes: list[int]) -> None:
-    runs, written = [_Run(5000)], 0
+    runs, written = [_run(5000)], 0
     for change in changes:
         runs, merged = _after(runs, change)
         written += merged
@@ -46,7 +42,7 @@ def test_runs_stay_few_and_none_is_merged_often(changes: list[int]) -> None:
 
 
 def test_hundred_equal_changes_are_written_less_than_four_times() -> None:
-    runs, written = [_Run(10_000)], 0
+    runs, written = [_run(10_000)], 0
     for _ in range(100):
         runs, merged = _after(runs, 100)
         written += merged
@@ -55,8 +51,8 @@ def test_hundred_equal_changes_are_written_less_than_four_times() -> None:
 
 
 def test_all_runs_are_merged_when_most_of_the_oldest_is_gone() -> None:
-    assert runs_to_merge(60, 60, [_Run(100)]) == 1
-    assert runs_to_merge(10, 0, [_Run(50, deletions=50), _Run(100)]) == 2
+    assert runs_to_merge(60, 60, [_run(100)]) == 1
+    assert runs_to_merge(10, 0, [_run(50, deletions=50), _run(100)]) == 2
 
 
 def test_first_change_has_nothing_to_merge_with() -> None:

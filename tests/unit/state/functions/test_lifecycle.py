@@ -54,6 +54,10 @@ class RecordingStore:
         return lambda descriptor: (name, descriptor)
 
 
+def recording_store() -> Any:
+    return RecordingStore()
+
+
 def initialization(**values: Any) -> StateInitializationContext:
     defaults: dict[str, Any] = {"is_restored": False, "operator_state_store": DefaultOperatorStateBackend()}
     return StateInitializationContext(**defaults | values)
@@ -61,7 +65,7 @@ def initialization(**values: Any) -> StateInitializationContext:
 
 class TestInitialization:
     def test_it_gives_the_stores_and_what_was_restored(self) -> None:
-        operator, keyed = DefaultOperatorStateBackend(), RecordingStore()
+        operator, keyed = DefaultOperatorStateBackend(), recording_store()
         context = initialization(
             is_restored=True, operator_state_store=operator, keyed_state_store=keyed, restored_checkpoint_id=7
         )
@@ -97,7 +101,7 @@ class TestInitialization:
         ],
     )
     def test_it_is_of_no_use_after_the_call(self, method: str) -> None:
-        context = initialization(keyed_state_store=RecordingStore())
+        context = initialization(keyed_state_store=recording_store())
         getattr(context, method)()
         context.end()
         with pytest.raises(CoordinatorError, match="during initialize_state"):
@@ -163,7 +167,7 @@ class TestRuntime:
     @pytest.mark.parametrize("method", METHODS)
     def test_it_gives_keyed_state_of_each_kind(self, method: str) -> None:
         descriptor = object()
-        assert getattr(RuntimeContext(TASK, RecordingStore()), method)(descriptor) == (method, descriptor)
+        assert getattr(RuntimeContext(TASK, recording_store()), method)(descriptor) == (method, descriptor)
 
     @pytest.mark.parametrize("method", METHODS)
     def test_keyed_state_of_an_operator_without_keys_is_refused(self, method: str) -> None:
@@ -172,7 +176,7 @@ class TestRuntime:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_it_gives_no_state_after_close(self, method: str) -> None:
-        context = RuntimeContext(TASK, RecordingStore())
+        context = RuntimeContext(TASK, recording_store())
         context.end()
         with pytest.raises(CoordinatorError, match="from open to close"):
             getattr(context, method)(object())
