@@ -28,7 +28,6 @@ from fastapi.routing import APIRoute
 from sqlalchemy.exc import DBAPIError
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from typing_extensions import override
 
 from airflow_provider_statecheck.api.checked_rows import Checked
 from airflow_provider_statecheck.api.state_reads import retry_after
@@ -36,6 +35,7 @@ from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import MAX_ALIGNED_BODY_BYTES, MAX_BODY_BYTES, encode_error
 from airflow_provider_statecheck.metadata.tables import SMALL_NUMBERS, TEXT_LENGTHS
+from airflow_provider_statecheck.overriding import override
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
-from typing_extensions import override
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.requests import Handler, MessageRoute, reject_unstorable_parameters
@@ -30,6 +29,7 @@ from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.codec import json_parts
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownKeyOrNamespaceError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.answers import reply_parts
 from airflow_provider_statecheck.queryable.queries import (
     ABSENT,

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 from fastapi import FastAPI, Request
-from typing_extensions import override
 
 from airflow_provider_statecheck.api import content_routes, state_routes
 from airflow_provider_statecheck.api.app import Health, healthy
@@ -33,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoi
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError
 from airflow_provider_statecheck.gateway.http import AsyncJobReader
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from airflow.sdk import BaseHook
-from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_id_of, job_name, operator_id_of
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
@@ -19,6 +18,7 @@ from airflow_provider_statecheck.hooks.connection import (
     storage_opener,
 )
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_test_run, state_reads
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.reads import given_job_id
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow.utils.db_manager import BaseDBManager
-from typing_extensions import override
 
 from airflow_provider_statecheck.metadata.tables import METADATA
+from airflow_provider_statecheck.overriding import override
 
 _HERE = Path(__file__).parent
 

@@ -39,7 +39,6 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.types import TypeDecorator, TypeEngine
-from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
@@ -64,6 +63,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect

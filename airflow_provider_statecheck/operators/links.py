@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseOperatorLink
-from typing_extensions import override
 
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH
+from airflow_provider_statecheck.overriding import override
 
 
 class CheckpointsLink(BaseOperatorLink):

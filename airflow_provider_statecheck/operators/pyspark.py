@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.operators.spark_pyspark import SPARK_CONTEXT_KEYS, PySparkOperator
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
-from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP, CheckpointedOperator, PreparedStage
+from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.attempt import StageAttempt

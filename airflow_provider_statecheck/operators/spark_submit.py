@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowFailException
-from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
 from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP, CheckpointedOperator, PreparedStage
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
-from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.checkpointed import PreparedStage
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.stages.stage import Stage
 
 if TYPE_CHECKING:

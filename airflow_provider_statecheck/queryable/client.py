@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overl
 from urllib.parse import quote, urlencode
 
 import httpx
-from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.codec import read_reply
 from airflow_provider_statecheck.exceptions import (
@@ -28,6 +27,7 @@ from airflow_provider_statecheck.gateway.http import (
     url_of,
 )
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.answers import decode_reply
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state
 from airflow_provider_statecheck.queryable.json_values import key_json

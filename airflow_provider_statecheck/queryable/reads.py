@@ -10,8 +10,6 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, overload
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -20,6 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateIdError,
 )
 from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.immutable_states import KeyInGroup, OpenedState, StateCache, immutable_state
 from airflow_provider_statecheck.queryable.json_values import json_of
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, OpenStorage

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
-from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, uid_with_key
 from airflow_provider_statecheck.exceptions import (
@@ -22,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition, CheckpointTrigger
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.pacing import Pace
 from airflow_provider_statecheck.spark.costs.stage_costs import (

@@ -13,8 +13,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import cast
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotContent,
@@ -23,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE, JobId, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,

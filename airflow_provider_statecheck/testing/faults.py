@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError, StorageError
 from airflow_provider_statecheck.gateway.verbs import verbs_of
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 STORAGE_CALLS = (

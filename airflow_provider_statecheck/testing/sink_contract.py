@@ -36,7 +36,6 @@ from typing import Any
 
 import pyarrow as pa  # noqa: TID253 - only tests import this module
 import pytest
-from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
@@ -46,6 +45,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.testing.sink_attempts import SCHEMA, UID, Committables, SinkAttempt, table_of
 from airflow_provider_statecheck.testing.sink_faults import LOG_STEPS, SinkFaults, Step, transaction_steps
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commits import committer
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.sink import Sink

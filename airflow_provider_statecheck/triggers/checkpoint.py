@@ -10,7 +10,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
-from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, operator_id_of
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.hooks.connection import DEFAULT_TIMEOUT_SECONDS
 from airflow_provider_statecheck.hooks.transport import RENEWAL_SECONDS, ReadingAccess, job_reader
+from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.transport import JobReader

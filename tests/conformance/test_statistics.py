@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.overriding import override
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.statistics_contract import StatisticsContract
 from tests.messages import ManualClock

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.testing.faults import FaultPlan
 from tests.crash.stage_pipeline import SharedPlan
 

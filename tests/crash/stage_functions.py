@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.target_files import ParquetSinkWriter, TargetFiles

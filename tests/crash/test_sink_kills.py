@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from sqlalchemy import NullPool, create_engine, text
-from typing_extensions import override
 
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
 from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS
 from tests.crash.sink_factories import ICEBERG_TABLE, SQL_TABLE, URL_FILE

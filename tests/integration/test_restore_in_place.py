@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
@@ -21,6 +20,7 @@ from airflow_provider_statecheck.maintenance.job_restore import (
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.unit_of_work import open_engine
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings

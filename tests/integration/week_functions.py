@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 

@@ -15,12 +15,12 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
-from typing_extensions import override
 
 from airflow_provider_statecheck.api.pages.addresses import Addresses
 from airflow_provider_statecheck.api.requests import public_text, status_of
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError, StateCheckError
+from airflow_provider_statecheck.overriding import override
 
 POLICY = "; ".join(
     (

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NEEDED_ON_A_DRIVER = ("fsspec", "httpx", "pyarrow", "pyspark", "tenacity")
+NEEDED_ON_A_DRIVER = ("fsspec", "httpx", "numpy", "pyarrow", "pyspark", "tenacity")
 OLDEST_JAVA = 17
 _JAVA_VERSION = re.compile(r'version "(\d+)')
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -17,6 +15,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StorageError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles, FileDestination, Output
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, Publication

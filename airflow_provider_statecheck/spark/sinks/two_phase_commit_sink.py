@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import FileDestination, Output
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import Publication
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink

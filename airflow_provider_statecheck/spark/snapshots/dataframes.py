@@ -326,7 +326,8 @@ def _restored(column: Column, field: StructField) -> Column:
 
 _PACKAGE = "airflow_provider_statecheck"
 # Only packages that this provider needs on executors: other imports belong to the user's functions.
-_REQUIRED = (_PACKAGE, "fsspec", "pyarrow", "s3fs", "gcsfs", "adlfs", "aiobotocore")
+_ANYWHERE = ("fsspec", "numpy", "pyarrow")
+_REQUIRED = (_PACKAGE, *_ANYWHERE, "s3fs", "gcsfs", "adlfs", "aiobotocore")
 _MISSING = re.compile(
     rf"No module named '({'|'.join(_REQUIRED)})[.']|\b(pyarrow)\b[^\n]*must be installed", re.IGNORECASE
 )
@@ -361,6 +362,6 @@ def _advice(name: str, data_uri: str) -> str:
     if name == _PACKAGE:
         return "Install airflow-provider-statecheck there, or ship it with spark.submit.pyFiles."
     extra = EXTRAS.get(scheme_of(data_uri))
-    if extra is None or name in ("fsspec", "pyarrow"):
+    if extra is None or name in _ANYWHERE:
         return f"Install it there: pip install {name}."
     return f"Install it there: pip install 'airflow-provider-statecheck[{extra}]'."

@@ -11,9 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.tables.data_files import (
     FILE_BYTES,
     ROW_GROUP_BYTES,

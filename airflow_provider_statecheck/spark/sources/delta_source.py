@@ -6,13 +6,12 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SourceChangedError,
     SourceRestartRequiredError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, parse_limits

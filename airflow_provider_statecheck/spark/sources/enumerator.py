@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.config_options import parse_size
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sources.source import Increment, Split, SplitEnumerator
 from airflow_provider_statecheck.state.source_items import (
     Intervals,

@@ -16,9 +16,8 @@ from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES

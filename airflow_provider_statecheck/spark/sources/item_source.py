@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import (
     file_schema,

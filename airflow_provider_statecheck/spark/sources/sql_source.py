@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits, require_count
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.source import OnChange, change_error

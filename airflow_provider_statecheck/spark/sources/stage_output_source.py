@@ -17,13 +17,12 @@ from itertools import groupby
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Self
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SourceChangedError,
     SourceRestartRequiredError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import CommittedFile, committed_files, logs_of_target
 from airflow_provider_statecheck.spark.sinks.sink import decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import ledger_storage, open_target

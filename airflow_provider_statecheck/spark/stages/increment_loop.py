@@ -25,6 +25,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.costs.pacing import Pace
 from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
+from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
@@ -169,7 +170,8 @@ class IncrementLoop:
     def _run_job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool) -> list[TaskReport]:
         tasks = self._tasks.of(moment, is_woken=is_woken)
         job = increment_frame(frame, self._vertices, tasks, combines=self._tasks.combining.is_on, is_woken=is_woken)
-        reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
+        with explained(self._attempt.storage.base_uri):
+            reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
         require_all_subtasks(reports, self._vertices, self._states.parallelism)
         self._tasks.combining.observe(reports)
         return reports

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import SourceChangedError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.schemas import (

@@ -8,8 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
@@ -17,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateHandle,
     StreamStateHandle,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX
 from airflow_provider_statecheck.state.backends.state_backend import (
     ConfigurableStateBackend,

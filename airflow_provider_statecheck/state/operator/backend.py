@@ -13,8 +13,6 @@ from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     DistributionMode,
@@ -28,6 +26,7 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotCancelledError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
 from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.ids import (
     DATA_DIRECTORY,
     MANIFEST_FILE,
@@ -32,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     with_streams,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint

@@ -6,8 +6,6 @@ import uuid
 from dataclasses import dataclass
 from typing import NoReturn
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -16,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import NOT_ADDRESSABLE
 from airflow_provider_statecheck.storage.views.checkpoint_storage import (

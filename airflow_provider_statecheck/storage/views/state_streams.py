@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Protocol
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, epoch_name
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -25,6 +23,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     with_streams,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata, encode_metadata

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
-from typing_extensions import override
 
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.target_files import ParquetSinkWriter

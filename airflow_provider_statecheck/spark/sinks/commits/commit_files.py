@@ -26,8 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
@@ -35,6 +33,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     ALL_CHECKPOINTS,
     CommitLog,

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -31,6 +29,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     ALL_CHECKPOINTS,

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import CorruptStateError, EnvironmentNotReadyError, UnsupportedStateError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.sink import (
     SinkTaskContext,
     TaskCommittable,

@@ -16,14 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CorruptStateError,
     StateCheckError,
     StorageError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     CommitLog,
     CommitRange,

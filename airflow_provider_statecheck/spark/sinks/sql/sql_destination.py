@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     StateCheckError,
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
 from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination
 from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema

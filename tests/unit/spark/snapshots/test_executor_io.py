@@ -337,6 +337,7 @@ TRACES = {
         "spark.submit.pyFiles",
     ),
     "fsspec": ("ModuleNotFoundError: No module named 'fsspec'", "pip install fsspec"),
+    "numpy": ("ModuleNotFoundError: No module named 'numpy'", "pip install numpy"),
     "s3fs": ("ModuleNotFoundError: No module named 's3fs'\n\nThe above", r"airflow-provider-statecheck\[s3\]"),
     "pyarrow": ("PACKAGE_NOT_INSTALLED] PyArrow >= 18.0.0 must be installed; however", "pip install pyarrow"),
 }

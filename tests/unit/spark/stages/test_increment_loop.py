@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
-from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, StorageError
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StoppedWithSavepointError, StorageError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
@@ -271,6 +271,18 @@ def test_error_of_an_increment_is_raised_after_the_checkpoint_before_it_was_comm
     with pytest.raises(RuntimeError, match="planned"):
         LoopWithoutSpark(begun(written), sink, job=job).run(3)
     assert sink.commits == [(1, [1])]
+
+
+class JobsWithoutNumpy(JobsWithoutSpark):
+    """Fails as Spark does if the Python of its executors lacks a package."""
+
+    def collect(self, frame: Any) -> list[dict[str, bytes]]:
+        raise RuntimeError("Job aborted\nModuleNotFoundError: No module named 'numpy'")
+
+
+def test_package_that_the_executors_lack_is_named_with_what_to_do(written: WrittenStage) -> None:
+    with pytest.raises(EnvironmentNotReadyError, match="pip install numpy"):
+        LoopWithoutSpark(begun(written), RecordedSink(), jobs=JobsWithoutNumpy()).run(1)
 
 
 def test_job_of_an_increment_is_cancelled_when_the_stage_has_to_stop(written: WrittenStage, tmp_path: Path) -> None:

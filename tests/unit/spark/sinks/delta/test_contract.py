@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from typing_extensions import override
 
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogFiles
 from airflow_provider_statecheck.spark.sinks.sink import Sink

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from typing_extensions import override
 
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink

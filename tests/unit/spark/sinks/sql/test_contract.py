@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from typing_extensions import override
 
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles

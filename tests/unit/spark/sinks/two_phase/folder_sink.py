@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from typing_extensions import override
 
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TwoPhaseCommitSink
 
