@@ -29,7 +29,6 @@ from tests.unit.written_stage import JOB, WrittenStage, collect
 _WRITERS = {
     "maintenance/gc.py",  # passes deletions on and counts them
     "state/writing/canonical.py",
-    "state/writing/write_savepoint.py",
     "storage/discarding.py",
     "storage/orphans.py",
     "storage/snapshot_files.py",
