@@ -321,6 +321,8 @@ def steps_of_the_scenario(folder: Path) -> int:
 
 # What happens after a step is the harder half.
 FAULTS = rest_in_soak(FaultMode, FaultMode.KILL_AFTER)
+_PARTS = 2
+"""Number of parts into which the calls whose reply is lost are divided."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -332,12 +334,13 @@ def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: FaultM
             require_no_loss(job, fault, point)
 
 
-def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", rest_in_soak(range(_PARTS), 0))
+def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(tmp_path: Path, part: int) -> None:
     plan = InProcessPlan(mode=FaultMode.KILL)
     with on_sqlite(tmp_path / "none") as job:
         expected = consequences(job, plan)
     assert len(plan.calls) > 20
-    for point in range(1, len(plan.calls) + 1):
+    for point in range(1 + part, len(plan.calls) + 1, _PARTS):
         lost = InProcessPlan(point=point, mode=FaultMode.REPLY_LOST)
         with on_sqlite(tmp_path / str(point)) as job:
             assert consequences(job, lost) == expected, point

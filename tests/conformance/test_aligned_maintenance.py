@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,10 @@ from tests.aligned_job import JOB, AlignedJob, AlignedTask, future_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, on_database
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.soak import every_nth
 
 DAY = 24 * 3600.0
+ENDS = [JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED]
 
 
 def maintain(job: AlignedJob) -> CollectedJob:
@@ -141,8 +144,7 @@ class MaintenanceOfAligned:
         assert len(restored_files(job)) == 3
         assert idle.restored is not None
 
-    @pytest.mark.parametrize("policy", list(CheckpointRetentionPolicy))
-    @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED])
+    @pytest.mark.parametrize(("policy", "status"), every_nth(product(CheckpointRetentionPolicy, ENDS), 2))
     def test_rows_and_store_agree_when_the_job_ends(
         self, job: AlignedJob, policy: CheckpointRetentionPolicy, status: JobStatus
     ) -> None:

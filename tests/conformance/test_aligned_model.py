@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -139,7 +140,13 @@ class AlignedMachine(RuleBasedStateMachine):
             return
 
 
-TestAligned = AlignedMachine.TestCase
-TestAligned.settings = settings(
-    max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+SHORT = settings(max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class TestAligned(AlignedMachine.TestCase):
+    settings = SHORT
+
+
+@pytest.mark.soak
+class TestAlignedAtLength(AlignedMachine.TestCase):
+    settings = settings(SHORT, max_examples=50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Stor
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.object_store import KEY, SECRET, Fault, ObjectStore, running_object_store
+from tests.soak import every_nth
 
 PASSING = [
     Fault.SLOW_DOWN,
@@ -74,8 +76,7 @@ def file(storage: CheckpointStorage, checkpoint: str, store: ObjectStore) -> str
 
 
 class TestPassingFaults:
-    @pytest.mark.parametrize("fault", PASSING)
-    @pytest.mark.parametrize("overwrite", [False, True], ids=["create", "overwrite"])
+    @pytest.mark.parametrize(("fault", "overwrite"), every_nth(product(reversed(PASSING), [False, True]), 3))
     def test_a_write_is_repeated_until_it_is_done(
         self, storage: CheckpointStorage, checkpoint: str, store: ObjectStore, fault: Fault, overwrite: bool
     ) -> None:

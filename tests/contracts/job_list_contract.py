@@ -60,6 +60,7 @@ from tests.messages import (
     make_owner,
     make_registration,
 )
+from tests.soak import rest_in_soak
 
 
 def owned_by(dag_id: str | None, **changes: Any) -> AttemptOwner:
@@ -385,7 +386,7 @@ class JobListContract:
 
     # --- all together
 
-    @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))])
+    @pytest.mark.parametrize("seed", rest_in_soak(range(8), 0))
     def test_the_list_equals_a_computation_over_the_views_of_all_jobs(
         self, store: JobStore, clock: ManualClock, seed: int
     ) -> None:

@@ -32,7 +32,7 @@ from airflow_provider_statecheck.metadata.tables import METADATA, Caller
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 from tests.messages import complete_checkpoint, make_owner, make_registration
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.soak]
 
 ROOT = Path(__file__).parents[2]
 MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
@@ -155,7 +155,7 @@ def _database(request: pytest.FixtureRequest, home: Path) -> str:
     return engine.url.set(database=name).render_as_string(hide_password=False)
 
 
-@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.db)])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.db)])
 def airflow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Airflow]:
     airflow = Airflow(tmp_path, _database(request, tmp_path), MANAGER)
     yield airflow
@@ -187,7 +187,6 @@ def test_migrate_keeps_rows_downgrade_drops_its_own_and_reset_drops_all(airflow:
     assert not airflow.keeps_its_own()
 
 
-@pytest.mark.soak
 def test_reset_drops_rows_and_leaves_tables_to_work_with(airflow: Airflow) -> None:
     airflow.run("db", "migrate", "--use-migration-files")
     assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD), "the files make what the models say"
@@ -199,7 +198,6 @@ def test_reset_drops_rows_and_leaves_tables_to_work_with(airflow: Airflow) -> No
     assert airflow.rows() == EVERYTHING
 
 
-@pytest.mark.soak
 def test_the_statements_of_a_downgrade_are_shown_and_not_run(airflow: Airflow) -> None:
     airflow.run("db-manager", "migrate", MANAGER)
     for known in ((), ("--from-revision", HEAD)):
@@ -208,7 +206,6 @@ def test_the_statements_of_a_downgrade_are_shown_and_not_run(airflow: Airflow) -
     assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD)
 
 
-@pytest.mark.soak
 def test_the_manager_command_works_only_where_it_is_configured(tmp_path: Path) -> None:
     airflow = Airflow(tmp_path, f"sqlite:///{tmp_path}/own.db")
     try:

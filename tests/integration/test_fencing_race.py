@@ -142,7 +142,7 @@ def _check_round(race: Race, found: Round) -> None:
     }
 
 
-@pytest.mark.parametrize("rounds", [250, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.soak)])
 def test_an_acknowledgement_that_races_its_fence_is_either_restorable_or_refused(connect: Open, rounds: int) -> None:
     outcomes: Counter[bool] = Counter()
     with ThreadPoolExecutor(2) as pool:

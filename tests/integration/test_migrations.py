@@ -92,6 +92,7 @@ def test_airflow_db_migrate_makes_the_tables_and_stamps_their_revision(airflow_d
         engine.dispose()
 
 
+@pytest.mark.soak
 @pytest.mark.airflow
 def test_airflow_check_migrations_is_content(airflow_db: Path) -> None:
     command = [sys.executable, "-m", "airflow", "db", "check-migrations", "--migration-wait-timeout", "1"]

@@ -103,6 +103,7 @@ class TestStandAlone(StandAlone):
             api.serve(tmp_path)
             assert self.read(reader, "balances", "ann") == number
 
+    @pytest.mark.soak
     def test_without_the_api_only_a_server_that_may_be_stale_answers(
         self, state_processes: StateServerProcess, engine: Any, clock: ManualClock, stage: QueriedStage, tmp_path: Path
     ) -> None:
