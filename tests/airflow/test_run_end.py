@@ -23,6 +23,7 @@ def test_checkpoints_end_with_their_run_as_retention_says(airflow: Airflow, day:
     assert "are retained until the next garbage collection" not in airflow.output
 
 
+@pytest.mark.soak
 def test_a_database_that_refuses_a_statement_does_not_keep_a_run_from_ending(airflow: Airflow) -> None:
     assert "RUN success CHECKPOINT completed" in ended(airflow, "2026-02-05", "broken")
     assert "Checkpoints of an ended run are retained until the next garbage collection" in airflow.output

@@ -204,6 +204,7 @@ class TestSqlite(OnSqlite, MaintenanceOfAligned):
         return on_database(engine, tmp_path)
 
 
+@pytest.mark.soak  # the transitions of aligned checkpoints run on PostgreSQL in make test
 class TestPostgres(OnPostgres, MaintenanceOfAligned):
     @pytest.fixture
     def job(self, engine: Engine, tmp_path: Path) -> AlignedJob:

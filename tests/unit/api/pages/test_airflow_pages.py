@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.metadata.tables import Caller
 from airflow_provider_statecheck.plugins.statecheck import StatecheckPlugin
 from tests.messages import make_owner
+from tests.soak import rest_in_soak
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import ROOT, Site, open_site
 
@@ -192,7 +193,7 @@ class TestViews:
         assert all(route.startswith("statecheck-") for route in routes)
 
 
-@pytest.mark.parametrize("root", ["", "/airflow"])
+@pytest.mark.parametrize("root", rest_in_soak(["", "/airflow"], "/airflow"))
 def test_every_link_leads_to_a_page_below_the_path_of_the_server(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
     with open_site(monkeypatch, f"{root}{ROOT}") as site:
         job = site.job().begin()

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.object_store import Fault
+from tests.soak import rest_in_soak
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
 
 
@@ -259,7 +260,7 @@ def test_an_object_store_holds_what_was_committed(object_store, bucket):
     assert (seen_in(bucket, options), committed_in(bucket, options)) == ([1, 3], [1, 3])
 
 
-@pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.DROPPED])
+@pytest.mark.parametrize("fault", rest_in_soak([Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.DROPPED], Fault.REPLY_LOST))
 @pytest.mark.parametrize(
     ("method", "key"), [("PUT", r"\.staged"), ("PUT", r"part-"), ("DELETE|POST", ""), ("PUT", "commits/")]
 )

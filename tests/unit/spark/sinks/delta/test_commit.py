@@ -19,6 +19,7 @@ from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogF
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, library_options
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.object_store import Fault
+from tests.soak import rest_in_soak
 from tests.unit.spark.sinks.delta.attempts import (
     DeltaAttempt,
     added_in,
@@ -427,7 +428,7 @@ def test_of_two_writers_of_one_version_one_wins(table, options, monkeypatch):
     assert keys_in_store(table, options) == []
 
 
-@pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.DROPPED])
+@pytest.mark.parametrize("fault", rest_in_soak([Fault.SLOW_DOWN, Fault.REPLY_LOST, Fault.DROPPED], Fault.REPLY_LOST))
 @pytest.mark.parametrize("key", [r"\.parquet", "_delta_log/", "commits/", "logs/"])
 def test_what_fails_for_a_moment_on_an_object_store_is_done_again(object_store, table, options, fault, key):
     attempt = DeltaAttempt(table, 1, storage_options=options).open()
