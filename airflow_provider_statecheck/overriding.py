@@ -1,4 +1,4 @@
-"""The decorator of overriding methods, without a package that the Python of a Spark cluster may lack."""
+"""The decorator of overriding methods, for clusters whose Python lacks ``typing_extensions``."""
 
 from __future__ import annotations
 
