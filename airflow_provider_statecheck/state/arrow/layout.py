@@ -156,8 +156,17 @@ def _comparable(array: Any) -> Any:
         # Arrow cannot sort these.
         return array.cast(pa.decimal128(kind.precision, kind.scale))
     if types.is_nested(kind):
-        return pa.array([repr(value) for value in array.to_pylist()], pa.string())
+        return pa.array([repr(_with_one_zero(value)) for value in array.to_pylist()], pa.string())
     return array
+
+
+def _with_one_zero(value: Any) -> Any:
+    # Values that Python considers equal need one position, or an entry could not be found again.
+    if isinstance(value, float):
+        return value + 0.0
+    if isinstance(value, dict):
+        return {name: _with_one_zero(each) for name, each in value.items()}
+    return type(value)(map(_with_one_zero, value)) if isinstance(value, list | tuple) else value
 
 
 def _ordered_floats(array: Any) -> Any:

@@ -84,3 +84,19 @@ def test_structs_order_by_their_fields() -> None:
     array = pa.array([{"a": 1, "b": "x"}, None, {"a": 0, "b": "z"}, {"a": 1, "b": None}, {"a": 1, "b": "a"}])
     codes = order_codes(order_columns(array, nullable=True))
     assert np.argsort(codes, kind="stable").tolist() == [2, 4, 0, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pa.array([-0.0, 0.0]),
+        pa.array([{"a": -0.0}, {"a": 0.0}]),
+        pa.array([[1.0, -0.0], [1.0, 0.0]]),
+        pa.array([[{"a": [-0.0]}], [{"a": [0.0]}]]),
+        pa.array([[("k", -0.0)], [("k", 0.0)]], pa.map_(pa.string(), pa.float64())),
+    ],
+    ids=["number", "record", "list", "record in a list", "map"],
+)
+def test_values_that_are_equal_in_python_have_one_position(pair: pa.Array) -> None:
+    one, other = row_tuples(order_columns(pair))
+    assert one == other
