@@ -142,11 +142,13 @@ class AlignedMachine(RuleBasedStateMachine):
 
 SHORT = settings(max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
+TestAligned = AlignedMachine.TestCase
+TestAligned.settings = SHORT
 
-class TestAligned(AlignedMachine.TestCase):
-    settings = SHORT
+
+class LongAlignedMachine(AlignedMachine):
+    """The same machine for a longer run."""
 
 
-@pytest.mark.soak
-class TestAlignedAtLength(AlignedMachine.TestCase):
-    settings = settings(SHORT, max_examples=50)
+TestAlignedAtLength = pytest.mark.soak(LongAlignedMachine.TestCase)
+TestAlignedAtLength.settings = settings(SHORT, max_examples=50)
