@@ -86,7 +86,7 @@ class OpenEffects:
     """
     Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
 
-    At the registration of a retry also a complete one, if an earlier try ran when it was triggered.
+    The registration of a retry also returns a complete one, if an earlier try ran when it was triggered.
     """
 
 

@@ -305,8 +305,7 @@ class JobStop:
 
     :param monotonic: Clock for durations, in seconds.
     :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
-    :param missed: Savepoint with which the job stops, or has stopped, that an earlier try of the stage did not wait for to the
-        end.
+    :param missed: Savepoint with which the job stops or has stopped, if an earlier try of the stage failed before it stopped.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ runs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class ReadAhead:
     """Cells by namespace and key. A prefetched key that is absent has no cells."""
 
 
-class TableCore:
+class TableCore(ABC):
     """
     Changes and runs of one state, common to all tables.
 
@@ -133,9 +134,9 @@ class TableCore:
         """Discard the prefetched cells."""
         self._read_ahead = ReadAhead()
 
+    @abstractmethod
     def _rows_of(self, namespace: str, cells: Any) -> Any:
         """Return the changes of a namespace as sorted rows."""
-        raise NotImplementedError
 
     def _keys_of(self, table: Any) -> list[Any]:
         columns = tuple(single(table.column(name)) for name in self.runs.layout.key_names)
@@ -154,8 +155,9 @@ class TableCore:
         sample = [v for v in self._changed_values() if v is not None][:_SAMPLE_SIZE]
         return self._freezing.write(sample).nbytes // len(sample) if sample else 0
 
+    @abstractmethod
     def _changed_values(self) -> Iterator[Any]:
-        raise NotImplementedError
+        """Return the values that were changed since the last seal."""
 
     def _value(self, block: Block, row: int) -> Any:
         return self._freezing.read(block.values.slice(row, 1))[0]
