@@ -36,3 +36,11 @@ def test_links_lead_to_files_and_headings_that_there_are(page: Path):
 
     assert [str(path) for path, _ in targets if not path.is_file() or ROOT not in path.parents] == []
     assert [(path.name, anchor) for path, anchor in targets if anchor and anchor not in anchors_of(path)] == []
+
+
+def test_the_list_of_decisions_names_each_one():
+    decisions = ROOT / "docs" / "adr"
+
+    assert [link for link in links_of(decisions / "README.md") if link[0].isdigit()] == sorted(
+        path.name for path in decisions.glob("[0-9]*.md")
+    )
