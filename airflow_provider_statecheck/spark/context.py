@@ -19,9 +19,9 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.auto_snapshot import AutoSnapshots
-from airflow_provider_statecheck.spark.costs.pacing import Rhythm, pace_of, require_every, require_pace
-from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
+from airflow_provider_statecheck.spark.auto_snapshot import AutoSnapshots
+from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_every, require_pace
+from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork, part_input

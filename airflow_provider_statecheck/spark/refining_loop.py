@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.costs.pacing import require_every
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import combined_fingerprint
+from airflow_provider_statecheck.spark.pacing import require_every
+from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.state.progress import Iteration, Scope, ScopedNames, StepKey, describe

@@ -13,8 +13,8 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pacing import Pace
-from airflow_provider_statecheck.spark.costs.stage_costs import (
+from airflow_provider_statecheck.spark.pacing import Pace
+from airflow_provider_statecheck.spark.stage_costs import (
     AutoFacts,
     StageCosts,
     WriteTimes,
@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.costs.stage_costs import (
     require_room,
     shortage_of,
 )
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
 from airflow_provider_statecheck.spark.status_log import StepFigures, figures_or_none, readable_seconds

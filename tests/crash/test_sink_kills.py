@@ -14,7 +14,7 @@ from sqlalchemy import NullPool, create_engine, text
 
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
-from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS
+from airflow_provider_statecheck.spark.sinks.sql_loading import COMMITS, HEADS
 from tests.crash.sink_factories import ICEBERG_TABLE, SQL_TABLE, URL_FILE
 from tests.crash.sink_suite import SinkKills
 from tests.unit.spark.sinks.iceberg.tables import properties_in

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.spark.costs.stage_costs import full_disk_named
+from airflow_provider_statecheck.spark.stage_costs import full_disk_named
 from airflow_provider_statecheck.spark.driver.session import cores_of, is_server_lost
 from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, require_row_wise

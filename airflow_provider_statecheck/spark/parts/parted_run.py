@@ -24,10 +24,10 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
     UnsupportedPlanError,
 )
-from airflow_provider_statecheck.spark.costs.auto_snapshot import is_cached
+from airflow_provider_statecheck.spark.auto_snapshot import is_cached
 from airflow_provider_statecheck.spark.driver.session import is_connect
-from airflow_provider_statecheck.spark.fingerprints.code_digest import code_digest, is_constant
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import combined_fingerprint, comparable
+from airflow_provider_statecheck.spark.code_digest import code_digest, is_constant
+from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable
 from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJobs, bad_text, failure_of
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, moved_pieces, state_after

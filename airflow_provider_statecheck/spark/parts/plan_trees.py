@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import containing, items
+from airflow_provider_statecheck.spark.plan_digest import containing, items
 
 AS_VALUE = "compute the value before the step and pass it as a literal, or add it in a step without over"
 AS_JOIN = "take a snapshot of the other DataFrame before, and join that"

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from airflow_provider_statecheck.exceptions import UnsupportedPlanError
 from airflow_provider_statecheck.spark.driver.session import is_connect
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import messages
+from airflow_provider_statecheck.spark.plan_digest import messages
 from airflow_provider_statecheck.spark.parts.plan_trees import (
     AS_JOIN,
     AS_SCALAR,

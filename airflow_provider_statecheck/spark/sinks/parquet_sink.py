@@ -17,9 +17,9 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles, FileDestination, Output
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, Publication
-from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles, FileDestination, Output
+from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, Publication
+from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     OnEarlierOutput,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import Publication
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.commit_log import Publication
 from airflow_provider_statecheck.spark.sinks.sink import decode_schema, require_distinct_names
 from airflow_provider_statecheck.spark.sinks.target_files import (
     LEDGER_DIRECTORY,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_statecheck.spark.costs.pacing import Pace
-from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
+from airflow_provider_statecheck.spark.pacing import Pace
+from airflow_provider_statecheck.spark.stage_costs import StageCosts
 from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
 
 

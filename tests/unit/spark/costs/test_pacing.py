@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.costs.pacing import (
+from airflow_provider_statecheck.spark.pacing import (
     SHORTEST_SECONDS,
     AutoInterval,
     FailureHistory,
@@ -37,7 +37,7 @@ from airflow_provider_statecheck.spark.costs.pacing import (
     require_every,
     require_pace,
 )
-from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
+from airflow_provider_statecheck.spark.stage_costs import StageCosts
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import ManualClock, make_acknowledgement, make_registration
 from tests.sqlite_rows import new_store

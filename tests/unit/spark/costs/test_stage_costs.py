@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.costs.auto_snapshot import COMPUTE_PER_WRITE, decide
-from airflow_provider_statecheck.spark.costs.stage_costs import (
+from airflow_provider_statecheck.spark.auto_snapshot import COMPUTE_PER_WRITE, decide
+from airflow_provider_statecheck.spark.stage_costs import (
     ASSUMED_BYTES_PER_SECOND,
     MIB,
     UNKNOWN_SIZE_BYTES,

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from airflow_provider_statecheck.spark.fingerprints.code_digest import code_digest
+from airflow_provider_statecheck.spark.code_digest import code_digest
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count()
@@ -277,7 +277,7 @@ CHILD = """
 import json, sys
 sys.path.insert(0, {directory!r})
 import step
-from airflow_provider_statecheck.spark.fingerprints.code_digest import code_digest
+from airflow_provider_statecheck.spark.code_digest import code_digest
 print(json.dumps(code_digest(step.build)))
 """
 

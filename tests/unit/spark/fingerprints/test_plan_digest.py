@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import stable_text
+from airflow_provider_statecheck.spark.plan_digest import stable_text
 
 EQUAL = {
     "ids": ("Project [a#12, b#7L AS c#13L]", "Project [a#1, b#2L AS c#3L]"),

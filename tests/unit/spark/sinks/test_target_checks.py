@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import seal, unseal
+from airflow_provider_statecheck.spark.sinks.commit_files import seal, unseal
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles

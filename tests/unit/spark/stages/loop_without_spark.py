@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pacing import Pace
+from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
 from airflow_provider_statecheck.spark.stages import increment_loop
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL

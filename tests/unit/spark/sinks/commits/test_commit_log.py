@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles, seal, unseal
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles, seal, unseal
+from airflow_provider_statecheck.spark.sinks.commit_log import (
     ALL_CHECKPOINTS,
     Ancestry,
     CommitLog,

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
+from airflow_provider_statecheck.spark.sinks import iceberg_destination
 from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.iceberg.tables import (
@@ -99,7 +99,7 @@ KEYS: list[tuple[pa.DataType, list[Any]]] = [
 @pytest.mark.parametrize(("kind", "values"), KEYS, ids=[str(kind) for kind, _ in KEYS])
 @pytest.mark.parametrize("most", [0, 200])
 def test_keys_of_every_exact_type_match(tmp_path, monkeypatch, kind, values, most):
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer._MOST_VALUES", most)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.iceberg_writer._MOST_VALUES", most)
     schema = pa.schema([("key", kind), ("part", pa.int64()), ("tags", pa.list_(pa.string()))])
     create_table(tmp_path, schema)
     attempt = upserting(tmp_path, 1, schema=schema, upsert_by=["part", "key"]).open()
@@ -147,7 +147,7 @@ def test_concurrent_upsert_of_the_same_key_is_merged_again(folder, monkeypatch):
         real_commit(*args)
 
     monkeypatch.setattr(iceberg_destination, "commit_edit", commit)
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.commits.committer.pause", lambda number: None)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.committer.pause", lambda number: None)
     first.add(1, 1, 3, name="first")
     assert names_in(folder) == {1: "first 1", 2: "second 2", 3: "first 3"}
 

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import IcebergCommittable
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.spark.tables import iceberg as iceberg_tables
 from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file, encode_data_file
