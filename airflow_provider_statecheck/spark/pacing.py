@@ -25,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
+from airflow_provider_statecheck.spark.stage_costs import StageCosts
 from airflow_provider_statecheck.spark.status_log import readable_seconds, stopping_savepoint
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def _checkpoint_times(view: JobView, attempt: AttemptRecord) -> Iterable[datetim
 
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 3_600.0
+"""Limits of an interval that is computed."""
 _ASSUMED_COST_SECONDS = 1.0
 _NEWEST_WEIGHT = 0.3
 
@@ -126,26 +127,10 @@ class AutoInterval:
 
     :param history: Failures of the operator.
     :param costs: Durations of earlier checkpoints in seconds, oldest first.
-    :param shortest: Lower limit of the interval, in seconds.
-    :param longest: Upper limit of the interval, in seconds.
-    :raises InvalidConfigurationError: unless 0 < shortest <= longest.
     """
 
-    def __init__(
-        self,
-        history: FailureHistory,
-        costs: Iterable[float] = (),
-        *,
-        shortest: float = SHORTEST_SECONDS,
-        longest: float = LONGEST_SECONDS,
-    ) -> None:
-        if not 0 < shortest <= longest:
-            raise InvalidConfigurationError(
-                f"Expected 0 < shortest <= longest, found {shortest} and {longest}; pass limits in this order."
-            )
+    def __init__(self, history: FailureHistory, costs: Iterable[float] = ()) -> None:
         self._history = history
-        self._shortest = shortest
-        self._longest = longest
         self._cost: float | None = None
         for cost in costs:
             self.observe(cost)
@@ -158,7 +143,7 @@ class AutoInterval:
     @property
     def seconds(self) -> float:
         """Return the time from a completed checkpoint to the next, in seconds."""
-        return min(max(self._optimum, self._shortest), self._longest)
+        return min(max(self._optimum, SHORTEST_SECONDS), LONGEST_SECONDS)
 
     @property
     def reason(self) -> str:
@@ -172,9 +157,9 @@ class AutoInterval:
 
     @property
     def _limit_text(self) -> str:
-        if self._shortest <= self._optimum <= self._longest:
+        if SHORTEST_SECONDS <= self._optimum <= LONGEST_SECONDS:
             return ""
-        return f" ({'lower' if self._optimum < self._shortest else 'upper'} limit)"
+        return f" ({'lower' if self._optimum < SHORTEST_SECONDS else 'upper'} limit)"
 
     @property
     def _cost_text(self) -> str:
@@ -204,7 +189,6 @@ class Pace:
     :param checkpoint_interval: Least time between two checkpoints, and before the first; a bare number is milliseconds,
         ``None`` is no limit, and an :class:`AutoInterval` changes with the measured costs.
     :param min_pause: Least time after a completed checkpoint; does not apply before the first.
-    :param monotonic: Clock for durations, in seconds.
     :raises InvalidConfigurationError: for a duration out of range.
     """
 
@@ -244,20 +228,13 @@ class Pace:
         """
         self._begin = self._monotonic()
         self._wait = self._between
+        self.observed(cost_seconds)
+
+    def observed(self, cost_seconds: float | None) -> None:
+        """Update the current interval by the duration of the last checkpoint; ``None`` if unknown."""
         if self._auto is not None:
             if cost_seconds is not None:
                 self._auto.observe(cost_seconds)
-            self._wait = max(self._between, self._auto.seconds)
-            self._log(self._auto)
-
-    def observed(self, cost_seconds: float) -> None:
-        """
-        Update the current interval by the duration of the last checkpoint.
-
-        :param cost_seconds: Duration of the checkpoint.
-        """
-        if self._auto is not None:
-            self._auto.observe(cost_seconds)
             self._wait = max(self._between, self._auto.seconds)
             self._log(self._auto)
 
@@ -280,7 +257,6 @@ def pace_of(
 
     :param checkpoint_interval: As for :class:`Pace`, or ``auto``.
     :param min_pause: As for :class:`Pace`.
-    :param monotonic: Clock for durations, in seconds.
     :param costs: Durations of earlier checkpoints in seconds, oldest first; by default those of the rows.
     :raises InvalidConfigurationError: for a duration out of range.
     """
@@ -308,7 +284,6 @@ class Rhythm:
 
     :param every: Number of items after which a checkpoint is due.
     :param every_seconds: Age of the last checkpoint after which one is due too, ``None`` for no limit.
-    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark import code_digest
 from airflow_provider_statecheck.spark.driver.session import is_connect, same_place
-from airflow_provider_statecheck.spark.fingerprints import code_digest
 from airflow_provider_statecheck.spark.snapshots.executor_io import read_snapshot
 from airflow_provider_statecheck.storage.uris import redact
 

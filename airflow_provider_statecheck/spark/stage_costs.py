@@ -21,7 +21,6 @@ class StageCosts:
     Measures the share of checkpointing in the time of a stage, over all tries.
 
     :param overhead_budget: Largest share of checkpointing, above 0 and up to 1; ``None`` for no limit.
-    :param monotonic: Clock for durations, in seconds.
     :param encoded: Return value of :meth:`encode` in an earlier try.
     :raises InvalidConfigurationError: for a budget out of range.
     """

@@ -13,9 +13,9 @@ from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskStorage
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer

@@ -34,14 +34,14 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+from airflow_provider_statecheck.spark.sinks.commit_log import (
     ALL_CHECKPOINTS,
     CommitLog,
     CommitRange,
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination, require_newest
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, require_newest
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+from airflow_provider_statecheck.spark.sinks.commit_log import (
     Ancestry,
     CommitLog,
     CommitRange,

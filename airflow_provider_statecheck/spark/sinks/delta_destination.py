@@ -13,6 +13,7 @@ and a writer that has read an older version of the table cannot change it.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -25,13 +26,14 @@ from typing import Any
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
+    EnvironmentNotReadyError,
     StateCheckError,
     StorageError,
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.commit_log import (
     ALL_CHECKPOINTS,
     CommitLog,
     CommitRange,
@@ -39,24 +41,38 @@ from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
     Publication,
     Start,
 )
-from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination, require_newest
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import (
-    application,
-    require_fitting,
-    require_writable_table,
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, require_newest
+from airflow_provider_statecheck.spark.sinks.sink import (
+    SinkContext,
+    decode_schema,
 )
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_schema
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    TargetFiles,
+    lineage_directory,
+)
+from airflow_provider_statecheck.spark.tables.data_files import (
+    require_partitionable,
+)
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.tables.delta_files import file_schema, new_columns
+from airflow_provider_statecheck.spark.tables.delta_files import (
+    file_schema,
+    incompatibilities,
+    new_columns,
+    stored_schema,
+)
 
 log = logging.getLogger(__name__)
 _TRY_BITS = 20
 _LOG = re.compile(r"(\d+)\.json")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOutput(ABC):
     """Output of a Delta sink in its table."""
+
+    table: DeltaTableAccess
+    files: TargetFiles
+    records: CommitFiles
 
     def columns(self, schema: Any) -> Any:
         """
@@ -245,8 +261,8 @@ class DeltaDestination(CommitDestination):
 
     def _require_fitting(self, schema: Any) -> None:
         if self._snapshot is not None:
-            require_writable_table(self.table, self._snapshot)
-        require_fitting(self.table, self._snapshot, schema, self.partition_by, merges=self.merges_schema)
+            _require_writable_table(self.table, self._snapshot)
+        _require_fitting(self.table, self._snapshot, schema, self.partition_by, merges=self.merges_schema)
 
     def _create(self, schema: Any) -> StorageError | None:
         if self._snapshot is not None:
@@ -383,3 +399,100 @@ def _event(change: LogChange) -> str:
     if change.publication is not None:
         return "commits"
     return "retracts" if change.retracted else "begins"
+
+
+def application(lineage: str) -> str:
+    """Return the application id whose version is that of the commit log of a lineage."""
+    return f"statecheck-{lineage}"
+
+
+_WRITER_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
+        "columnMapping",
+    }
+)
+"""Features that restrict a writer only if the table uses them; the use is checked separately."""
+
+
+_TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+
+
+def _require_writable_table(table: DeltaTableAccess, snapshot: DeltaSnapshot) -> None:
+    """
+    Require a table without features that plain data files would violate, and with unlimited transaction retention.
+
+    :raises EnvironmentNotReadyError: if the table has such a feature.
+    """
+    metadata, protocol = snapshot.handle.metadata(), snapshot.handle.protocol()
+    found = [*_table_restrictions(metadata.configuration), *_column_restrictions(snapshot)]
+    found += [f"the table feature {name}" for name in protocol.writer_features or () if name not in _WRITER_FEATURES]
+    if found:
+        raise EnvironmentNotReadyError(
+            f"Expected a Delta table at {table.shown} without restrictions on plain data files, found "
+            f"{', '.join(sorted(set(found)))}; remove them from the table, or choose another one."
+        )
+
+
+def _require_fitting(
+    table: DeltaTableAccess, snapshot: DeltaSnapshot | None, schema: Any, partition_by: tuple[str, ...], *, merges: bool
+) -> None:
+    """
+    Require output that is compatible with the table.
+
+    :param schema: Arrow schema of the output; ``None`` if it is not known yet.
+    :raises UnsupportedStateError: if the schema is incompatible; the message lists the differences.
+    """
+    if schema is not None:
+        require_partitionable(file_schema(schema), partition_by)
+    if snapshot is None:
+        return
+    found = [] if schema is None else incompatibilities(snapshot.schema, stored_schema(schema), merges=merges)
+    if snapshot.partition_by != partition_by:
+        found.append(
+            f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "
+            f"{', '.join(partition_by) or 'nothing'}"
+        )
+    if found:
+        raise UnsupportedStateError(
+            f"Expected output that fits the Delta table {table.shown}, found: {'; '.join(found)}. Convert it in the stage, or "
+            "choose another table.",
+            differences=found,
+        )
+
+
+def _table_restrictions(configuration: Mapping[str, str]) -> list[str]:
+    found = [f"the constraint {name}" for name in configuration if name.startswith("delta.constraints.")]
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        found.append("column mapping")
+    if configuration.get("delta.enableDeletionVectors", "false") == "true":
+        found.append("deletion vectors")
+    if configuration.get("delta.enableRowTracking", "false") == "true":
+        found.append("row tracking")
+    if _TRANSACTION_RETENTION in configuration:
+        found.append(f"{_TRANSACTION_RETENTION}, which expires the records of committed checkpoints")
+    return found
+
+
+def _column_restrictions(snapshot: DeltaSnapshot) -> list[str]:
+    rules = {
+        "delta.generationExpression": "generated",
+        "delta.identity.start": "an identity",
+        "delta.invariants": "checked",
+    }
+    return [
+        f"the column {column['name']!r}, which is {description}"
+        for column in json.loads(snapshot.handle.schema().to_json())["fields"]
+        for rule, description in rules.items()
+        if rule in column["metadata"]
+    ]

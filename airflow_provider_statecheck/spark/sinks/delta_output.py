@@ -1,7 +1,7 @@
 """
-Output of a Delta sink: appended files, and staged files that are merged by key.
+Output of a Delta sink: data files of tasks that are appended, or merged by key.
 
-Two columns of the table record the sink and the checkpoint that inserted a row, so that a retraction can delete it.
+Two columns of the table record the sink and the checkpoint that inserted an upserted row, so that a retraction can delete it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
@@ -19,34 +20,141 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+from airflow_provider_statecheck.spark.sinks.commit_log import (
     ALL_CHECKPOINTS,
     CommitLog,
     CommitRange,
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaOutput
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import own_files, require_files_exist
-from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, ROW, last_rows
+from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaOutput
+from airflow_provider_statecheck.spark.sinks.sink import (
+    CHECKPOINT,
+    LINEAGE,
+    ROW,
+    SinkTaskContext,
+    TaskCommittable,
+    decode_file,
+    encode_schema,
+    last_rows,
+    with_constants,
+)
 from airflow_provider_statecheck.spark.sinks.target_files import (
+    ParquetSinkWriter,
     TargetFiles,
     data_directory,
+    data_file,
     lineage_of_data_file,
+    missing_file_cause,
+    staged_name,
+    staging_directory,
     sweep_staged,
     writer_of_data_file,
+)
+from airflow_provider_statecheck.spark.tables.data_files import (
+    DataFileWriter,
+    FileLayout,
+    WrittenFile,
 )
 from airflow_provider_statecheck.spark.tables.delta import (
     DeltaCommit,
     DeltaFile,
     DeltaLog,
     DeltaSnapshot,
-    DeltaTableAccess,
     deltalake,
 )
-from airflow_provider_statecheck.spark.tables.delta_files import file_schema
+from airflow_provider_statecheck.spark.tables.delta_files import (
+    file_schema,
+    statistics_of,
+)
 from airflow_provider_statecheck.storage.file_operations import in_parallel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaCommittable(TaskCommittable):
+    """Data files of one task."""
+
+    KIND: ClassVar[str] = "a committable of a Delta sink"
+
+    schema: str
+    """Encoded Arrow schema with the partition columns."""
+    files: tuple[DeltaFile, ...]
+
+    @property
+    @override
+    def has_output(self) -> bool:
+        return bool(self.files)
+
+    @classmethod
+    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        files = tuple(decode_file(DeltaFile, file) for file in document["files"])
+        return {"schema": str(document["schema"]), "files": files}
+
+
+def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence[DeltaFile]) -> None:
+    """
+    Require that files are complete before a version of the table refers to them.
+
+    :raises CorruptStateError: if a file is missing or was modified.
+    """
+    sizes = in_parallel(lambda file: files.size(file.name), wanted, is_local=files.is_local)
+    wrong = [(file, size) for file, size in zip(wanted, sizes, strict=True) if size != file.size_bytes]
+    if wrong:
+        file, size = wrong[0]
+        found = f"{size} bytes; the file was modified. Restore from an earlier checkpoint, or start over."
+        if size is None:
+            found = f"no file; {missing_file_cause(files.is_local)}"
+            if lineage_of_data_file(file.name) is not None:
+                found += " VACUUM deletes files that wait longer than its retention for their commit."
+        raise CorruptStateError(
+            f"Expected {file.size_bytes} bytes of checkpoint {checkpoint_id} in {files.target}/{file.name}, found {found}",
+            checkpoint_id=checkpoint_id,
+        )
+
+
+def own_files(snapshot: DeltaSnapshot) -> frozenset[str]:
+    """Return the data files in the table that sinks of this package wrote."""
+    # Only the tail is compared, because the URI of the table has several spellings.
+    tails = (uri[uri.rfind("/statecheck-") + 1 :] for uri in snapshot.file_uris)
+    return frozenset(tail for tail in tails if lineage_of_data_file(tail) is not None)
+
+
+def delta_writer(
+    files: TargetFiles, layout: FileLayout, generation: int, context: SinkTaskContext, keys: Sequence[str] = ()
+) -> ParquetSinkWriter:
+    """
+    Return a writer of data files under their permanent names.
+
+    :param keys: Key columns for upserts, whose files wait in the staging directory; empty for appends.
+    """
+    schema = file_schema(context.schema)
+
+    def name(directory: str) -> str:
+        if keys:
+            return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_key())}"
+        return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())
+
+    def committable(written: Sequence[WrittenFile]) -> DeltaCommittable:
+        return DeltaCommittable(
+            lineage=files.lineage,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            schema=encode_schema(schema),
+            files=tuple(_delta_file(file) for file in written),
+        )
+
+    return ParquetSinkWriter(DataFileWriter(files, layout, schema, name), committable, keys)
+
+
+def _delta_file(file: WrittenFile) -> DeltaFile:
+    return DeltaFile(
+        name=file.name,
+        size_bytes=file.size_bytes,
+        rows=file.rows,
+        footer_sha256=file.footer_sha256,
+        statistics=statistics_of(file.metadata),
+    )
+
 
 Operation = Callable[[Any, Any], None]
 
@@ -59,9 +167,6 @@ class UpsertedRows(DeltaOutput):
     :param keys: Key columns.
     """
 
-    table: DeltaTableAccess
-    files: TargetFiles
-    records: CommitFiles
     keys: tuple[str, ...]
     compression: str
 
@@ -163,10 +268,8 @@ class UpsertedRows(DeltaOutput):
         files = [file for task in tasks for file in task.files]
         require_files_exist(self.files, publication.checkpoint_id, files)
         rows = pa.concat_tables(in_parallel(self._read, files, is_local=self.files.is_local))
-        rows = last_rows(rows, self.keys)
-        for name, value in ((LINEAGE, self.files.lineage), (CHECKPOINT, publication.checkpoint_id)):
-            rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
-        return rows
+        marks = {LINEAGE: self.files.lineage, CHECKPOINT: publication.checkpoint_id}
+        return with_constants(last_rows(rows, self.keys), **marks)
 
     def _read(self, file: DeltaFile) -> Any:
         import pyarrow as pa
@@ -213,13 +316,8 @@ def _in_rows(name: str) -> str:
     return f"output.`{name}`"
 
 
-@dataclass(frozen=True, slots=True)
 class AppendedFiles(DeltaOutput):
     """Data files of one lineage."""
-
-    table: DeltaTableAccess
-    files: TargetFiles
-    records: CommitFiles
 
     @override
     def require_retractable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:

@@ -23,21 +23,21 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import (
+from airflow_provider_statecheck.spark.sinks.commit_log import (
     CommitLog,
     CommitRange,
     LogChange,
     Publication,
     Start,
 )
-from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import RowChange, is_file_of, rows_of_files
-from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
+from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
     require_files_exist,
     require_marks,
     require_not_rolled_back,
     require_same_spec,
 )
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import RowChange, is_file_of, rows_of_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, decode_data_file
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitRange
-from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import has_marks
+from airflow_provider_statecheck.spark.sinks.commit_log import CommitRange
+from airflow_provider_statecheck.spark.sinks.iceberg_checks import has_marks
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,

@@ -18,10 +18,10 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import CommitLog, CommitRange, LogChange, Publication
-from airflow_provider_statecheck.spark.sinks.commits.committer import CommitDestination
-from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema
-from airflow_provider_statecheck.spark.sinks.sql.loading import (
+from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema, with_constants
+from airflow_provider_statecheck.spark.sinks.sql_loading import (
     RowLoader,
     TableName,
     commits_table,
@@ -29,7 +29,6 @@ from airflow_provider_statecheck.spark.sinks.sql.loading import (
     name_preparer,
     output_table,
     staged_rows,
-    with_constants,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory, sweep_staged
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_incompatible

@@ -289,15 +289,6 @@ def as_rows(table: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def with_constants(table: Any, **values: Any) -> Any:
-    """Return the table with additional constant columns."""
-    import pyarrow as pa
-
-    for name, value in values.items():
-        table = table.append_column(name, pa.repeat(value, table.num_rows))
-    return table
-
-
 def name_preparer() -> Any:
     """Return the preparer that quotes names for psycopg2 statements without parameters, where ``%`` is not escaped."""
     from sqlalchemy.dialects import postgresql

@@ -10,13 +10,11 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination, DeltaOutput
-from airflow_provider_statecheck.spark.sinks.delta_files import DeltaCommittable, delta_writer
-from airflow_provider_statecheck.spark.sinks.delta_output import AppendedFiles, UpsertedRows
-from airflow_provider_statecheck.spark.sinks.iceberg_destination import IcebergDestination
-from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
-    IcebergCommittable,
-    IcebergSinkWriter,
-    WriterTarget,
+from airflow_provider_statecheck.spark.sinks.delta_output import (
+    AppendedFiles,
+    DeltaCommittable,
+    UpsertedRows,
+    delta_writer,
 )
 from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
     has_marks,
@@ -26,6 +24,12 @@ from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
     require_partitionable,
     require_writable_table,
 )
+from airflow_provider_statecheck.spark.sinks.iceberg_destination import IcebergDestination
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
+    IcebergCommittable,
+    IcebergSinkWriter,
+    WriterTarget,
+)
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     OnEarlierOutput,
@@ -34,14 +38,14 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     require_one_of,
     unique_names,
 )
-from airflow_provider_statecheck.spark.sinks.sql_loading import TableName, require_columns
 from airflow_provider_statecheck.spark.sinks.sql_destination import SqlDestination
-from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
+from airflow_provider_statecheck.spark.sinks.sql_loading import TableName, require_columns
 from airflow_provider_statecheck.spark.sinks.target_files import (
     OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     ledger_storage,
+    require_directory,
     staging_writer,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
@@ -142,7 +146,7 @@ class DeltaSink(CommittingSink):
 
     def _output(self, table: DeltaTableAccess, files: TargetFiles, records: CommitFiles) -> DeltaOutput:
         if not self._keys:
-            return AppendedFiles(table, files, records)
+            return AppendedFiles(table=table, files=files, records=records)
         compression = self._layout.compression
         return UpsertedRows(table=table, files=files, records=records, keys=self._keys, compression=compression)
 

@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, SUBTASK_COLUMN, with_key_groups
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
     TaskReport,
     TaskStorage,
     TaskWriting,
+    VertexTask,
 )
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.spark.stages.planning import (
+    KEY_GROUP_COLUMN,
+    SUBTASK_COLUMN,
+    PlannedOperator,
+    PlannedVertex,
+    with_key_groups,
+)
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema

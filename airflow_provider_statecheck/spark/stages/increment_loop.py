@@ -23,12 +23,12 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
+from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 from airflow_provider_statecheck.spark.pacing import Pace
-from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, StageStates, driver_state
@@ -60,7 +60,6 @@ class IncrementLoop:
     of the running increment.
 
     :param pace: Decides which increments end with a checkpoint; the last one always does.
-    :param monotonic: Clock for durations, in seconds.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
     """
 
@@ -324,7 +323,6 @@ class SinkCommits:
         Commit all committables, oldest first, and confirm the commits to the coordinator.
 
         :param completed: The completed checkpoint that contains the committables.
-        :param monotonic: Clock for durations, in seconds.
         :raises StateCheckError: if the sink fails; the committables are retained then.
         """
         begin = monotonic()

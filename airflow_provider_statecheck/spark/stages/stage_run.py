@@ -3,17 +3,23 @@ One attempt of a stage: restore, plan, run increment by increment, finish.
 
 The restore is confirmed to the coordinator only after the restored state has been checked against the functions. The
 sink is opened after that, and commits the committables of the restored checkpoint first.
+
+:func:`main` is the program of a driver that ``spark-submit`` starts for a stage. The operator passes the location of the
+stage as the first argument and the attempt through the handover.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
@@ -22,11 +28,16 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClea
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.driver.attempts import (
+    DriverSettings,
+    begin_submitted,
+    open_attempt,
+    take_handover,
+)
+from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
 from airflow_provider_statecheck.spark.pacing import Pace, pace_of
-from airflow_provider_statecheck.spark.driver.session import tasks_at_once
-from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
@@ -35,7 +46,7 @@ from airflow_provider_statecheck.spark.stages.increment_loop import (
     SinkCommits,
     source_summary,
 )
-from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, vertices_of
+from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
     make_importable,
     max_parallelism_advice,
@@ -46,7 +57,6 @@ from airflow_provider_statecheck.spark.stages.preparation import (
 from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_state import (
     SINK,
-    Parallelism,
     RestoredStageState,
     StageStates,
     restore_functions,
@@ -57,8 +67,10 @@ from airflow_provider_statecheck.storage.views.loading import load_checkpoint_st
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
     from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+
 
 log = logging.getLogger(__name__)
 
@@ -310,7 +322,8 @@ class StageRun:
         functions = restore_functions(
             restored,
             operators,
-            Parallelism(subtasks=subtasks, max_parallelism=self._stage.max_parallelism),
+            parallelism=subtasks,
+            max_parallelism=self._stage.max_parallelism,
             stage_uid=self._uid,
             renamed_uids=settings.renamed_uids,
             allow_non_restored_state=settings.allow_non_restored_state,
@@ -403,3 +416,52 @@ def _commit_restored(restored: RestoredStageState, commits: SinkCommits) -> None
     # The previous attempt may have ended between its checkpoint and the commit.
     if restored.checkpoint_id is not None and commits.has_open:
         commits.commit(restored.checkpoint_id)
+
+
+class DriverTerminatedError(RuntimeError):
+    """The driver received SIGTERM while its stage was running."""
+
+
+def main() -> None:
+    """
+    Run the stage at the location in the first argument.
+
+    :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
+    :raises InvalidConfigurationError: if there is no such stage.
+    """
+    check_driver_packages()
+    handover = take_handover()
+    spark, attempt = begin_submitted(handover)
+    stage = _load_or_fail(sys.argv[1], handover.driver.parallelism, attempt)
+    signal.signal(signal.SIGTERM, _terminate)
+    StageRun(spark, attempt, stage, stage_settings_of(handover.driver)).run(functools.partial(run_interruptibly, spark))
+    spark.stop()
+
+
+def _load_or_fail(location: str, parallelism: int | None, attempt: StageAttempt) -> Stage:
+    try:
+        return load_stage(location, parallelism=parallelism)
+    except Exception as error:
+        # The task that submitted this driver reads the error only from the attempt.
+        attempt.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise DriverTerminatedError(
+        "The driver received SIGTERM; its stage is closed, and a retry resumes after its last checkpoint."
+    )
+
+
+def stage_settings_of(driver: DriverSettings) -> StageSettings:
+    """Return the settings of a stage from those of its driver."""
+    return StageSettings(
+        logical_date=driver.logical_date,
+        checkpoint_interval=driver.checkpoint_interval,
+        min_pause=driver.min_pause_ms,
+        renamed_uids=driver.renamed_uids,
+        allow_non_restored_state=driver.allow_non_restored_state,
+        data_inline_threshold=driver.data_inline_threshold,
+        state_config=driver.state_config,
+        storage_options=driver.storage_options,
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
-from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
+from airflow_provider_statecheck.spark.step_kinds import Refinement, RefiningLoop
 
 
 class Frame:

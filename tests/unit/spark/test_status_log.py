@@ -54,7 +54,7 @@ def test_after_a_restore_it_says_what_was_kept_and_counts_it_for_the_part_but_no
 
 
 def test_lines_come_no_sooner_than_every_few_seconds(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    progress = StageProgress("balances", 1000, monotonic=clock, seconds_between_lines=10)
+    progress = StageProgress("balances", 1000, monotonic=clock)
     for _ in range(100):
         clock.seconds += 1
         progress.advance(1, 1)

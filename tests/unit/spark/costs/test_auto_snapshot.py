@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.spark.auto_snapshot import decide, explained_bytes
+from airflow_provider_statecheck.spark.step_kinds import decide, explained_bytes
 
 
 @pytest.mark.parametrize(

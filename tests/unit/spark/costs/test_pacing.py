@@ -26,6 +26,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.pacing import (
+    LONGEST_SECONDS,
     SHORTEST_SECONDS,
     AutoInterval,
     FailureHistory,
@@ -412,14 +413,8 @@ def test_newer_costs_count_more_and_one_outlier_does_not_decide() -> None:
 
 @given(st.lists(st.floats(0.0, 1e5)), st.integers(0, 10**6), st.floats(0.0, 1e9))
 def test_the_interval_stays_within_its_bounds(costs: list[float], failures: int, seconds: float) -> None:
-    interval = AutoInterval(FailureHistory(failures, seconds), costs, shortest=20.0, longest=50.0)
-    assert 20.0 <= interval.seconds <= 50.0
-
-
-@pytest.mark.parametrize(("shortest", "longest"), [(0.0, 1.0), (2.0, 1.0)])
-def test_bounds_that_leave_nothing_are_refused(shortest: float, longest: float) -> None:
-    with pytest.raises(InvalidConfigurationError, match="shortest"):
-        AutoInterval(FailureHistory(), shortest=shortest, longest=longest)
+    interval = AutoInterval(FailureHistory(failures, seconds), costs)
+    assert SHORTEST_SECONDS <= interval.seconds <= LONGEST_SECONDS
 
 
 def test_with_it_a_simulated_job_ends_sooner_than_with_a_fixed_interval_far_from_it() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.auto_snapshot import COMPUTE_PER_WRITE, decide
 from airflow_provider_statecheck.spark.stage_costs import (
     ASSUMED_BYTES_PER_SECOND,
     MIB,
@@ -23,6 +22,7 @@ from airflow_provider_statecheck.spark.stage_costs import (
     require_room,
     shortage_of,
 )
+from airflow_provider_statecheck.spark.step_kinds import COMPUTE_PER_WRITE, decide
 
 # Budget
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
 )
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 NAN = float("nan")

@@ -14,7 +14,7 @@ from pyspark.sql import types as t
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.tables.row_groups import (
+from airflow_provider_statecheck.spark.sources.item_source import (
     RowGroupReader,
     RowGroups,
     cut_into_tasks,

@@ -17,8 +17,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks import committer
-from airflow_provider_statecheck.spark.sinks import iceberg_destination
+from airflow_provider_statecheck.spark.sinks import committer, iceberg_destination
 from airflow_provider_statecheck.spark.sinks.iceberg_destination import TableLedger, files_of
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
 from airflow_provider_statecheck.spark.tables.schemas import read_tasks

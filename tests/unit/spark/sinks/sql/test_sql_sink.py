@@ -22,8 +22,8 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, lineage_of
-from airflow_provider_statecheck.spark.sinks.sql_loading import COMMITS, HEADS, RowLoader, TableName, output_table
 from airflow_provider_statecheck.spark.sinks.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.sql_loading import COMMITS, HEADS, RowLoader, TableName, output_table
 from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase

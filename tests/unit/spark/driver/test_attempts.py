@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.context import CurrentContext
-from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
 from tests.messages import make_registration
 from tests.unit.interpreter import modules_loaded_by
@@ -84,8 +84,8 @@ def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) 
     def refuse(spark: object, handover: Handover) -> None:
         raise ConnectionError(handover.url)
 
-    monkeypatch.setattr("airflow_provider_statecheck.spark.context._repeat_registration", refuse)
-    monkeypatch.setattr("airflow_provider_statecheck.spark.context._session", object)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._repeat_registration", refuse)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._session", object)
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
     current = CurrentContext()
     for _ in range(2):
@@ -94,7 +94,9 @@ def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) 
 
 
 def test_second_call_gives_the_same_context(monkeypatch) -> None:
-    monkeypatch.setattr("airflow_provider_statecheck.spark.context._repeat_registration", lambda _, handover: handover)
+    monkeypatch.setattr(
+        "airflow_provider_statecheck.spark.driver.attempts._repeat_registration", lambda _, handover: handover
+    )
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
     current, made = CurrentContext(), []
 
@@ -113,7 +115,7 @@ def test_package_that_is_missing_on_the_driver_is_named() -> None:
 
 def test_modules_that_make_the_check_load_none_of_these_packages() -> None:
     loaded = modules_loaded_by(
-        "import airflow_provider_statecheck.spark.context, airflow_provider_statecheck.spark.stages.submitted"
+        "import airflow_provider_statecheck.spark.context, airflow_provider_statecheck.spark.stages.stage_run"
     )
     assert not loaded.intersection(NEEDED_ON_A_DRIVER)
 
