@@ -1,3 +1,5 @@
+"""Attempts of submitted drivers and of scripts."""
+
 from __future__ import annotations
 
 import json
@@ -5,12 +7,14 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.context import CurrentContext
+from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
 from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
 from tests.messages import make_registration
@@ -122,3 +126,13 @@ def test_modules_that_make_the_check_load_none_of_these_packages() -> None:
 
 def test_driver_with_all_packages_may_start() -> None:
     check_driver_packages()
+
+
+def test_script_may_not_take_the_name_of_a_test_run(tmp_path: Path) -> None:
+    """Maintenance removes those without asking how old they are."""
+    spark: Any = None
+    with pytest.raises(InvalidConfigurationError, match="choose another name"):
+        StageContext.open(
+            spark, job="test/x", checkpoint_dir=str(tmp_path / "c"), metadata=f"sqlite:///{tmp_path}/state.db"
+        )
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, SqlSink
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
-from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink
+from tests.unit.spark.sinks.folder_sink import FolderSink
 
 
 def with_relative_log(driver):

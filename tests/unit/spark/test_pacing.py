@@ -42,7 +42,7 @@ from airflow_provider_statecheck.spark.stage_costs import StageCosts
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import ManualClock, make_acknowledgement, make_registration
 from tests.sqlite_rows import new_store
-from tests.unit.spark.costs.conftest import Clock
+from tests.unit.spark.conftest import Clock
 from tests.unit.written_stage import WrittenStage
 
 

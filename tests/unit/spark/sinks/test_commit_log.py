@@ -21,7 +21,7 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
-from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink, keys_in
+from tests.unit.spark.sinks.folder_sink import FolderSink, keys_in
 
 
 def a_range(epoch: int, first: int, last: int, generation: int = 1) -> CommitRange:

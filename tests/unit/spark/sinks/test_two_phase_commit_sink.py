@@ -29,7 +29,7 @@ from airflow_provider_statecheck.testing.sink_contract import (
     table_of,
     transaction_steps,
 )
-from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink, keys_in
+from tests.unit.spark.sinks.folder_sink import FolderSink, keys_in
 
 
 @dataclass(frozen=True)
