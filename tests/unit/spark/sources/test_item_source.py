@@ -16,6 +16,9 @@ from pyspark.sql import types as t
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StorageError
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.sources import item_source
+from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
+from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
 from airflow_provider_statecheck.spark.sources.item_source import (
     RowGroupReader,
     RowGroups,
@@ -23,9 +26,41 @@ from airflow_provider_statecheck.spark.sources.item_source import (
     pack_row_groups,
     read_footer,
 )
+from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
+from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.spark.tables.schemas import group_sizes, read_tasks, reads_like_spark, rows_per_batch
 
 DataFrameSource: Any = item_source.DataFrameSource  # no session is needed here
+SHARED = [{"columns": "key"}, {"columns": []}, {"on_change": "retry"}, {"bytes_per_increment": "much"}]
+"""Arguments that all sources of files and tables refuse."""
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "refused"),
+    [
+        (ParquetSource, {}, [*SHARED, {"bytes_per_increment": 0}, {"files_per_increment": 0}, {"order": "size"}]),
+        (ParquetSource, {}, [{"row_groups_per_increment": -1}, {"options": {"basePath": "/x"}}]),
+        (ParquetSource, {}, [{"options": {"mergeSchema": True}}, {"options": {"pathGlobFilter": "*.x"}}]),
+        (DeltaSource, {}, [*SHARED, {"files_per_increment": 0}, {"starting_version": -1}]),
+        (IcebergSource, {}, [*SHARED, {"files_per_increment": 0}]),
+        (StageOutputSource, {}, [*SHARED, {"checkpoints_per_increment": 0}]),
+        (DataFrameSource, {"load": print}, [{"splits_per_increment": each} for each in (0, True, "2")]),
+        (SqlSource, {"table": "t"}, [{"on_change": "retry"}, {"table": None}, {"table": ""}, {"readers": 0}]),
+        (SqlSource, {"table": "t"}, [{"rows_per_increment": 0}, {"ranges": 0}, {"ranges": 2, "rows_per_increment": 5}]),
+        (SqlSource, {"table": "t"}, [{"query": "select 1 as id", "schema": "id bigint"}]),
+        (SqlSource, {"table": None}, [{"query": "select 1 as id"}]),
+    ],
+)
+def test_arguments_out_of_their_range_are_refused_where_they_are_written(source, arguments, refused):
+    where = "sqlite:///shop.db" if source is SqlSource else "sales.orders"
+    for each in refused:
+        with pytest.raises(InvalidConfigurationError):
+            source(where, **{**arguments, **each})
+
+
+def test_an_iceberg_table_without_a_namespace_is_refused():
+    with pytest.raises(InvalidConfigurationError, match="with its namespace"):
+        IcebergSource("orders")
 
 
 class Frame(list[Any]):
@@ -75,12 +110,6 @@ def test_two_splits_of_one_key_are_refused():
 def test_a_key_is_a_text(key):
     with pytest.raises(InvalidConfigurationError, match="key of a split"):
         DataFrameSource([1], load, key=lambda split: key).open(None)
-
-
-@pytest.mark.parametrize("count", [0, True, "2"])
-def test_an_increment_has_one_split_at_least(count):
-    with pytest.raises(InvalidConfigurationError, match="splits_per_increment"):
-        DataFrameSource([1], load, splits_per_increment=count)
 
 
 MIB = 1 << 20

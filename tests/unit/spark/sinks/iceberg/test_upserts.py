@@ -14,15 +14,12 @@ from pyiceberg.transforms import IdentityTransform
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
-    InvalidConfigurationError,
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks import iceberg_destination
-from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.iceberg.tables import (
     MARKED,
-    TABLE,
     Attempt,
     append_as_somebody_else,
     create_table,
@@ -211,12 +208,6 @@ def test_repeated_commit_after_a_change_to_upserts_changes_nothing(marked):
 
 
 # What is refused before any work
-
-
-@pytest.mark.parametrize("columns", ["key", ["key", "key"]])
-def test_key_columns_must_be_different_names(columns):
-    with pytest.raises(InvalidConfigurationError, match="upsert_by"):
-        IcebergSink(TABLE, upsert_by=columns)
 
 
 @pytest.mark.parametrize(
