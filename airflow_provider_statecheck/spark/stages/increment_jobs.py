@@ -30,6 +30,7 @@ from airflow_provider_statecheck.spark.stages.planning import (
     SUBTASK_COLUMN,
     PlannedOperator,
     PlannedVertex,
+    aggregated,
     with_key_groups,
 )
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
@@ -187,13 +188,9 @@ def partial_aggregates(
     """
     from pyspark.sql import functions as F
 
-    keys = [quoted_column(name) for name in key.columns]
     if combines and not has_control:
-        columns = [
-            getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
-            for name, aggregate in node.aggregates.items()
-        ]
-        return frame.groupBy(*keys).agg(*columns)
+        return aggregated(frame, key, node)
+    keys = [quoted_column(name) for name in key.columns]
     types = {field.name: field.dataType for field in spark_schema(output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
     return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted, quoted_column, spark_schema
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
@@ -138,19 +138,12 @@ class StagePlanner:
         return arrow_schema_of(self._spark, node.output, node.uid)
 
     def _aggregate_schema(self, node: AggregateNode, key: KeyNode, schema: Any) -> Any:
-        from pyspark.sql import functions as F
-
         clash = set(key.columns) & set(node.aggregates)
         if clash:
             raise InvalidConfigurationError(
                 f"Expected names of aggregates that differ from the key columns, found {sorted(clash)}; rename them."
             )
-        columns = [
-            getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
-            for name, aggregate in node.aggregates.items()
-        ]
-        frame = _empty(self._spark, schema).groupBy(*[quoted(name) for name in key.columns]).agg(*columns)
-        return arrow_schema(frame.schema)
+        return arrow_schema(aggregated(_empty(self._spark, schema), key, node).schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +182,17 @@ class PlannedOperator:
     def operator_id(self) -> str:
         """The ID under which checkpoints store its state."""
         return operator_id_of(self.uid)
+
+
+def aggregated(frame: DataFrame, key: KeyNode, node: AggregateNode) -> DataFrame:
+    """Return the key columns and, under the name of each aggregate, its result, as Spark computes them."""
+    from pyspark.sql import functions as F
+
+    columns = [
+        getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
+        for name, aggregate in node.aggregates.items()
+    ]
+    return frame.groupBy(*map(quoted_column, key.columns)).agg(*columns)
 
 
 def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:

@@ -192,41 +192,28 @@ class StageRun:
         found = self._attempt.load()
         restored, enumerator = self._start(found)
         first = enumerator.next_increment()
-        commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
         with ExitStack() as closing:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._user_objects())
             if first is None:
                 # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken
                 # over.
-                self._confirm(None if self._attempt.begins_from_savepoint else found, restored)
-                self._report_restored(restored, enumerator, None)
-                self._open_sink(restored, None)
-                closing.push(self._close_sink)
-                _commit_restored(restored, commits)
-                commits.end()
+                taken = None if self._attempt.begins_from_savepoint else found
+                self._take_over(closing, taken, restored, enumerator).end()
                 return StageResult(0, 0, restored.checkpoint_id)
             frame = enumerator.load(first)
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
             states, schemas = self._restore_states(restored, planned)
             # The restored state has been checked against the functions.
-            self._confirm(found, restored)
-            self._report_restored(restored, enumerator, states)
-            self._open_sink(restored, planned[-1].output_schema)
-            closing.push(self._close_sink)
-            _commit_restored(restored, commits)
-            tasks = self._tasks(planned, states, schemas, self._now_ms(restored))
+            commits = self._take_over(closing, found, restored, enumerator, states, planned[-1].output_schema)
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
-                planned,
-                tasks,
+                self._tasks(planned, states, schemas, self._now_ms(restored)),
                 TaggedJobs(self._spark),
-                states,
                 commits,
                 self._pace(restored),
                 self._progress(enumerator),
-                self._run_key(),
                 self._settings.monotonic,
                 self._restored_seconds(restored),
             )
@@ -235,6 +222,26 @@ class StageRun:
             commits.end()
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
+
+    def _take_over(
+        self,
+        closing: ExitStack,
+        found: RestoredStage | None,
+        restored: RestoredStageState,
+        enumerator: SplitEnumerator,
+        states: StageStates | None = None,
+        schema: Any = None,
+    ) -> SinkCommits:
+        """Confirm the restore, open the sink until the end, and make the commits that the restored checkpoint left."""
+        self._confirm(found, restored)
+        self._report_restored(restored, enumerator, states)
+        self._open_sink(restored, schema)
+        closing.push(self._close_sink)
+        commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
+        # The previous attempt may have ended between its checkpoint and the commit.
+        if restored.checkpoint_id is not None and commits.has_open:
+            commits.commit(restored.checkpoint_id)
+        return commits
 
     def _confirm(self, found: RestoredStage | None, restored: RestoredStageState) -> None:
         # A source that starts over uses nothing of a savepoint, so its owner keeps the savepoint.
@@ -410,12 +417,6 @@ def _warn_about_max_parallelism(subtasks: int, max_parallelism: int) -> None:
     advice = max_parallelism_advice(subtasks, max_parallelism)
     if advice is not None:
         log.warning("%s", advice)
-
-
-def _commit_restored(restored: RestoredStageState, commits: SinkCommits) -> None:
-    # The previous attempt may have ended between its checkpoint and the commit.
-    if restored.checkpoint_id is not None and commits.has_open:
-        commits.commit(restored.checkpoint_id)
 
 
 class DriverTerminatedError(RuntimeError):
