@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.unit.written_stage import WrittenStage
 
 
 class Clock:
@@ -16,3 +21,8 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock(0.0)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"))

@@ -41,11 +41,6 @@ NO_STATE = hashlib.sha256(b"{}").hexdigest()
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"))
-
-
-@pytest.fixture
 def asked() -> Iterator[tuple[str, list[str]]]:
     """A server of the internal network, and which of its pages were asked for."""
     paths: list[str] = []

@@ -6,7 +6,6 @@ import logging
 import math
 import random
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,6 @@ from airflow_provider_statecheck.spark.pacing import (
     require_pace,
 )
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import ManualClock, make_acknowledgement, make_registration
 from tests.sqlite_rows import new_store
 from tests.unit.spark.conftest import Clock
@@ -93,11 +91,6 @@ def test_what_a_checkpoint_took_changes_the_time_after_it_but_not_when_that_begi
 
 
 DAY = 24 * 3600.0
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(f"file://{tmp_path}"))
 
 
 def test_interval_is_found_by_the_costs_and_failures_of_the_job(stage: WrittenStage) -> None:

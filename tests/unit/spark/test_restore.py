@@ -199,11 +199,6 @@ def test_one_changed_page_is_not_looked_for(written):
 DATA = b"some state"
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-
-
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -19,7 +18,6 @@ from airflow_provider_statecheck.spark.status_log import (
     readable_seconds,
 )
 from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress, Scope, StepKey
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle
 from tests.messages import make_registration
 from tests.unit.spark.conftest import Clock
@@ -83,23 +81,21 @@ def test_an_input_of_unknown_size_has_neither_percent_nor_end(clock: Clock, capl
     ]
 
 
-def test_an_input_without_bytes_is_done(clock: Clock) -> None:
-    assert StageProgress("balances", 0, monotonic=clock).percent == 100
-
-
-def test_an_input_that_grows_has_a_new_total(clock: Clock) -> None:
-    progress = StageProgress("balances", 100, monotonic=clock)
+@pytest.mark.parametrize(
+    ("promised", "read", "total", "percent", "seconds_left"),
+    [
+        pytest.param(0, 0, None, 100, 0.0, id="an input without bytes is done"),
+        pytest.param(100, 50, 200, 25, 30.0, id="an input that grows has a new total"),
+        pytest.param(100, 150, None, 100, 0.0, id="more than was promised is no more than all"),
+    ],
+)
+def test_the_part_that_is_read_follows_the_size_of_the_input(
+    clock: Clock, promised: int, read: int, total: int | None, percent: int, seconds_left: float
+) -> None:
+    progress = StageProgress("balances", promised, monotonic=clock)
     clock.seconds += 10
-    progress.advance(50, 1, total=200)
-    assert progress.percent == 25
-    assert progress.seconds_left == pytest.approx(30)
-
-
-def test_reading_more_than_was_promised_is_never_more_than_all(clock: Clock) -> None:
-    progress = StageProgress("balances", 100, monotonic=clock)
-    clock.seconds += 10
-    progress.advance(150, 1)
-    assert (progress.percent, progress.seconds_left) == (100, 0.0)
+    progress.advance(read, 1, total=total)
+    assert (progress.percent, progress.seconds_left) == (percent, pytest.approx(seconds_left))
 
 
 def test_nobody_can_tell_the_end_before_any_time_has_passed(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,16 +181,10 @@ def handle(name: str, seconds: float = 60.0, scope: Scope = ()) -> SnapshotHandl
     )
 
 
-class Seconds:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def figures(progress: LoopProgress | None = None, iterations: Iterations | None = None, **changes: Any) -> StepFigures:
-    return StepFigures(progress or LoopProgress(), iterations or Iterations(), changes.get("clock") or Seconds())
+def figures(
+    progress: LoopProgress | None = None, iterations: Iterations | None = None, clock: Clock | None = None
+) -> StepFigures:
+    return StepFigures(progress or LoopProgress(), iterations or Iterations(), clock or Clock(0.0))
 
 
 def outcomes(summary: SnapshotSummary | None) -> dict[str, str]:
@@ -281,17 +271,16 @@ def test_a_finished_item_takes_the_loops_inside_it_along() -> None:
     assert (progress.counts, iterations.counts) == ({}, {})
 
 
-def test_restored_steps_are_reported_once_and_not_at_every_step() -> None:
-    clock = Seconds()
+def test_restored_steps_are_reported_once_and_not_at_every_step(clock: Clock) -> None:
     found = figures(clock=clock)
     assert not found.is_due(), "nothing was restored"
     found.restored(NamedSnapshot((handle("a"),)))
     assert found.is_due()
     assert not found.is_due()
     found.restored(NamedSnapshot((handle("b"),)))
-    clock.now = 1.0
+    clock.seconds = 1.0
     assert not found.is_due(), "the next report follows after some seconds"
-    clock.now = 6.0
+    clock.seconds = 6.0
     assert found.is_due()
 
 
@@ -316,43 +305,38 @@ def test_figures_that_cannot_be_computed_are_none(caplog: pytest.LogCaptureFixtu
 # In the rows
 
 
-@pytest.fixture
-def written(tmp_path: Any) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(f"file://{tmp_path}/checkpoints"))
-
-
 RESTORED = SnapshotSummary(steps=(StepSummary(name="a", outcome="restored", seconds=7.0),), seconds_saved=7.0)
 
 
-def test_an_attempt_that_is_killed_without_a_checkpoint_has_reported_what_it_restored(written: WrittenStage) -> None:
-    written.run(checkpoints=1)
-    attempt = written.attempt()
+def test_an_attempt_that_is_killed_without_a_checkpoint_has_reported_what_it_restored(stage: WrittenStage) -> None:
+    stage.run(checkpoints=1)
+    attempt = stage.attempt()
     attempt.restore()
     attempt.report_restored(RESTORED)
-    (_, row) = written.coordinator.describe(attempt.grant.attempt.job_id).attempts
+    (_, row) = stage.coordinator.describe(attempt.grant.attempt.job_id).attempts
     assert (row.status, row.restored_summary) == (AttemptStatus.RUNNING, RESTORED)
 
 
 def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(
-    written: WrittenStage,
+    stage: WrittenStage,
 ) -> None:
-    written.run(checkpoints=1)
-    attempt = written.attempt()
+    stage.run(checkpoints=1)
+    attempt = stage.attempt()
     attempt.restore()
     for name in ("b", "c"):
-        written.take(attempt, written.snapshot(attempt, name))
+        stage.take(attempt, stage.snapshot(attempt, name))
     attempt.report_restored(RESTORED)
     job_id = attempt.grant.attempt.job_id
-    assert written.coordinator.describe(job_id).attempts[-1].restored_summary is None
+    assert stage.coordinator.describe(job_id).attempts[-1].restored_summary is None
     attempt.finish(AttemptStatus.FAILED)
-    assert written.coordinator.describe(job_id).attempts[-1].restored_summary == RESTORED
+    assert stage.coordinator.describe(job_id).attempts[-1].restored_summary == RESTORED
 
 
-def test_the_row_of_a_checkpoint_has_the_time_to_write_its_metadata(written: WrittenStage) -> None:
+def test_the_row_of_a_checkpoint_has_the_time_to_write_its_metadata(stage: WrittenStage) -> None:
     ticks = iter(range(1000))
-    registration = make_registration(storage_base=written.storage.base_uri)
-    attempt = StageAttempt(written.coordinator, written.storage, registration, monotonic=lambda: float(next(ticks)))
-    snapshot = written.snapshot(attempt, "a")
+    registration = make_registration(storage_base=stage.storage.base_uri)
+    attempt = StageAttempt(stage.coordinator, stage.storage, registration, monotonic=lambda: float(next(ticks)))
+    snapshot = stage.snapshot(attempt, "a")
     taken = attempt.take_checkpoint(
         (snapshot,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=SnapshotSummary()
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
 from airflow_provider_statecheck.spark.step_kinds import Refinement, RefiningLoop
@@ -56,18 +58,17 @@ def written(*, pause: str | None, converged_at: int = 0, budget: float | None = 
     return loop.written, costs.put_off
 
 
-def test_without_an_interval_each_border_is_written() -> None:
-    assert written(pause=None) == (list(range(1, 11)), 0)
-
-
-def test_a_step_inside_the_interval_is_not_written_and_the_last_one_always_is() -> None:
-    assert written(pause="4 s") == ([4, 8, 10], 0)
-
-
-def test_a_loop_that_is_over_inside_the_interval_is_written() -> None:
-    assert written(pause="4 s", converged_at=6) == ([4, 6], 0)
-
-
-def test_a_step_inside_the_interval_is_not_counted_as_put_off_for_its_costs() -> None:
-    assert written(pause="1 h", budget=0.1) == ([10], 0)
-    assert written(pause=None, budget=0.1) == ([10], 9)
+@pytest.mark.parametrize(
+    ("asked", "steps", "put_off"),
+    [
+        pytest.param({"pause": None}, list(range(1, 11)), 0, id="each border without an interval"),
+        pytest.param({"pause": "4 s"}, [4, 8, 10], 0, id="one per interval and the last"),
+        pytest.param({"pause": "4 s", "converged_at": 6}, [4, 6], 0, id="a loop that is over inside the interval"),
+        pytest.param({"pause": None, "budget": 0.1}, [10], 9, id="put off for its costs"),
+        pytest.param({"pause": "1 h", "budget": 0.1}, [10], 0, id="inside the interval and so not for its costs"),
+    ],
+)
+def test_a_step_is_written_at_the_interval_within_the_costs_and_at_the_end(
+    asked: dict[str, Any], steps: list[int], put_off: int
+) -> None:
+    assert written(**asked) == (steps, put_off)

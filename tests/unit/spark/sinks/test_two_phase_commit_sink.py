@@ -16,7 +16,6 @@ import pytest
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
-    InvalidConfigurationError,
     StorageError,
     UnsupportedStateError,
 )
@@ -119,11 +118,6 @@ def test_a_place_that_does_not_fit_is_refused_before_it_is_taken_over(place, mon
         place.open(2)
     monkeypatch.undo()
     place.open(1).add(1, 1)
-
-
-def test_another_word_for_earlier_output_is_refused(place):
-    with pytest.raises(InvalidConfigurationError, match="found 'keep'"):
-        FolderSink(place.folder, on_earlier_output="keep")
 
 
 def test_a_copy_for_tasks_has_no_hold_on_the_log(place):
