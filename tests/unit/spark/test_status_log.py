@@ -84,13 +84,13 @@ def test_an_input_of_unknown_size_has_neither_percent_nor_end(clock: Clock, capl
 @pytest.mark.parametrize(
     ("promised", "read", "total", "percent", "seconds_left"),
     [
-        pytest.param(0, 0, None, 100, 0.0, id="an input without bytes is done"),
+        pytest.param(0, 0, None, 100, None, id="an input without bytes is done"),
         pytest.param(100, 50, 200, 25, 30.0, id="an input that grows has a new total"),
         pytest.param(100, 150, None, 100, 0.0, id="more than was promised is no more than all"),
     ],
 )
 def test_the_part_that_is_read_follows_the_size_of_the_input(
-    clock: Clock, promised: int, read: int, total: int | None, percent: int, seconds_left: float
+    clock: Clock, promised: int, read: int, total: int | None, percent: int, seconds_left: float | None
 ) -> None:
     progress = StageProgress("balances", promised, monotonic=clock)
     clock.seconds += 10
