@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.gateway.retrying import registering
 from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
-from airflow_provider_statecheck.spark.driver.handover import DriverSettings, Handover
+from airflow_provider_statecheck.spark.driver.attempts import DriverSettings, Handover
 from airflow_provider_statecheck.spark.status_log import (
     CheckpointLog,
     fenced_line,

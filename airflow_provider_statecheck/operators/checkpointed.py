@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.properties import RestoreMode
     from airflow_provider_statecheck.checkpoint.records import OnOverlap
     from airflow_provider_statecheck.configuration import StatecheckSettings
-    from airflow_provider_statecheck.spark.driver.handover import DriverSettings
+    from airflow_provider_statecheck.spark.driver.attempts import DriverSettings
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
@@ -304,7 +304,7 @@ def _claim_mode(value: str) -> RestoreMode:
 def _driver_settings(
     task: CheckpointedOperator, context: Mapping[str, Any], settings: StatecheckSettings, storage: CheckpointStorage
 ) -> DriverSettings:
-    from airflow_provider_statecheck.spark.driver.handover import DriverSettings
+    from airflow_provider_statecheck.spark.driver.attempts import DriverSettings
 
     return DriverSettings(
         tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,

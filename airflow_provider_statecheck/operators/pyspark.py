@@ -70,7 +70,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
             return self._run_interruptibly(spark, super().execute_callable)
 
     def _run_interruptibly(self, spark: Any, work: Callable[[], Any]) -> Any:
-        from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+        from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 
         self._is_stage_running = True
         try:

@@ -50,7 +50,7 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         :return: Number of increments and rows, and the id of the last checkpoint.
         :raises AirflowFailException: An error that a retry cannot fix.
         """
-        from airflow_provider_statecheck.spark.stages.submitted import load_stage
+        from airflow_provider_statecheck.spark.stages.planning import load_stage
 
         try:
             self._stage = load_stage(self.stage, parallelism=self.parallelism)
@@ -60,8 +60,7 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
 
     @override
     def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
-        from airflow_provider_statecheck.spark.stages.stage_run import StageRun
-        from airflow_provider_statecheck.spark.stages.submitted import stage_settings_of
+        from airflow_provider_statecheck.spark.stages.stage_run import StageRun, stage_settings_of
 
         run = StageRun(spark, attempt, self._stage, stage_settings_of(prepared.driver))
         result = run.run(lambda work: self._run_interruptibly(spark, work))

@@ -85,7 +85,6 @@ class StageAttempt:
     :param savepoint_dir: Directory of savepoints whose request names none.
     :param data_inline_threshold: Largest size in bytes of state that is stored inside the metadata.
     :param on_overlap: Policy if an attempt of another run has the operator.
-    :param monotonic: Clock for durations, in seconds.
     :param pause: Waits for a number of seconds while the job stops with a savepoint; until :meth:`release` by default.
     """
 

@@ -92,7 +92,6 @@ class CheckpointFiles:
 
     :param job_name: Display name of the job.
     :param inline_threshold: Largest size in bytes of state that is stored inside the metadata.
-    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(
@@ -303,7 +302,6 @@ class JobStop:
     """
     Holds a stage until the savepoint with which its job stops has ended: the stage stops with it, or continues if it failed.
 
-    :param monotonic: Clock for durations, in seconds.
     :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
     :param missed: Savepoint with which the job stops or has stopped, if an earlier try of the stage failed before it stopped.
     """

@@ -19,13 +19,12 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.auto_snapshot import AutoSnapshots
-from airflow_provider_statecheck.spark.costs.pacing import Rhythm, pace_of, require_every, require_pace
-from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
-from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_every, require_pace
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork, part_input
-from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
+from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
+from airflow_provider_statecheck.spark.step_kinds import AutoSnapshots, Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.steps import (
     StageCheckpointer,
     StageState,
@@ -39,7 +38,6 @@ from airflow_provider_statecheck.storage.uris import redact
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_statecheck.spark.driver.handover import DriverSettings
     from airflow_provider_statecheck.spark.sources.source import Source
 
 
@@ -161,8 +159,6 @@ class StageContext:
             checkpoints under another uid.
         :raises SnapshotClaimedError: if another job claimed the savepoint.
         """
-        from airflow_provider_statecheck.spark.script import open_attempt
-
         require_budget(overhead_budget)
         require_pace(checkpoint_interval, min_pause)
         attempt = open_attempt(
@@ -458,7 +454,7 @@ class CurrentContext:
                 check_driver_packages()
                 # A call after a failed one must find the handover again.
                 self._handover = self._handover or take_handover()
-                session, attempt = _begin(self._handover, spark)
+                session, attempt = begin_submitted(self._handover, spark)
                 self._context = kind(
                     session,
                     attempt,
@@ -470,54 +466,3 @@ class CurrentContext:
 
 
 CURRENT = CurrentContext()
-
-
-def begin_submitted() -> tuple[SparkSession, StageAttempt, DriverSettings]:
-    """
-    Return the session, the attempt and the settings of a submitted driver.
-
-    :raises EnvironmentNotReadyError: if no operator submitted this driver.
-    """
-    handover = take_handover()
-    return *_begin(handover, None), handover.driver
-
-
-def _begin(handover: Handover, spark: SparkSession | None) -> tuple[SparkSession, StageAttempt]:
-    session = spark or _session()
-    _hide_from_workers(session)
-    return session, _repeat_registration(session, handover)
-
-
-def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
-    from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
-    from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, retrying
-    from airflow_provider_statecheck.spark.attempt import StageAttempt
-    from airflow_provider_statecheck.spark.driver.readiness import require_reachable
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-
-    storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
-    storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)
-    # No check for the package on executors: the operator has shipped it, or it is installed.
-    require_reachable(spark, storage)
-    http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
-    return StageAttempt(
-        retrying(http, OUTAGE_PAUSES_SECONDS),
-        storage,
-        handover.registration,
-        tolerable_failed_checkpoints=handover.driver.tolerable_failed_checkpoints,
-        savepoint_dir=handover.driver.savepoint_dir,
-        data_inline_threshold=handover.driver.data_inline_threshold,
-    )
-
-
-def _hide_from_workers(spark: SparkSession) -> None:
-    # In local mode, Python workers inherit the environment of the JVM, which still has the handover.
-    context = getattr(spark, "sparkContext", None)
-    if context is not None:
-        context.environment[HANDOVER_VARIABLE] = ""
-
-
-def _session() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    return SparkSession.builder.getOrCreate()

@@ -13,9 +13,9 @@ from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskStorage
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -253,7 +253,7 @@ class SubtaskWriting:
         rows = new.of(data)
         files = CanonicalFiles(self.storage.open(), self.directory, self.epoch)
         handle = write_subtask(files, self.uid, new, rows, subtask=subtask, parallelism=self.parallelism)
-        encoded = None if handle is None else json.dumps(encode_keyed(handle, _unchanged))
+        encoded = None if handle is None else json.dumps(encode_keyed(handle, str))
         return {"rows": rows.num_rows, "handle": encoded}
 
 
@@ -282,7 +282,7 @@ def _write_handles(data: DataFrame, target: StateTarget, files: CanonicalFiles) 
     _raise_data_error([(report.code, report.problem) for report in reports])
     handles: list[KeyedStateHandle | None] = [None] * target.parallelism
     for report in reports:
-        handles[report.subtask] = None if report.handle is None else decode_keyed(json.loads(report.handle), _unchanged)
+        handles[report.subtask] = None if report.handle is None else decode_keyed(json.loads(report.handle), str)
     return handles, sum(report.rows for report in reports)
 
 
@@ -291,10 +291,6 @@ def _raise_data_error(problems: list[tuple[str | None, str | None]]) -> None:
         if code is not None:
             kind: type[StateCheckError] = _DATA_ERRORS[code]
             raise kind(problem or code)
-
-
-def _unchanged(uri: str) -> str:
-    return uri
 
 
 def spark_schema_of(schema: Any) -> Any:

@@ -234,8 +234,6 @@ class StageProgress:
     :param name: Uid of the stage, or name of the step.
     :param total: Size of the input in bytes, or in splits if their bytes are unknown; ``None`` if both are unknown.
     :param restored: Part of the input that earlier tries have finished, in the unit of the total.
-    :param monotonic: Clock for durations, in seconds.
-    :param seconds_between_lines: Least interval between two lines.
     :param kind: What the name is of: ``Stage`` or ``Step``.
     """
 
@@ -246,7 +244,6 @@ class StageProgress:
         *,
         monotonic: Callable[[], float],
         restored: int = 0,
-        seconds_between_lines: float = _SECONDS_BETWEEN_LINES,
         kind: str = "Stage",
     ) -> None:
         self._name = f"{kind} {name}"
@@ -254,7 +251,6 @@ class StageProgress:
         self._finished = self._restored = restored
         self._rows = 0
         self._monotonic = monotonic
-        self._seconds_between_lines = seconds_between_lines
         self._begin = self._seen_at = monotonic()
         self._line_at = -math.inf
         self._rate = SmoothedRate(_RATE_WINDOW_SECONDS)
@@ -277,7 +273,7 @@ class StageProgress:
         self._finished += amount
         self._rows += rows
         self._total = self._total if total is None else total
-        if now - self._line_at >= self._seconds_between_lines:
+        if now - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = now
             log.info("%s: %s", self._name, ", ".join(self._figures(details)))
 
@@ -375,7 +371,6 @@ class StepFigures:
 
     :param progress: Finished items of loops, as restored.
     :param iterations: Iterations of loops, as restored.
-    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(self, progress: LoopProgress, iterations: Iterations, monotonic: Callable[[], float]) -> None:

@@ -13,8 +13,11 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pacing import Pace
-from airflow_provider_statecheck.spark.costs.stage_costs import (
+from airflow_provider_statecheck.spark.pacing import Pace
+from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
+from airflow_provider_statecheck.spark.stage_costs import (
     AutoFacts,
     StageCosts,
     WriteTimes,
@@ -22,9 +25,6 @@ from airflow_provider_statecheck.spark.costs.stage_costs import (
     require_room,
     shortage_of,
 )
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import step_fingerprint
-from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
 from airflow_provider_statecheck.spark.status_log import StepFigures, figures_or_none, readable_seconds
 from airflow_provider_statecheck.state.progress import (
     BadPart,
@@ -99,7 +99,6 @@ class StageCheckpointer:
 
     :param restored: The restored checkpoint, ``None`` if the attempt started from the beginning.
     :param overhead_budget: Largest part of the time for checkpointing, ``None`` for no limit.
-    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(
@@ -265,11 +264,7 @@ class Written:
 
 
 class StageSteps:
-    """
-    Restores, computes and writes steps, and measures their costs.
-
-    :param monotonic: Clock for durations, in seconds.
-    """
+    """Restores, computes and writes steps, and measures their costs."""
 
     def __init__(
         self, spark: SparkSession, attempt: StageAttempt, saving: StageCheckpointer, monotonic: Callable[[], float]

@@ -18,8 +18,8 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits import committer
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks import committer
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, InProcessPlan, Killed

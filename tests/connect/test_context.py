@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck import StageContext
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 
 
 def open_stage(spark: Any, work: Path, **settings: Any) -> StageContext:

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter

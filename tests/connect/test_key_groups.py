@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import key_group_ranges
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, key_serializer_of, shuffled
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, key_serializer_of, shuffled
 
 
 def test_partition_i_has_exactly_the_key_groups_of_subtask_i_over_connect(spark: Any) -> None:

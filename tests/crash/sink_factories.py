@@ -63,7 +63,7 @@ def upserting_sql(work: Path, plan: FaultPlan) -> Sink:
 
 def folder(work: Path, plan: FaultPlan) -> Sink:
     """Return a sink of a user's own."""
-    from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink
+    from tests.unit.spark.sinks.folder_sink import FolderSink
 
     # Tasks, which write and may abort, run in other processes.
     _count(plan, (*LOG_STEPS, (FolderSink, "commit_transaction"), (FolderSink, "abort_transaction")))

@@ -14,11 +14,11 @@ from sqlalchemy import NullPool, create_engine, text
 
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.parquet_sink import committed_files
-from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS
+from airflow_provider_statecheck.spark.sinks.sql_loading import COMMITS, HEADS
 from tests.crash.sink_factories import ICEBERG_TABLE, SQL_TABLE, URL_FILE
 from tests.crash.sink_suite import SinkKills
+from tests.unit.spark.sinks.folder_sink import shown_in
 from tests.unit.spark.sinks.iceberg.tables import properties_in
-from tests.unit.spark.sinks.two_phase.folder_sink import shown_in
 
 pytestmark = pytest.mark.spark
 

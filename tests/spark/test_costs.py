@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.costs.auto_snapshot import cached_bytes, is_cached
+from airflow_provider_statecheck.spark.step_kinds import cached_bytes, is_cached
 from tests.spark.tries import Tries, ids
 
 

@@ -28,7 +28,6 @@ from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.dataframes import (
     StoredDataFrames,
     read_dataframe,
-    schema_json_of,
     write_dataframe,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -64,7 +63,7 @@ TYPES = {
 
 def round_trip(spark, df, uri):
     write_dataframe(df, uri)
-    return read_dataframe(spark, [uri], schema_json_of(df))
+    return read_dataframe(spark, [uri], df.schema.json())
 
 
 def as_text(df):
@@ -165,7 +164,7 @@ def test_a_place_that_exists_is_not_overwritten(spark, tmp_path):
     write_dataframe(spark.range(1), uri)
     with pytest.raises(AnalysisException):
         write_dataframe(spark.range(2), uri)
-    assert read_dataframe(spark, [uri], schema_json_of(spark.range(1))).count() == 1
+    assert read_dataframe(spark, [uri], spark.range(1).schema.json()).count() == 1
 
 
 REFUSED = {
@@ -256,7 +255,7 @@ class TestManifest:
         df = spark.range(100).selectExpr("id", "named_struct('a', id, 'A', null) s").repartition(3)
         uri = f"file://{tmp_path}/data"
         write_dataframe(df, uri)
-        return uri, build_manifest(storage, uri, schema_json_of(df))
+        return uri, build_manifest(storage, uri, df.schema.json())
 
     def test_it_counts_rows_and_names_only_data_files(self, written, tmp_path):
         _, manifest = written

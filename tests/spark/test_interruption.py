@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 
 # The supervisor's SIGKILL comes 5 s after its SIGTERM.
 BOUND_SECONDS = 5.0
@@ -17,7 +17,7 @@ import json, os, signal, sys, threading, time
 import logging
 logging.basicConfig(level=logging.WARNING)
 from pyspark.sql import functions as F
-from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+from airflow_provider_statecheck.spark.driver.session import run_interruptibly
 from airflow_provider_statecheck.spark.driver.session import jvm_pid
 from tests.sessions import start_session
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from airflow_provider_statecheck.checkpoint.states.handles import key_group_ranges
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.key_groups import (
+from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
     SUBTASK_COLUMN,
     key_serializer_of,

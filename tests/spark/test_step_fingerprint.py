@@ -4,14 +4,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import step_fingerprint
-from airflow_provider_statecheck.spark.snapshots.dataframes import read_dataframe, schema_json_of, write_dataframe
+from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.snapshots.dataframes import read_dataframe, write_dataframe
 
 # Run in processes of their own: DataFrames and builders as a user writes them, with all that a JVM numbers.
 STEPS = """
 import json, os, sys
 from pyspark.sql import functions as F
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import step_fingerprint
+from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from tests.sessions import start_session
 
 spark = start_session(json.loads(os.environ["SPARK_CONF"]) | {"spark.master": os.environ["MASTER_URL"]})
@@ -75,7 +75,7 @@ def test_every_interpreter_and_jvm_finds_the_same_fingerprints(spark, run_child,
 def test_a_changed_parent_changes_its_children_and_an_equal_one_does_not(spark, fingerprint, tmp_path):
     def child(place, parent):
         uri = f"file://{tmp_path}/{place}/data"
-        df = read_dataframe(spark, [uri], schema_json_of(spark.range(1))).where("id > 1")
+        df = read_dataframe(spark, [uri], spark.range(1).schema.json()).where("id > 1")
         return fingerprint(df, snapshots={uri: parent})
 
     for place in ("first", "second"):
@@ -87,7 +87,7 @@ def test_a_changed_parent_changes_its_children_and_an_equal_one_does_not(spark, 
 def test_a_parent_counts_when_a_builder_captures_it_or_a_subquery_reads_it(spark, fingerprint, tmp_path):
     uri = f"file://{tmp_path}/data"
     write_dataframe(spark.range(3), uri)
-    parent = read_dataframe(spark, [uri], schema_json_of(spark.range(1)))
+    parent = read_dataframe(spark, [uri], spark.range(1).schema.json())
     parent.createOrReplaceTempView("fingerprint_parent")
     inside = spark.sql("select 1 where 2 in (select id from fingerprint_parent)")
     for step in (parent, inside, lambda: parent.count()):
@@ -101,7 +101,7 @@ def test_the_number_of_parts_of_a_parent_does_not_matter(spark, fingerprint, tmp
         write_dataframe(spark.range(3), uri)
 
     def child(count, identity="p1"):
-        df = read_dataframe(spark, uris[:count], schema_json_of(spark.range(1))).where("id > 1")
+        df = read_dataframe(spark, uris[:count], spark.range(1).schema.json()).where("id > 1")
         return fingerprint(df, snapshots=dict.fromkeys(uris, identity))
 
     assert child(1) == child(2) == child(3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
+from airflow_provider_statecheck.spark.driver.session import TaggedJobs
 
 LIMIT_SECONDS = 60.0
 

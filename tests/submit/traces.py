@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE
 
 
 def token_of_driver(pid: int) -> str:

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.operators.checkpointed import CheckpointedOpera
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
-from airflow_provider_statecheck.spark.stages.submitted import stage_settings_of
+from airflow_provider_statecheck.spark.stages.stage_run import stage_settings_of
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend

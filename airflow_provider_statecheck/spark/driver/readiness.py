@@ -63,7 +63,7 @@ _DISTRIBUTION = "airflow-provider-statecheck"
 _ROOT = Path(__file__).parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LAUNCHER_JAR = "statecheck-python-launcher.jar"
-_STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.submitted import main
+_STAGE_APPLICATION = b"""from airflow_provider_statecheck.spark.stages.stage_run import main
 
 if __name__ == "__main__":
     main()

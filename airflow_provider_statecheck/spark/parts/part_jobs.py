@@ -25,14 +25,12 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.spark.costs.stage_costs import full_disk_named
-from airflow_provider_statecheck.spark.driver.session import cores_of, is_server_lost
-from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
+from airflow_provider_statecheck.spark.driver.session import TaggedJobs, cores_of, is_server_lost
 from airflow_provider_statecheck.spark.parts.row_wise_plan import marked, require_row_wise
-from airflow_provider_statecheck.spark.snapshots.dataframes import schema_json_of
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot
 from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, Pieces
 from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit
+from airflow_provider_statecheck.spark.stage_costs import full_disk_named
 from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.state.progress import BadPart, PartedStep, StepKey, describe
@@ -128,9 +126,9 @@ class PartBuilder:
         if self._schema is None:
             self._schema = self._judged(rows)
         frame = built(functools.partial(self._build, rows))
-        if schema_json_of(frame) != self._schema:
+        if frame.schema.json() != self._schema:
             raise InvalidConfigurationError(
-                f"Expected the same columns of all parts of step {self._step}, found {schema_json_of(frame)} instead of "
+                f"Expected the same columns of all parts of step {self._step}, found {frame.schema.json()} instead of "
                 f"{self._schema}; let the function return columns that do not depend on the rows."
             )
         return frame
@@ -139,7 +137,7 @@ class PartBuilder:
         over, marker = marked(rows)
         judged = built(functools.partial(self._build, over))
         require_row_wise(judged, marker, self._step)
-        schema = schema_json_of(judged)
+        schema = judged.schema.json()
         for live in self._restored:
             if live.manifest.schema_json != schema:
                 raise InvalidConfigurationError(

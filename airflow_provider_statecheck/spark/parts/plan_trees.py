@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import containing, items
+from airflow_provider_statecheck.spark.plan_digest import containing, items
 
 AS_VALUE = "compute the value before the step and pass it as a literal, or add it in a step without over"
 AS_JOIN = "take a snapshot of the other DataFrame before, and join that"
@@ -272,7 +272,7 @@ _DETAILS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PlanNode:
     """An operation of a plan with its inputs."""
 
@@ -280,7 +280,7 @@ class PlanNode:
     """Class of the node in Catalyst."""
     detail: str = ""
     """Name of an alias, type of a join, function of a Generate; :data:`SUBSET` or :data:`BARRIER`."""
-    children: tuple[PlanNode, ...] = ()
+    children: list[PlanNode] = field(default_factory=list)
     refusal: Refusal | None = None
     """Reason to refuse an expression of the node."""
 
@@ -303,7 +303,7 @@ def tree_of_plan(plan: Any, marker: str, rules: ExpressionRules) -> PlanNode:
     kind, detail = plan.getClass().getSimpleName(), _detail(plan)
     if kind == "SubqueryAlias" and detail == marker:
         return PlanNode(kind=kind, detail=detail)
-    children = tuple(tree_of_plan(child, marker, rules) for child in items(plan.children()))
+    children = [tree_of_plan(child, marker, rules) for child in items(plan.children())]
     return PlanNode(kind=kind, detail=detail, children=children, refusal=rules.refusal(plan))
 
 
@@ -364,21 +364,10 @@ def tree_of_text(text: str, marker: str, *, has_subsets: bool = False, is_barrie
     details = {"Deduplicate": SUBSET if has_subsets else ""}
     if is_barrier:
         details |= {"MapInPandas": BARRIER, "MapInArrow": BARRIER}
-    open_nodes: list[_OpenNode] = []
+    open_nodes: list[PlanNode] = []
     for depth, line in _above_marker(_nodes(text), marker):
-        node = _open_node(line, details)
-        _attach(open_nodes, depth, node)
-    return open_nodes[0].closed() if open_nodes else PlanNode(kind="")
-
-
-@dataclass(slots=True)
-class _OpenNode:
-    kind: str
-    detail: str
-    children: list[_OpenNode] = field(default_factory=list)
-
-    def closed(self) -> PlanNode:
-        return PlanNode(kind=self.kind, detail=self.detail, children=tuple(child.closed() for child in self.children))
+        _attach(open_nodes, depth, _node(line, details))
+    return open_nodes[0] if open_nodes else PlanNode(kind="")
 
 
 def _nodes(text: str) -> Iterator[tuple[int, str]]:
@@ -399,21 +388,21 @@ def _above_marker(nodes: Iterable[tuple[int, str]], marker: str) -> Iterator[tup
         yield depth, line
 
 
-def _open_node(line: str, details: dict[str, str]) -> _OpenNode:
+def _node(line: str, details: dict[str, str]) -> PlanNode:
     found = _KIND.match(line)
     kind = found.group() if found is not None else ""
     kind = _CLASSES.get(kind, kind)
     pattern = _DETAILS.get(kind)
     if pattern is None:
-        return _OpenNode(kind, details.get(kind, ""))
+        return PlanNode(kind=kind, detail=details.get(kind, ""))
     argument = pattern.match(line)
-    return _OpenNode(kind, argument.group(1) if argument is not None else "")
+    return PlanNode(kind=kind, detail=argument.group(1) if argument is not None else "")
 
 
-def _attach(open_nodes: list[_OpenNode], depth: int, node: _OpenNode) -> None:
+def _attach(open_nodes: list[PlanNode], depth: int, node: PlanNode) -> None:
     # The plan of a subquery is two levels below the node whose expression contains it.
     while open_nodes and len(open_nodes) < depth:
-        missing = _OpenNode(SUBQUERY, "")
+        missing = PlanNode(kind=SUBQUERY)
         open_nodes[-1].children.append(missing)
         open_nodes.append(missing)
     if depth:

@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from airflow_provider_statecheck.exceptions import UnsupportedPlanError
 from airflow_provider_statecheck.spark.driver.session import is_connect
-from airflow_provider_statecheck.spark.fingerprints.plan_digest import messages
 from airflow_provider_statecheck.spark.parts.plan_trees import (
     AS_JOIN,
     AS_SCALAR,
@@ -34,6 +33,7 @@ from airflow_provider_statecheck.spark.parts.plan_trees import (
     tree_of_plan,
     tree_of_text,
 )
+from airflow_provider_statecheck.spark.plan_digest import messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

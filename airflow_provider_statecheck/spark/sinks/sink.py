@@ -326,3 +326,12 @@ def last_rows(table: Any, keys: Sequence[str]) -> Any:
     """Return the last row of each key, in the order of the rows."""
     newest = numbered(table.select(keys)).group_by(list(keys)).aggregate([(ROW, "max")]).column(f"{ROW}_max")
     return table if len(newest) == table.num_rows else table.take(newest.combine_chunks().sort())
+
+
+def with_constants(table: Any, **values: Any) -> Any:
+    """Return an Arrow table with additional constant columns."""
+    import pyarrow as pa
+
+    for name, value in values.items():
+        table = table.append_column(name, pa.repeat(value, table.num_rows))
+    return table

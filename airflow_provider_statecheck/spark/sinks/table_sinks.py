@@ -7,24 +7,28 @@ from typing import Any, ClassVar, Literal, get_args
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
-from airflow_provider_statecheck.spark.sinks.delta.delta_destination import DeltaDestination, DeltaOutput
-from airflow_provider_statecheck.spark.sinks.delta.delta_files import DeltaCommittable, delta_writer
-from airflow_provider_statecheck.spark.sinks.delta.upserted_rows import AppendedFiles, UpsertedRows
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_destination import IcebergDestination
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import (
-    IcebergCommittable,
-    IcebergSinkWriter,
-    WriterTarget,
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
+from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination, DeltaOutput
+from airflow_provider_statecheck.spark.sinks.delta_output import (
+    AppendedFiles,
+    DeltaCommittable,
+    UpsertedRows,
+    delta_writer,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
+from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
     has_marks,
     require_fitting_columns,
     require_keys,
     require_no_equality_deletes,
     require_partitionable,
     require_writable_table,
+)
+from airflow_provider_statecheck.spark.sinks.iceberg_destination import IcebergDestination
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
+    IcebergCommittable,
+    IcebergSinkWriter,
+    WriterTarget,
 )
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
@@ -34,14 +38,14 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     require_one_of,
     unique_names,
 )
-from airflow_provider_statecheck.spark.sinks.sql.loading import TableName, require_columns
-from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
-from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
+from airflow_provider_statecheck.spark.sinks.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.sql_loading import TableName, require_columns
 from airflow_provider_statecheck.spark.sinks.target_files import (
     OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     ledger_storage,
+    require_directory,
     staging_writer,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
@@ -142,7 +146,7 @@ class DeltaSink(CommittingSink):
 
     def _output(self, table: DeltaTableAccess, files: TargetFiles, records: CommitFiles) -> DeltaOutput:
         if not self._keys:
-            return AppendedFiles(table, files, records)
+            return AppendedFiles(table=table, files=files, records=records)
         compression = self._layout.compression
         return UpsertedRows(table=table, files=files, records=records, keys=self._keys, compression=compression)
 

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CoordinatorError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+)
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     SinkContext,
@@ -206,6 +211,19 @@ def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
         return CheckpointStorage.open(target, **options)
     except InvalidConfigurationError as error:
         raise InvalidConfigurationError(str(error).replace("checkpoint_dir", "the target of a sink")) from error
+
+
+def require_directory(files: TargetFiles) -> None:
+    """
+    Require that the target is a directory or missing.
+
+    :raises EnvironmentNotReadyError: if the target is a file.
+    """
+    storage = files.storage
+    if storage.exists(storage.base_uri) and not storage.is_directory(storage.base_uri):
+        raise EnvironmentNotReadyError(
+            f"Expected a directory or nothing at {files.target}, found a file; choose another target, or move the file away."
+        )
 
 
 def ledger_storage(target: CheckpointStorage) -> CheckpointStorage:

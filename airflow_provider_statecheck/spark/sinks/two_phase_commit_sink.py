@@ -10,9 +10,9 @@ from typing import Any, ClassVar, final
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import FileDestination, Output
-from airflow_provider_statecheck.spark.sinks.commits.commit_log import Publication
-from airflow_provider_statecheck.spark.sinks.commits.committer import CommittingSink
+from airflow_provider_statecheck.spark.sinks.commit_files import FileDestination, Output
+from airflow_provider_statecheck.spark.sinks.commit_log import Publication
+from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
 from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, SinkTaskContext, TaskCommittable
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options

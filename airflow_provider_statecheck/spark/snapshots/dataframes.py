@@ -42,7 +42,6 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     SnapshotReader,
     plan_tasks,
     read_snapshot,
-    write_partition,
 )
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, pack_tasks, union_all
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -135,7 +134,7 @@ class StoredDataFrames:
         if spark_uri is None:
             return self._write_on_executors(df, data_uri)
         write_dataframe(df, spark_uri)
-        return build_manifest(self._storage, data_uri, schema_json_of(df))
+        return build_manifest(self._storage, data_uri, df.schema.json())
 
     def read(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
         """
@@ -195,12 +194,12 @@ class StoredDataFrames:
         refuse_unwritable(df)
         schema = stored_schema(arrow_schema(transfer_schema(df.schema)))
         writer = PartitionWriter(self._files(data_uri), schema, uuid.uuid4().hex)
-        task = _named(functools.partial(write_partition, writer), f"write {redact(data_uri)}")
+        task = _named(functools.partial(writer.write), f"write {redact(data_uri)}")
         with explained(data_uri):
             handles = to_transfer_columns(df).mapInArrow(task, HANDLES).collect()
         files = [SnapshotFile(name=h.name, size_bytes=h.size_bytes, footer_sha256=h.footer_sha256) for h in handles]
         return SnapshotManifest(
-            schema_json=schema_json_of(df),
+            schema_json=df.schema.json(),
             files=tuple(sorted(files, key=lambda file: file.name)),
             rows=sum(handle.rows for handle in handles),
             writer=SnapshotWriter.EXECUTORS,
@@ -241,11 +240,6 @@ def _below_root(snapshot: StoredSnapshot, file: SnapshotFile) -> SnapshotFile:
 def _named(function: Any, name: str) -> Any:
     function.__name__ = name
     return function
-
-
-def schema_json_of(df: DataFrame) -> str:
-    """Return the schema of a DataFrame as JSON, as in a manifest."""
-    return df.schema.json()
 
 
 def refuse_unwritable(df: DataFrame) -> None:

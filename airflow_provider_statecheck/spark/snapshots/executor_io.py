@@ -276,11 +276,6 @@ class PartitionWriter:
         return _handle_row(SnapshotFile(name=name, size_bytes=size_bytes, footer_sha256=digest), file.rows)
 
 
-def write_partition(writer: PartitionWriter, batches: Iterator[Any]) -> Iterator[Any]:
-    """Write a partition and yield a row for each of its files."""
-    return writer.write(batches)
-
-
 def _file_name(write_id: str, number: int) -> str:
     from pyspark import TaskContext
 

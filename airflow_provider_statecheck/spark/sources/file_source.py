@@ -27,9 +27,15 @@ from airflow_provider_statecheck.spark.sources.file_listing import (
     parse_paths,
     require_same_partition_columns,
 )
-from airflow_provider_statecheck.spark.sources.item_source import CuttingReader, ItemSource, Opening, parse_columns
+from airflow_provider_statecheck.spark.sources.item_source import (
+    CuttingReader,
+    ItemSource,
+    Opening,
+    RowGroups,
+    load_row_groups,
+    parse_columns,
+)
 from airflow_provider_statecheck.spark.sources.source import OnChange, require_unchanged
-from airflow_provider_statecheck.spark.tables.row_groups import RowGroups, load_row_groups
 from airflow_provider_statecheck.spark.tables.schemas import (
     partition_values,
     quoted_column,

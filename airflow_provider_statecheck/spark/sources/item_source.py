@@ -3,7 +3,8 @@ Sources of items, such as files, commits, key ranges or user-defined splits.
 
 A subclass lists its items and plans the unfinished ones; limits, sizes and states are the same for all.
 
-A snapshot that is read as a source does not change. If it was computed again, its files have other names, and what was read of it is read again.
+Row groups of Parquet files are read by PyArrow inside Spark tasks. Spark's reader supports only whole files: it reads a file
+to its end even if a filter on ``_metadata.file_block_start`` or ``_metadata.row_index`` excludes all its rows.
 """
 
 from __future__ import annotations
@@ -11,23 +12,16 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StateCheckError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import (
-    file_schema,
-    from_transfer_columns,
-    parse_schema,
-    transfer_schema,
-)
-from airflow_provider_statecheck.spark.snapshots.dataframes import (
-    StoredDataFrames,
-    StoredSnapshot,
-    from_file_columns,
+    readable_type,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.sources.enumerator import (
@@ -41,21 +35,26 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     require_count,
 )
 from airflow_provider_statecheck.spark.sources.source import OnChange, parse_on_change, reconcile
-from airflow_provider_statecheck.spark.tables.row_groups import (
-    RowGroups,
-    cut_into_tasks,
-    load_row_groups,
-    read_footer,
-    rows_of_groups,
-    task_bytes,
+from airflow_provider_statecheck.spark.tables.schemas import (
+    TASK_BYTES,
+    TaskReader,
+    arrow_schema,
+    batches_of,
+    concealed_failures,
+    consecutive,
+    find_column,
+    group_sizes,
+    open_file,
+    pack_tasks,
+    quoted_column,
+    union_all,
 )
-from airflow_provider_statecheck.spark.tables.schemas import group_sizes, reads_like_spark, union_all
 from airflow_provider_statecheck.state.source_items import Item, Ledger
-from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotWriter
-from airflow_provider_statecheck.storage.uris import AllowedLocations
+from airflow_provider_statecheck.storage.uris import AllowedLocations, open_filesystem, redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,90 +294,141 @@ def _partition_columns(task: RowGroups) -> list[str]:
     return sorted(task.partition)
 
 
-class SnapshotSource(ItemSource):
-    """
-    The rows of a snapshot; it has no later runs, because a later run computes its snapshots again.
-
-    :param parts: The snapshot, or its parts by their numbers.
-    """
-
-    def __init__(self, frames: StoredDataFrames, parts: Mapping[int, StoredSnapshot]) -> None:
-        super().__init__(Limits(), OnChange.RESTART)
-        self._frames = frames
-        self._parts = parts
-
-    @override
-    def _plan(self, opening: Opening) -> tuple[Ledger, ItemReader]:
-        files = {
-            f"{part}/{file.name}": _File(stored, file)
-            for part, stored in self._parts.items()
-            for file in stored.manifest.files
-        }
-        items = [Item.of(name, each.file.size_bytes, each.file.footer_sha256) for name, each in files.items()]
-        return opening.reconciled(items, self._on_change), _SnapshotReader(opening.spark, self._frames, files)
-
-
 @dataclass(frozen=True, slots=True)
-class _File:
-    stored: StoredSnapshot
-    file: SnapshotFile
+class RowGroups:
+    """Consecutive row groups of a file, read by one task."""
 
-    @property
-    def uri(self) -> str:
-        return self.stored.uri_of(self.file)
+    root: str
+    uri: str
+    size_bytes: int
+    start: int
+    end: int
+    partition: Mapping[str, str | None]
 
 
-class _SnapshotReader(CuttingReader):
+def load_row_groups(
+    spark: SparkSession, tasks: Sequence[RowGroups], schema: StructType, options: Mapping[str, Any]
+) -> DataFrame:
+    """Return the rows of row groups; one Spark task reads each element of ``tasks``."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    partitions = set(tasks[0].partition)
+    # Partition values are texts in the names of directories; Spark casts them.
+    types = [StringType() if f.name in partitions else readable_type(f.dataType) for f in schema.fields]
+    raw = StructType([StructField(*each) for each in zip(schema.names, types, strict=True)])
+    reader = RowGroupReader(
+        options=HiddenOptions(options), schema=arrow_schema(raw), packed_tasks=pack_row_groups(tasks)
+    )
+    columns = [(quoted_column(f.name), f) for f in schema.fields]
+    typed = [(column.cast(f.dataType) if f.name in partitions else column, f) for column, f in columns]
+    # Like the reader of whole files, with the metadata of columns.
+    return reader.frame(spark, raw).select([column.alias(f.name, metadata=f.metadata) for column, f in typed])
+
+
+def pack_row_groups(tasks: Sequence[RowGroups]) -> bytes:
+    """Return tasks in compressed form."""
+    return pack_tasks([astuple(task) for task in tasks])
+
+
+def task_bytes(cores: int, cut: Sequence[tuple[RowGroups, Sequence[int]]]) -> int:
     """
-    Reads whole files like the snapshot itself, and row groups of large files through PyArrow.
+    Return the size of a task with which the row groups of a job occupy all cores.
 
-    :param files: All files by the names of their items.
+    :param cut: Row groups that are read, each with the sizes of all row groups of its file.
     """
+    total = sum(sum(sizes[groups.start : groups.end]) for groups, sizes in cut)
+    return max(1, min(TASK_BYTES, total // cores))
 
-    def __init__(self, spark: SparkSession, frames: StoredDataFrames, files: Mapping[str, _File]) -> None:
-        super().__init__()
-        self.spark = spark
-        self._frames = frames
-        self._files = files
 
-    @override
-    def _load_whole(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        return self._frames.read_files(self.spark, _by_snapshot([self._files[split.item.name] for split in splits]))
+def cut_into_tasks(groups: RowGroups, sizes: Sequence[int], limit: int = TASK_BYTES) -> Iterator[RowGroups]:
+    """
+    Divide row groups among tasks; each task gets one large row group or several small ones.
 
-    @override
-    def _load_tasks(self, tasks: Sequence[RowGroups]) -> DataFrame:
-        # The parts of a snapshot have the same columns.
-        first = next(each.stored for each in self._files.values() if each.uri == tasks[0].uri)
-        stored, restored = _columns_of(first)
-        return restored(load_row_groups(self.spark, tasks, stored, self._options_of(tasks[0].root)))
+    :param sizes: Sizes of all row groups of the file.
+    :param limit: Size of a task in bytes.
+    """
+    first = groups.start
+    for part in consecutive(sizes[first : groups.end], limit):
+        yield replace(groups, start=first + part.start, end=first + part.stop)
 
-    @override
-    def _row_groups_of(self, item: Item, start: int, end: int) -> RowGroups:
-        found = self._files[item.name]
-        return RowGroups(found.stored.data_uri, found.uri, item.size_bytes, start, end, {})
 
-    @override
-    def _options_of(self, root: str) -> Mapping[str, Any]:
-        return self._frames.options_for(root)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroupReader(TaskReader):
+    """Reads row groups inside Spark tasks."""
+
+    options: HiddenOptions
 
     @override
-    def _can_cut(self, item: Item, footer: Any) -> bool:
-        stored = self._files[item.name].stored
-        return stored.manifest.writer is SnapshotWriter.EXECUTORS or reads_like_spark(footer, _columns_of(stored)[0])
+    def read_task(self, task: Any) -> Iterator[Any]:
+        """
+        Yield the rows of row groups.
+
+        :raises SourceChangedError: if a file has changed since it was listed.
+        """
+        groups = RowGroups(*task)
+        with _opened(groups.uri, groups.root, groups.size_bytes, self.options.reveal()) as source:
+            yield from self._read_groups(source, groups)
+
+    def _read_groups(self, source: Any, task: RowGroups) -> Iterator[Any]:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(
+            source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+        ) as parquet:
+            columns = self._stored_names(parquet.schema_arrow.names, task.partition)
+            for batch in batches_of(parquet, range(task.start, task.end), list(columns.values())):
+                yield self._to_schema(batch, columns, task.partition)
+
+    def _stored_names(self, names: Sequence[str], partition: Mapping[str, str | None]) -> dict[str, str]:
+        pairs = ((name, find_column(names, name)) for name in self.schema.names if name not in partition)
+        return {name: found for name, found in pairs if found is not None}
+
+    def _to_schema(self, batch: Any, columns: Mapping[str, str], partition: Mapping[str, str | None]) -> Any:
+        import pyarrow as pa
+
+        arrays = []
+        for column in self.schema:
+            if column.name in partition:
+                arrays.append(pa.repeat(pa.scalar(partition[column.name], column.type), batch.num_rows))
+            elif column.name in columns:
+                arrays.append(batch.column(columns[column.name]).cast(column.type))
+            else:
+                arrays.append(pa.nulls(batch.num_rows, column.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _columns_of(stored: StoredSnapshot) -> tuple[Any, Callable[[DataFrame], DataFrame]]:
-    """Return the schema of the files, and a function that restores the columns of the DataFrame."""
-    schema = parse_schema(stored.manifest.schema_json)
-    if stored.manifest.writer is SnapshotWriter.EXECUTORS:
-        return transfer_schema(schema), lambda frame: from_transfer_columns(frame, schema)
-    return file_schema(schema), lambda frame: from_file_columns(frame, schema)
+@contextmanager
+def _opened(uri: str, root: str, size_bytes: int, options: Mapping[str, Any]) -> Iterator[Any]:
+    with concealed_failures(f"The file {redact(uri)} of a source cannot be read", options):
+        filesystem = open_filesystem(root, dict(options))
+        try:
+            file, found = open_file(filesystem, filesystem._strip_protocol(uri), redact(uri))
+        except FileNotFoundError as error:
+            raise SourceChangedError(f"Expected the file {redact(uri)} of a source, found none; restore it.") from error
+        with file:
+            if found != size_bytes:
+                raise SourceChangedError(
+                    f"Expected {size_bytes} bytes in {redact(uri)}, as it was listed, found {found}; the file changed during the "
+                    "run."
+                )
+            yield file
 
 
-def _by_snapshot(files: Sequence[_File]) -> list[StoredSnapshot]:
-    groups = groupby(sorted(files, key=lambda each: each.uri), key=lambda each: each.stored.uri)
-    found = [list(group) for _, group in groups]
-    return [
-        StoredSnapshot(group[0].stored.uri, replace(group[0].stored.manifest, files=tuple(each.file for each in group)))
-        for group in found
-    ]
+def read_footer(uri: str, root: str, size_bytes: int, options: Mapping[str, Any]) -> Any:
+    """
+    Read the Parquet metadata of a file.
+
+    :raises SourceChangedError: if the file is missing or its size has changed.
+    :raises StorageError: if the storage fails, or the file is not a Parquet file.
+    """
+    import pyarrow.parquet as pq
+
+    with _opened(uri, root, size_bytes, options) as source:
+        return pq.read_metadata(source)
+
+
+def rows_of_groups(metadata: Any, groups: tuple[int, int] | None) -> range:
+    """Return the numbers of the rows in row groups of a file; of all rows without groups."""
+    start, end = groups or (0, metadata.num_row_groups)
+    counts = [metadata.row_group(i).num_rows for i in range(end)]
+    return range(sum(counts[:start]), sum(counts))

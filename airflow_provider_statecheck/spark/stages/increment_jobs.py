@@ -15,18 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, SUBTASK_COLUMN, with_key_groups
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
     TaskReport,
     TaskStorage,
     TaskWriting,
+    VertexTask,
 )
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
-from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
+from airflow_provider_statecheck.spark.stages.planning import (
+    KEY_GROUP_COLUMN,
+    SUBTASK_COLUMN,
+    PlannedOperator,
+    PlannedVertex,
+    aggregated,
+    with_key_groups,
+)
 from airflow_provider_statecheck.spark.stages.stage import Aggregate, AggregateNode, KeyNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.spark.tables.schemas import quoted_column, spark_schema
@@ -182,13 +188,9 @@ def partial_aggregates(
     """
     from pyspark.sql import functions as F
 
-    keys = [quoted_column(name) for name in key.columns]
     if combines and not has_control:
-        columns = [
-            getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
-            for name, aggregate in node.aggregates.items()
-        ]
-        return frame.groupBy(*keys).agg(*columns)
+        return aggregated(frame, key, node)
+    keys = [quoted_column(name) for name in key.columns]
     types = {field.name: field.dataType for field in spark_schema(output_schema).fields}
     single = [_of_one_row(aggregate).cast(types[name]).alias(name) for name, aggregate in node.aggregates.items()]
     return frame.select(*keys, *single, *([F.col(CONTROL)] if has_control else []))

@@ -23,15 +23,15 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
-from airflow_provider_statecheck.spark.costs.pacing import Pace
-from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
+from airflow_provider_statecheck.spark.driver.session import TaggedJobs
+from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, StageStates, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.source_items import SOURCE
 
@@ -60,7 +60,6 @@ class IncrementLoop:
     of the running increment.
 
     :param pace: Decides which increments end with a checkpoint; the last one always does.
-    :param monotonic: Clock for durations, in seconds.
     :param restored_seconds: Time of the increments of this run before the restored checkpoint.
     """
 
@@ -68,27 +67,22 @@ class IncrementLoop:
         self,
         attempt: StageAttempt,
         enumerator: SplitEnumerator,
-        vertices: Sequence[PlannedVertex],
         tasks: IncrementTasks,
         jobs: TaggedJobs,
-        states: StageStates,
         commits: SinkCommits,
         pace: Pace,
         progress: StageProgress,
-        run_key: str,
         monotonic: Callable[[], float],
         restored_seconds: float = 0.0,
     ) -> None:
         self._attempt = attempt
         self._enumerator = enumerator
-        self._vertices = vertices
         self._tasks = tasks
         self._jobs = jobs
-        self._states = states
+        self._states = tasks.states
         self._commits = commits
         self._pace = pace
         self._progress = progress
-        self._run_key = run_key
         self._monotonic = monotonic
         self._uid = attempt.registration.uid
         self._completing = ThreadPoolExecutor(1, thread_name_prefix="statecheck-checkpoint")
@@ -133,7 +127,7 @@ class IncrementLoop:
         begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
         reports = self._run_or_raise_completion_error(frame, moment)
         self._wait()
-        uids = [[operator.uid for operator in vertex.operators] for vertex in self._vertices]
+        uids = [[operator.uid for operator in vertex.operators] for vertex in self._tasks.vertices]
         self._states.update(reports, uids, moment.checkpoint.checkpoint_id)
         self._commits.stage(c for report in reports for c in report.committables)
         self._unsaved_bytes += sum(report.new_bytes for report in reports)
@@ -169,10 +163,12 @@ class IncrementLoop:
 
     def _run_job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool) -> list[TaskReport]:
         tasks = self._tasks.of(moment, is_woken=is_woken)
-        job = increment_frame(frame, self._vertices, tasks, combines=self._tasks.combining.is_on, is_woken=is_woken)
+        job = increment_frame(
+            frame, self._tasks.vertices, tasks, combines=self._tasks.combining.is_on, is_woken=is_woken
+        )
         with explained(self._attempt.storage.base_uri):
             reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
-        require_all_subtasks(reports, self._vertices, self._states.parallelism)
+        require_all_subtasks(reports, self._tasks.vertices, self._states.parallelism)
         self._tasks.combining.observe(reports)
         return reports
 
@@ -261,7 +257,7 @@ class IncrementLoop:
         # A savepoint has its own checkpoint ID, so the ID of the copied checkpoint is stored in its state.
         return {
             "checkpoint": checkpoint_id,
-            "run": self._run_key,
+            "run": self._attempt.registration.owner.run_key,
             "now_ms": self._tasks.now_ms,
             "cost_seconds": self._cost_seconds or None,
             "run_seconds": round(self._run_seconds, 3),
@@ -324,7 +320,6 @@ class SinkCommits:
         Commit all committables, oldest first, and confirm the commits to the coordinator.
 
         :param completed: The completed checkpoint that contains the committables.
-        :param monotonic: Clock for durations, in seconds.
         :raises StateCheckError: if the sink fails; the committables are retained then.
         """
         begin = monotonic()

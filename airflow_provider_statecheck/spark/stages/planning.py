@@ -1,27 +1,29 @@
 """
-Planning of a stage: vertices and their columns.
+Planning of a stage: its location, its vertices with their columns, and the key groups of its rows.
 
-A vertex is a chain of functions that runs in one Spark task; each ``key_by`` starts a new vertex after a shuffle.
+A vertex is a chain of functions that runs in one Spark task; each ``key_by`` starts a new vertex after a shuffle. The key
+group of a row is computed in the JVM.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.key_groups import key_serializer_of
+from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted, spark_schema
+from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 FunctionNode = MapNode | ProcessNode | AggregateNode
 
@@ -136,19 +138,12 @@ class StagePlanner:
         return arrow_schema_of(self._spark, node.output, node.uid)
 
     def _aggregate_schema(self, node: AggregateNode, key: KeyNode, schema: Any) -> Any:
-        from pyspark.sql import functions as F
-
         clash = set(key.columns) & set(node.aggregates)
         if clash:
             raise InvalidConfigurationError(
                 f"Expected names of aggregates that differ from the key columns, found {sorted(clash)}; rename them."
             )
-        columns = [
-            getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
-            for name, aggregate in node.aggregates.items()
-        ]
-        frame = _empty(self._spark, schema).groupBy(*[quoted(name) for name in key.columns]).agg(*columns)
-        return arrow_schema(frame.schema)
+        return arrow_schema(aggregated(_empty(self._spark, schema), key, node).schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +182,17 @@ class PlannedOperator:
     def operator_id(self) -> str:
         """The ID under which checkpoints store its state."""
         return operator_id_of(self.uid)
+
+
+def aggregated(frame: DataFrame, key: KeyNode, node: AggregateNode) -> DataFrame:
+    """Return the key columns and, under the name of each aggregate, its result, as Spark computes them."""
+    from pyspark.sql import functions as F
+
+    columns = [
+        getattr(F, aggregate.spark_function)(F.expr(aggregate.expression)).alias(name)
+        for name, aggregate in node.aggregates.items()
+    ]
+    return frame.groupBy(*map(quoted_column, key.columns)).agg(*columns)
 
 
 def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:
@@ -245,3 +251,154 @@ def _require_columns(vertex: Vertex, schema: Any) -> None:
             f"Expected each column of key_by exactly once in {schema.names}, found {missing} missing or repeated; correct "
             "key_by or the output columns before it."
         )
+
+
+def load_stage(stage: str | Stage, *, parallelism: int | None = None) -> Stage:
+    """
+    Load and validate a stage.
+
+    :param stage: The stage, or its location as ``module:attribute``; a callable at the location is called and returns
+        it.
+    :param parallelism: Number of subtasks, instead of the stage's own.
+    :raises InvalidConfigurationError: if there is no stage, or its steps do not fit together.
+    """
+    found = stage if isinstance(stage, Stage) else _import_stage(stage)
+    if parallelism is not None:
+        found = replace(found, parallelism=parallelism)
+    vertices_of(found)
+    return found
+
+
+def _import_stage(location: object) -> Stage:
+    if not isinstance(location, str):
+        raise InvalidConfigurationError(
+            f"Expected a Stage, or its location as module:attribute, found {type(location).__name__}."
+        )
+    found = _import_attribute(location)
+    stage = found() if callable(found) else found
+    if not isinstance(stage, Stage):
+        raise InvalidConfigurationError(f"Expected a Stage at {location!r}, found {type(stage).__name__}.")
+    return stage
+
+
+def _import_attribute(location: str) -> Any:
+    module, _, attribute = location.partition(":")
+    if not module or not attribute:
+        raise InvalidConfigurationError(f"Expected the location of a stage as module:attribute, found {location!r}.")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidConfigurationError(
+            f"Expected a stage at {location!r}, found none: {error}. Make the module importable where the stage runs: put it "
+            "below the Dags folder, install it, or send it with the application."
+        ) from error
+
+
+KEY_GROUP_COLUMN = "__statecheck_key_group"
+"""Column of the key group, an int from 0 to below the maximum parallelism."""
+SUBTASK_COLUMN = "__statecheck_subtask"
+"""Column of the index of the subtask that owns the key group, an int."""
+
+
+def key_serializer_of(df: DataFrame, key_columns: Sequence[str]) -> KeySerializer:
+    """
+    Return the serializer of the key in columns of a DataFrame.
+
+    :raises InvalidConfigurationError: without key columns, or for one that does not occur exactly once.
+    :raises UnsupportedStateError: for a column whose type cannot be part of a key.
+    """
+    fields = {}
+    for name in key_columns:
+        found = [field.dataType for field in df.schema.fields if field.name == name]
+        if len(found) != 1:
+            raise InvalidConfigurationError(
+                f"Expected the key column {name} once in the input, found it {len(found)} times in {df.columns}; select or "
+                f"rename columns of the input."
+            )
+        fields[name] = KeyField(name, _arrow_type(name, found[0]))
+    if len(fields) < len(key_columns):
+        raise InvalidConfigurationError(
+            f"Expected different key columns, found {list(key_columns)}; name each column once."
+        )
+    return KeySerializer(tuple(fields.values()))
+
+
+def with_key_groups(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, parallelism: int) -> DataFrame:
+    """
+    Return a DataFrame with the key group and the subtask of each row as its last columns.
+
+    Rows with a null key also get a key group; the subtask rejects them.
+
+    :raises InvalidConfigurationError: for a parallelism out of range, or a key column that does not occur exactly once.
+    :raises UnsupportedStateError: for a column whose type cannot be part of a key.
+    """
+    require_parallelism(parallelism, max_parallelism)
+    key_serializer_of(df, key_columns)
+    key_group = _key_group(key_columns, max_parallelism)
+    return df.select("*", key_group.alias(KEY_GROUP_COLUMN)).select(
+        "*", _subtask(max_parallelism, parallelism).alias(SUBTASK_COLUMN)
+    )
+
+
+def shuffled(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, parallelism: int) -> DataFrame:
+    """
+    Return a DataFrame with the key group of each row, whose partition i contains the rows of subtask i.
+
+    :raises InvalidConfigurationError: for a parallelism out of range, or a key column that does not occur exactly once.
+    :raises UnsupportedStateError: for a column whose type cannot be part of a key.
+    """
+    from pyspark.sql import functions as F
+
+    keyed = with_key_groups(df, key_columns, max_parallelism, parallelism)
+    return keyed.repartitionById(parallelism, F.col(SUBTASK_COLUMN)).drop(SUBTASK_COLUMN)
+
+
+def _key_group(key_columns: Sequence[str], max_parallelism: int) -> Column:
+    from pyspark.sql import functions as F
+
+    hashed = F.xxhash64(*(quoted_column(name) for name in key_columns))
+    return F.pmod(hashed, F.lit(max_parallelism)).cast("int")
+
+
+def _subtask(max_parallelism: int, parallelism: int) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.call_function("div", F.col(KEY_GROUP_COLUMN) * parallelism, F.lit(max_parallelism)).cast("int")
+
+
+def _arrow_type(name: str, data_type: Any) -> Any:
+    import pyarrow as pa
+    from pyspark.sql import types as spark
+
+    if isinstance(data_type, spark.DecimalType):
+        return pa.decimal128(data_type.precision, data_type.scale)
+    if _is_plain_text(data_type):
+        return pa.string()
+    simple = {
+        spark.BooleanType: pa.bool_(),
+        spark.ByteType: pa.int8(),
+        spark.ShortType: pa.int16(),
+        spark.IntegerType: pa.int32(),
+        spark.LongType: pa.int64(),
+        spark.FloatType: pa.float32(),
+        spark.DoubleType: pa.float64(),
+        spark.BinaryType: pa.binary(),
+        spark.DateType: pa.date32(),
+        spark.TimestampType: pa.timestamp("us", "UTC"),
+        spark.TimestampNTZType: pa.timestamp("us"),
+    }
+    found = simple.get(type(data_type))
+    if found is None:
+        raise UnsupportedStateError(
+            f"Expected a key column of a type whose equal values have equal bytes, found {name} of type "
+            f"{data_type.simpleString()}; convert it to a simple type, such as a string."
+        )
+    return found
+
+
+def _is_plain_text(data_type: Any) -> bool:
+    # Under a collation, strings of different bytes are equal and have the same hash in Spark.
+    from pyspark.sql.types import CharType, StringType, VarcharType
+
+    is_text = isinstance(data_type, StringType) and data_type.isUTF8BinaryCollation()
+    return is_text or isinstance(data_type, CharType | VarcharType)

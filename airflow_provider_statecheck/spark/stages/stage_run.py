@@ -3,17 +3,23 @@ One attempt of a stage: restore, plan, run increment by increment, finish.
 
 The restore is confirmed to the coordinator only after the restored state has been checked against the functions. The
 sink is opened after that, and commits the committables of the restored checkpoint first.
+
+:func:`main` is the program of a driver that ``spark-submit`` starts for a stage. The operator passes the location of the
+stage as the first argument and the attempt through the handover.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
@@ -22,11 +28,16 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClea
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pacing import Pace, pace_of
-from airflow_provider_statecheck.spark.driver.session import tasks_at_once
-from airflow_provider_statecheck.spark.driver.thread import TaggedJobs
+from airflow_provider_statecheck.spark.driver.attempts import (
+    DriverSettings,
+    begin_submitted,
+    open_attempt,
+    take_handover,
+)
+from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.driver.session import TaggedJobs, run_interruptibly, tasks_at_once
+from airflow_provider_statecheck.spark.pacing import Pace, pace_of
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
@@ -35,7 +46,7 @@ from airflow_provider_statecheck.spark.stages.increment_loop import (
     SinkCommits,
     source_summary,
 )
-from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, vertices_of
+from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
     make_importable,
     max_parallelism_advice,
@@ -46,7 +57,6 @@ from airflow_provider_statecheck.spark.stages.preparation import (
 from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_state import (
     SINK,
-    Parallelism,
     RestoredStageState,
     StageStates,
     restore_functions,
@@ -57,8 +67,10 @@ from airflow_provider_statecheck.storage.views.loading import load_checkpoint_st
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
     from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+
 
 log = logging.getLogger(__name__)
 
@@ -180,41 +192,28 @@ class StageRun:
         found = self._attempt.load()
         restored, enumerator = self._start(found)
         first = enumerator.next_increment()
-        commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
         with ExitStack() as closing:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._user_objects())
             if first is None:
                 # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken
                 # over.
-                self._confirm(None if self._attempt.begins_from_savepoint else found, restored)
-                self._report_restored(restored, enumerator, None)
-                self._open_sink(restored, None)
-                closing.push(self._close_sink)
-                _commit_restored(restored, commits)
-                commits.end()
+                taken = None if self._attempt.begins_from_savepoint else found
+                self._take_over(closing, taken, restored, enumerator).end()
                 return StageResult(0, 0, restored.checkpoint_id)
             frame = enumerator.load(first)
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
             states, schemas = self._restore_states(restored, planned)
             # The restored state has been checked against the functions.
-            self._confirm(found, restored)
-            self._report_restored(restored, enumerator, states)
-            self._open_sink(restored, planned[-1].output_schema)
-            closing.push(self._close_sink)
-            _commit_restored(restored, commits)
-            tasks = self._tasks(planned, states, schemas, self._now_ms(restored))
+            commits = self._take_over(closing, found, restored, enumerator, states, planned[-1].output_schema)
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
-                planned,
-                tasks,
+                self._tasks(planned, states, schemas, self._now_ms(restored)),
                 TaggedJobs(self._spark),
-                states,
                 commits,
                 self._pace(restored),
                 self._progress(enumerator),
-                self._run_key(),
                 self._settings.monotonic,
                 self._restored_seconds(restored),
             )
@@ -223,6 +222,26 @@ class StageRun:
             commits.end()
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
+
+    def _take_over(
+        self,
+        closing: ExitStack,
+        found: RestoredStage | None,
+        restored: RestoredStageState,
+        enumerator: SplitEnumerator,
+        states: StageStates | None = None,
+        schema: Any = None,
+    ) -> SinkCommits:
+        """Confirm the restore, open the sink until the end, and make the commits that the restored checkpoint left."""
+        self._confirm(found, restored)
+        self._report_restored(restored, enumerator, states)
+        self._open_sink(restored, schema)
+        closing.push(self._close_sink)
+        commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
+        # The previous attempt may have ended between its checkpoint and the commit.
+        if restored.checkpoint_id is not None and commits.has_open:
+            commits.commit(restored.checkpoint_id)
+        return commits
 
     def _confirm(self, found: RestoredStage | None, restored: RestoredStageState) -> None:
         # A source that starts over uses nothing of a savepoint, so its owner keeps the savepoint.
@@ -310,7 +329,8 @@ class StageRun:
         functions = restore_functions(
             restored,
             operators,
-            Parallelism(subtasks=subtasks, max_parallelism=self._stage.max_parallelism),
+            parallelism=subtasks,
+            max_parallelism=self._stage.max_parallelism,
             stage_uid=self._uid,
             renamed_uids=settings.renamed_uids,
             allow_non_restored_state=settings.allow_non_restored_state,
@@ -399,7 +419,50 @@ def _warn_about_max_parallelism(subtasks: int, max_parallelism: int) -> None:
         log.warning("%s", advice)
 
 
-def _commit_restored(restored: RestoredStageState, commits: SinkCommits) -> None:
-    # The previous attempt may have ended between its checkpoint and the commit.
-    if restored.checkpoint_id is not None and commits.has_open:
-        commits.commit(restored.checkpoint_id)
+class DriverTerminatedError(RuntimeError):
+    """The driver received SIGTERM while its stage was running."""
+
+
+def main() -> None:
+    """
+    Run the stage at the location in the first argument.
+
+    :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
+    :raises InvalidConfigurationError: if there is no such stage.
+    """
+    check_driver_packages()
+    handover = take_handover()
+    spark, attempt = begin_submitted(handover)
+    stage = _load_or_fail(sys.argv[1], handover.driver.parallelism, attempt)
+    signal.signal(signal.SIGTERM, _terminate)
+    StageRun(spark, attempt, stage, stage_settings_of(handover.driver)).run(functools.partial(run_interruptibly, spark))
+    spark.stop()
+
+
+def _load_or_fail(location: str, parallelism: int | None, attempt: StageAttempt) -> Stage:
+    try:
+        return load_stage(location, parallelism=parallelism)
+    except Exception as error:
+        # The task that submitted this driver reads the error only from the attempt.
+        attempt.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise DriverTerminatedError(
+        "The driver received SIGTERM; its stage is closed, and a retry resumes after its last checkpoint."
+    )
+
+
+def stage_settings_of(driver: DriverSettings) -> StageSettings:
+    """Return the settings of a stage from those of its driver."""
+    return StageSettings(
+        logical_date=driver.logical_date,
+        checkpoint_interval=driver.checkpoint_interval,
+        min_pause=driver.min_pause_ms,
+        renamed_uids=driver.renamed_uids,
+        allow_non_restored_state=driver.allow_non_restored_state,
+        data_inline_threshold=driver.data_inline_threshold,
+        state_config=driver.state_config,
+        storage_options=driver.storage_options,
+    )

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
@@ -128,7 +128,7 @@ class RestoredStageState:
         states = tuple(s for s in self._states if s.uid not in (self.uid_of(SOURCE), self.uid_of(SINK)))
         if self._restored is None or not self._restored.checkpoint.properties.unclaimed:
             return states
-        return copy_borrowed_files(self._attempt.storage, states, self._attempt.grant.attempt).states
+        return copy_borrowed_files(self._attempt.storage, states, self._attempt.grant.attempt)
 
     def schemas_of(self, state: OperatorState) -> OperatorSchemas:
         """
@@ -176,8 +176,9 @@ class RestoredFunctions:
 def restore_functions(
     restored: RestoredStageState,
     operators: Sequence[PlannedOperator],
-    parallelism: Parallelism,
     *,
+    parallelism: int,
+    max_parallelism: int | None,
     stage_uid: str,
     renamed_uids: Mapping[str, str],
     allow_non_restored_state: bool,
@@ -185,13 +186,23 @@ def restore_functions(
     """
     Redistribute the state of a checkpoint to the subtasks of the functions.
 
+    :param max_parallelism: ``None`` if the user did not set it; it then follows from the restored state or the parallelism.
     :param stage_uid: Uid of the stage within its job.
     :param renamed_uids: New uids of functions by old uids, within the stage.
     :param allow_non_restored_state: Whether to drop the state of functions that no longer exist.
     :raises IncompatibleCheckpointError: if the state does not match the functions or their parallelism.
     """
-    max_parallelism = parallelism.max_parallelism or default_max_parallelism(parallelism.subtasks)
-    targets = [_target(operator, parallelism, max_parallelism) for operator in operators]
+    key_groups = max_parallelism or default_max_parallelism(parallelism)
+    targets = [
+        RestoreTarget(
+            operator_id=operator.operator_id,
+            uid=operator.uid,
+            parallelism=parallelism,
+            max_parallelism=key_groups,
+            is_max_parallelism_configured=max_parallelism is not None,
+        )
+        for operator in operators
+    ]
     assigned = assign_states(
         targets,
         restored.functions,
@@ -202,26 +213,7 @@ def restore_functions(
         states=assigned.subtask_states,
         schemas={target.uid: restored.schemas_of(state) for target, state in assigned.matched.pairs},
         restored={target.uid: state for target, state in assigned.matched.pairs},
-        max_parallelism=max(assigned.max_parallelisms.values(), default=max_parallelism),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallelism:
-    """Parallelism and maximum parallelism of a stage."""
-
-    subtasks: int
-    max_parallelism: int | None
-    """``None`` if the user did not set it; it then follows from the restored state or from the subtasks."""
-
-
-def _target(operator: PlannedOperator, parallelism: Parallelism, max_parallelism: int) -> RestoreTarget:
-    return RestoreTarget(
-        operator_id=operator_id_of(operator.uid),
-        uid=operator.uid,
-        parallelism=parallelism.subtasks,
-        max_parallelism=max_parallelism,
-        is_max_parallelism_configured=parallelism.max_parallelism is not None,
+        max_parallelism=max(assigned.max_parallelisms.values(), default=key_groups),
     )
 
 
@@ -360,19 +352,11 @@ def driver_state(uid: str, value: Any) -> OperatorState:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedStates:
-    """Operator states whose files all belong to the operator itself."""
-
-    states: tuple[OperatorState, ...]
-    copied_bytes: int
-
-
 def copy_borrowed_files(
     storage: CheckpointStorage, states: Iterable[OperatorState], attempt: AttemptRef
-) -> OwnedStates:
+) -> tuple[OperatorState, ...]:
     """
-    Copy the files that belong to the owner of an unclaimed snapshot.
+    Copy the files that belong to the owner of an unclaimed snapshot, and return the states with the copies.
 
     A repeated call of the same attempt copies only missing files.
 
@@ -382,5 +366,4 @@ def copy_borrowed_files(
     :raises StorageError: if a file cannot be copied.
     """
     copies = FsCheckpointStorageAccess(storage, attempt).copies_of_borrowed_state()
-    owned = tuple(with_streams(state, copies.of_stream) for state in states)
-    return OwnedStates(states=owned, copied_bytes=copies.size_bytes)
+    return tuple(with_streams(state, copies.of_stream) for state in states)

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.hooks.spark import (
     Shipping,
     as_cluster_python,
 )
-from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
 from tests.messages import make_registration
 
 TOKEN = "a token that nobody may see"

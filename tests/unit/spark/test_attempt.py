@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,16 +20,9 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.job_maintenance import RetireJob
 from airflow_provider_statecheck.spark.attempt import FailedCheckpoints
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.maintenance_contract import AIRFLOW, BY_RUN
 from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-
 
 ENDED = CheckpointFailureReason.ATTEMPT_ENDED
 OWNER_IN_AIRFLOW = make_owner(airflow=(("dag_id", "dag"), ("task_id", "task")))

@@ -27,11 +27,6 @@ UIDS = ("extract", "load[de]", "load[fr]")
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"))
-
-
-@pytest.fixture
 def pointer(stage: WrittenStage, tmp_path: Path) -> str:
     """A savepoint of three stages; a fourth one had no checkpoint."""
     taken = []

@@ -39,11 +39,6 @@ LARGE_STATE = ["an item that is finished"] * 2000
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> WrittenStage:
-    return WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"))
-
-
-@pytest.fixture
 def target(tmp_path: Path) -> str:
     return f"file://{tmp_path}/savepoints"
 

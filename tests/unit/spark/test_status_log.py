@@ -1,4 +1,4 @@
-"""How far a stage has come, as lines of its log."""
+"""Log lines of an attempt, and the figures of its steps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import logging
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress, readable_seconds
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.status_log import (
+    SmoothedRate,
+    StageProgress,
+    StepFigures,
+    figures_or_none,
+    readable_seconds,
+)
+from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress, Scope, StepKey
+from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle
+from tests.messages import make_registration
+from tests.unit.spark.conftest import Clock
+from tests.unit.written_stage import WrittenStage
 
 GIB = 1 << 30
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 50.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -54,7 +55,7 @@ def test_after_a_restore_it_says_what_was_kept_and_counts_it_for_the_part_but_no
 
 
 def test_lines_come_no_sooner_than_every_few_seconds(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    progress = StageProgress("balances", 1000, monotonic=clock, seconds_between_lines=10)
+    progress = StageProgress("balances", 1000, monotonic=clock)
     for _ in range(100):
         clock.seconds += 1
         progress.advance(1, 1)
@@ -80,23 +81,21 @@ def test_an_input_of_unknown_size_has_neither_percent_nor_end(clock: Clock, capl
     ]
 
 
-def test_an_input_without_bytes_is_done(clock: Clock) -> None:
-    assert StageProgress("balances", 0, monotonic=clock).percent == 100
-
-
-def test_an_input_that_grows_has_a_new_total(clock: Clock) -> None:
-    progress = StageProgress("balances", 100, monotonic=clock)
+@pytest.mark.parametrize(
+    ("promised", "read", "total", "percent", "seconds_left"),
+    [
+        pytest.param(0, 0, None, 100, None, id="an input without bytes is done"),
+        pytest.param(100, 50, 200, 25, 30.0, id="an input that grows has a new total"),
+        pytest.param(100, 150, None, 100, 0.0, id="more than was promised is no more than all"),
+    ],
+)
+def test_the_part_that_is_read_follows_the_size_of_the_input(
+    clock: Clock, promised: int, read: int, total: int | None, percent: int, seconds_left: float | None
+) -> None:
+    progress = StageProgress("balances", promised, monotonic=clock)
     clock.seconds += 10
-    progress.advance(50, 1, total=200)
-    assert progress.percent == 25
-    assert progress.seconds_left == pytest.approx(30)
-
-
-def test_reading_more_than_was_promised_is_never_more_than_all(clock: Clock) -> None:
-    progress = StageProgress("balances", 100, monotonic=clock)
-    clock.seconds += 10
-    progress.advance(150, 1)
-    assert (progress.percent, progress.seconds_left) == (100, 0.0)
+    progress.advance(read, 1, total=total)
+    assert (progress.percent, progress.seconds_left) == (percent, pytest.approx(seconds_left))
 
 
 def test_nobody_can_tell_the_end_before_any_time_has_passed(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
@@ -160,3 +159,186 @@ def test_the_rate_lies_between_the_slowest_and_the_fastest_seen(steps: list[tupl
 )
 def test_a_duration_is_said_in_its_fitting_unit(seconds: float, shown: str) -> None:
     assert readable_seconds(seconds) == shown
+
+
+DAYS: StepKey = ((), "days")
+
+
+def handle(name: str, seconds: float = 60.0, scope: Scope = ()) -> SnapshotHandle:
+    return SnapshotHandle(
+        name=name,
+        scope=scope,
+        uri=f"memory://{name}",
+        manifest_size=1,
+        manifest_sha256="",
+        size_bytes=9,
+        rows=3,
+        files=1,
+        fingerprint="f",
+        epoch=1,
+        seconds=seconds,
+        created_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def figures(
+    progress: LoopProgress | None = None, iterations: Iterations | None = None, clock: Clock | None = None
+) -> StepFigures:
+    return StepFigures(progress or LoopProgress(), iterations or Iterations(), clock or Clock(0.0))
+
+
+def outcomes(summary: SnapshotSummary | None) -> dict[str, str]:
+    assert summary is not None
+    return {step.name: step.outcome for step in summary.steps}
+
+
+def test_each_step_is_shown_with_what_the_attempt_did_with_it() -> None:
+    found = figures()
+    found.restored(NamedSnapshot((handle("clicks", 400.0),)))
+    found.skipped(((), "cheap"), 0.5)
+    found.computed(NamedSnapshot((handle("sessions", 30.0),)))
+    live = [handle("clicks"), handle("sessions"), handle("later")]
+    summary = found.of_checkpoint(live, 2.5)
+    assert outcomes(summary) == {"later": "held", "clicks": "restored", "cheap": "skipped", "sessions": "computed"}
+    assert [step.seconds_saved for step in summary.steps] == [0.0, 400.0, 0.0, 0.0]
+    assert (summary.seconds_saved, summary.snapshot_seconds) == (400.0, 2.5)
+
+
+def test_a_restored_iteration_that_goes_on_is_computed_but_has_saved_its_time() -> None:
+    found = figures()
+    found.restored(NamedSnapshot((handle("ranks", 100.0),)))
+    found.computed(NamedSnapshot((handle("ranks", 150.0),)))
+    summary = found.of_checkpoint([handle("ranks")], 0.0)
+    assert summary.steps == (StepSummary(name="ranks", outcome="computed", seconds=150.0, size_bytes=9, rows=3),)
+    assert summary.seconds_saved == 100.0
+    restored = found.of_restore()
+    assert restored is not None
+    assert [(step.name, step.seconds_saved) for step in restored.steps] == [("ranks", 100.0)]
+
+
+def test_ten_thousand_steps_cost_no_more_than_some_hundred_and_none_is_lost_in_the_sums() -> None:
+    found = figures()
+    for i in range(10_000):
+        found.restored(NamedSnapshot((handle("rows", 1.0, scope=(("days", str(i)),)),)))
+    for summary in (found.of_checkpoint([], 0.0), found.of_restore()):
+        assert summary is not None
+        assert summary.steps[-1].name == "days[9999]/rows"
+        assert len(summary.steps) + summary.left_out["steps"] == 10_000
+        assert summary.seconds_saved == 10_000.0
+    assert len(found._steps) == len(found._restored) == 200
+
+
+def test_loops_show_what_is_done_and_what_there_is_to_do() -> None:
+    progress, iterations = LoopProgress([[[], "days", ["1", "2"]]]), Iterations([[[], "ranks", 5, False]])
+    found = figures(progress, iterations)
+    progress.expect(DAYS, ["2", "3", "4"])
+    progress.finish(DAYS, "3")
+    iterations.expect(((), "ranks"), 20)
+    iterations.reach(((), "ranks"), Iteration(10, is_converged=False))
+    progress.expect(((("days", "4"),), "hours"), ["0", "1"])
+    assert found.of_checkpoint([], 0.0).loops == (
+        LoopSummary(name="days", finished=3, total=4),
+        LoopSummary(name="days[4]/hours", finished=0, total=2),
+        LoopSummary(name="ranks", finished=10, total=20, is_iteration=True),
+    )
+    restored = found.of_restore()
+    assert restored is not None
+    assert [(loop.name, loop.finished) for loop in restored.loops] == [("days", 2), ("ranks", 5)]
+
+
+def test_the_time_of_restored_items_is_saved_and_that_of_new_items_is_not() -> None:
+    earlier = LoopProgress()
+    earlier.finish(DAYS, "1", 40.0)
+    earlier.finish(DAYS, "2", 60.5)
+    progress = LoopProgress(earlier.encode())
+    found = figures(progress)
+    found.restored(NamedSnapshot((handle("clicks", 400.0),)))
+    progress.finish(DAYS, "3", 30.0)
+    summary, restored = found.of_checkpoint([], 0.0), found.of_restore()
+    assert restored is not None
+    assert [(each.loops[0].seconds, each.seconds_saved) for each in (summary, restored)] == [
+        (130.5, 500.5),
+        (100.5, 500.5),
+    ]
+
+
+def test_a_finished_item_takes_the_loops_inside_it_along() -> None:
+    progress, iterations = LoopProgress(), Iterations()
+    progress.expect(((("days", "4"),), "hours"), ["0", "1"])
+    iterations.expect(((("days", "4"),), "ranks"), 3)
+    for loops in (progress, iterations):
+        loops.drop_scope((("days", "4"),))
+    assert (progress.counts, iterations.counts) == ({}, {})
+
+
+def test_restored_steps_are_reported_once_and_not_at_every_step(clock: Clock) -> None:
+    found = figures(clock=clock)
+    assert not found.is_due(), "nothing was restored"
+    found.restored(NamedSnapshot((handle("a"),)))
+    assert found.is_due()
+    assert not found.is_due()
+    found.restored(NamedSnapshot((handle("b"),)))
+    clock.seconds = 1.0
+    assert not found.is_due(), "the next report follows after some seconds"
+    clock.seconds = 6.0
+    assert found.is_due()
+
+
+def test_restored_loops_are_reported_even_without_a_restored_step() -> None:
+    assert figures(LoopProgress([[[], "days", ["1"]]])).is_due()
+
+
+def test_an_attempt_that_restored_nothing_reports_nothing() -> None:
+    found = figures()
+    found.computed(NamedSnapshot((handle("a"),)))
+    assert found.of_restore() is None
+
+
+def test_figures_that_cannot_be_computed_are_none(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> SnapshotSummary:
+        raise RuntimeError("no figures")
+
+    assert figures_or_none(broken) is None
+    assert "no figures" in caplog.text
+
+
+# In the rows
+
+
+RESTORED = SnapshotSummary(steps=(StepSummary(name="a", outcome="restored", seconds=7.0),), seconds_saved=7.0)
+
+
+def test_an_attempt_that_is_killed_without_a_checkpoint_has_reported_what_it_restored(stage: WrittenStage) -> None:
+    stage.run(checkpoints=1)
+    attempt = stage.attempt()
+    attempt.restore()
+    attempt.report_restored(RESTORED)
+    (_, row) = stage.coordinator.describe(attempt.grant.attempt.job_id).attempts
+    assert (row.status, row.restored_summary) == (AttemptStatus.RUNNING, RESTORED)
+
+
+def test_a_report_after_the_restored_checkpoint_is_gone_is_dropped_and_the_end_repeats_it(
+    stage: WrittenStage,
+) -> None:
+    stage.run(checkpoints=1)
+    attempt = stage.attempt()
+    attempt.restore()
+    for name in ("b", "c"):
+        stage.take(attempt, stage.snapshot(attempt, name))
+    attempt.report_restored(RESTORED)
+    job_id = attempt.grant.attempt.job_id
+    assert stage.coordinator.describe(job_id).attempts[-1].restored_summary is None
+    attempt.finish(AttemptStatus.FAILED)
+    assert stage.coordinator.describe(job_id).attempts[-1].restored_summary == RESTORED
+
+
+def test_the_row_of_a_checkpoint_has_the_time_to_write_its_metadata(stage: WrittenStage) -> None:
+    ticks = iter(range(1000))
+    registration = make_registration(storage_base=stage.storage.base_uri)
+    attempt = StageAttempt(stage.coordinator, stage.storage, registration, monotonic=lambda: float(next(ticks)))
+    snapshot = stage.snapshot(attempt, "a")
+    taken = attempt.take_checkpoint(
+        (snapshot,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=SnapshotSummary()
+    )
+    assert taken is not None
+    assert taken.summary == SnapshotSummary(write_seconds=1.0)

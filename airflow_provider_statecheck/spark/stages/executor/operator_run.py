@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     Elements,
     KeyedChunk,
@@ -22,12 +22,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     rows_of,
     times_of,
 )
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
-    OperatorTask,
-    SnapshotMoment,
-    SubtaskContext,
-    WrittenFunction,
-)
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
@@ -42,17 +37,36 @@ from airflow_provider_statecheck.state.functions.user_functions import (
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.snapshots import StateSize
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
+        OperatorTask,
+        SnapshotMoment,
+        SubtaskContext,
+    )
     from airflow_provider_statecheck.spark.stages.stage import MapNode, ProcessNode
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
+
 _END_OF_INPUT_ELEMENTS = 10_000
 """Minimum number of elements, except in the last batch, that are emitted together at the end of the input."""
 
 STATE_NAME = "aggregates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFunction:
+    """State of one function that a Spark task has written."""
+
+    state: OperatorState | None
+    """State of this subtask; ``None`` if there is none."""
+    new_bytes: int
+    """Size of the state files that were written."""
+    sizes: tuple[StateSize, ...] = ()
+    """Sizes of single keyed states."""
 
 
 class OperatorRun:

@@ -26,7 +26,7 @@ JOIN = f"""Project [k#3L, id#2L, label#8]
 
 
 def node(kind: str, *children: PlanNode, detail: str = "", refusal: Refusal | None = None) -> PlanNode:
-    return PlanNode(kind=kind, detail=detail, children=children, refusal=refusal)
+    return PlanNode(kind=kind, detail=detail, children=list(children), refusal=refusal)
 
 
 OVER = node("SubqueryAlias", detail=MARKER)

@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles, committed_files
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staged_name, staging_directory
 from airflow_provider_statecheck.storage import file_operations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import suppress
+from functools import partial
 
 import fsspec
 import pyarrow as pa
@@ -18,12 +19,14 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import seal, unseal
+from airflow_provider_statecheck.spark.sinks.commit_files import seal, unseal
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
 from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from airflow_provider_statecheck.testing.sink_contract import SCHEMA
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
+from tests.unit.spark.sinks.folder_sink import FolderSink
 
 
 def put(path, name, table):
@@ -45,20 +48,47 @@ def altered(*changes):
 # Settings
 
 
+KEEP = ({"on_earlier_output": "keep"}, "on_earlier_output to be one of retract, refuse")
+FILES = ({"max_file_bytes": 0}, "max_file_bytes of 1 or more")
+UPSERTS = [({"upsert_by": each}, "upsert_by as a list of unique column names") for each in ("key", ["a", "a"], [""])]
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("make", "refused"),
     [
-        ({"compression": "zip"}, "compression to be one of zstd"),
-        ({"on_earlier_output": "keep"}, "on_earlier_output to be one of retract, refuse"),
-        ({"max_file_bytes": 0}, "max_file_bytes of 1 or more"),
-        ({"partition_by": "day"}, "partition_by as a list"),
-        ({"partition_by": ["_day"]}, "none beginning with"),
-        ({"partition_by": ["a", "a"]}, "different columns"),
+        (
+            partial(ParquetSink, "memory://x/y"),
+            [
+                KEEP,
+                FILES,
+                ({"compression": "zip"}, "compression to be one of zstd"),
+                ({"partition_by": "day"}, "partition_by as a list"),
+                ({"partition_by": ["_day"]}, "none beginning with"),
+                ({"partition_by": ["a", "a"]}, "different columns"),
+            ],
+        ),
+        (
+            partial(DeltaSink, "table"),
+            [
+                KEEP,
+                FILES,
+                *UPSERTS,
+                ({"compression": "lzo"}, "compression to be one of zstd"),
+                ({"partition_by": "day"}, "partition_by as a list of unique column names, found 'day'"),
+            ],
+        ),
+        (
+            partial(IcebergSink, table="sales.orders"),
+            [KEEP, *UPSERTS, ({"table": "orders"}, "with its namespace"), ({"buffer_bytes": 0}, "buffer_bytes of 1")],
+        ),
+        (partial(SqlSink, "sqlite:///x.db", "balances", staging="staging"), [KEEP, *UPSERTS]),
     ],
+    ids=["parquet", "delta", "iceberg", "sql"],
 )
-def test_settings_out_of_their_range_are_refused(settings, message):
-    with pytest.raises(InvalidConfigurationError, match=message):
-        ParquetSink("memory://x/y", **settings)
+def test_settings_out_of_their_range_are_refused(make, refused):
+    for settings, message in refused:
+        with pytest.raises(InvalidConfigurationError, match=message):
+            make(**settings)
 
 
 @pytest.mark.parametrize("path", ["", "s3:/x", "memory://x/*.parquet", "nowhere://x/y"])
@@ -252,3 +282,31 @@ def test_no_file_of_others_can_be_changed(path, name):
     for change in (lambda: files.delete(name), lambda: files.move(name, name)):
         with pytest.raises(CoordinatorError, match="Expected a file of lineage mine"):
             change()
+
+
+def with_relative_log(driver):
+    sink = FolderSink(driver)
+    sink._log = "log"
+    return sink
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda _: ParquetSink("table"), id="parquet"),
+        pytest.param(lambda _: DeltaSink("table"), id="delta"),
+        pytest.param(lambda _: SqlSink("sqlite:///output.db", "balances", staging="staging"), id="sql"),
+        pytest.param(with_relative_log, id="two-phase"),
+    ],
+)
+def test_a_copy_that_was_never_opened_means_the_directory_in_which_it_is_opened(make, tmp_path, monkeypatch):
+    driver, elsewhere = tmp_path / "driver", tmp_path / "elsewhere"
+    driver.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    pickled = pickle.dumps(make(driver))
+    monkeypatch.chdir(driver)
+    attempt = SinkAttempt(pickle.loads(pickled), 1).open()
+    attempt.add(1, 1)
+    assert list(driver.iterdir())
+    assert list(elsewhere.iterdir()) == []

@@ -24,7 +24,6 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     SnapshotReader,
     plan_tasks,
     read_snapshot,
-    write_partition,
 )
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
 from airflow_provider_statecheck.spark.tables.schemas import pack_tasks
@@ -168,7 +167,7 @@ def batches(rows: int, size: int = 100):
 
 def write(data, given, **limits):
     writer = PartitionWriter(files_in(data), SCHEMA, "write", **limits)
-    return [row for batch in write_partition(writer, given) for row in batch.to_pylist()]
+    return [row for batch in writer.write(given) for row in batch.to_pylist()]
 
 
 def read(data, handles, tasks=None):

@@ -361,21 +361,6 @@ def test_where_there_is_no_table_nothing_is_read(path, source):
         source().open(None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"starting_version": -1}, "starting_version of 0 or more"),
-        ({"files_per_increment": 0}, "files_per_increment"),
-        ({"bytes_per_increment": "many"}, "bytes_per_increment"),
-        ({"on_change": "hope"}, "on_change"),
-        ({"columns": "key"}, "list of names"),
-    ],
-)
-def test_settings_out_of_their_range_are_refused(settings, message):
-    with pytest.raises(InvalidConfigurationError, match=message):
-        DeltaSource("table", **settings)
-
-
 def test_a_table_whose_columns_have_other_names_in_its_files_is_refused(path, source):
     DeltaTable.create(path, rows(1).schema, configuration={"delta.columnMapping.mode": "name"})
     with pytest.raises(UnsupportedStateError, match="column mapping"):

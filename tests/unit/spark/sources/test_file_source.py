@@ -10,7 +10,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.spark.sources.enumerator import SMALLEST_TARGET_BYTES, automatic_bytes
-from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
+from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
@@ -46,22 +46,18 @@ def after_one(source):
     return decode_state(encode_state(enumerator.snapshot()))
 
 
-def test_files_go_into_increments_by_their_number(write, source):
+@pytest.mark.parametrize(
+    ("limits", "planned"),
+    [
+        ({"files_per_increment": 2}, [["a", "b"], ["c"]]),
+        ({"files_per_increment": None, "bytes_per_increment": "20 B"}, [["a", "b"], ["c"]]),
+        ({"files_per_increment": None, "bytes_per_increment": None}, [["a", "b", "c"]]),
+    ],
+    ids=["number", "bytes", "no limit"],
+)
+def test_files_go_into_increments_by_the_limits(write, source, limits, planned):
     write("a", "b", "c")
-
-    assert names(source(files_per_increment=2).open(None)) == [["a", "b"], ["c"]]
-
-
-def test_files_go_into_increments_by_their_bytes(write, source):
-    write("a", "b", "c")
-
-    assert names(source(files_per_increment=None, bytes_per_increment="20 B").open(None)) == [["a", "b"], ["c"]]
-
-
-def test_without_a_limit_everything_is_one_increment(write, source):
-    write("a", "b", "c")
-
-    assert names(source(files_per_increment=None, bytes_per_increment=None).open(None)) == [["a", "b", "c"]]
+    assert names(source(**limits).open(None)) == planned
 
 
 def test_an_increment_tells_its_bytes_and_its_source_the_progress(write, source):
@@ -130,23 +126,18 @@ def test_a_new_run_reads_what_appeared_in_increments_of_its_own(tmp_path, write,
     ("on_change", "error"),
     [("fail", SourceChangedError), ("ignore", SourceChangedError), ("restart", SourceRestartRequiredError)],
 )
-def test_a_file_that_changes_between_plan_and_load_is_not_read(write, source, on_change, error):
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(lambda file: file.write_text("longer than it was"), "/a changed"), (lambda file: file.unlink(), "/a vanished")],
+    ids=["changed", "vanished"],
+)
+def test_a_file_that_changes_between_plan_and_load_is_not_read(tmp_path, write, source, on_change, error, change, told):
     write("a", "b")
     enumerator = source(on_change=on_change).open(None)
     increment = enumerator.next_increment()
-    write("a", content="longer than it was")
+    change(tmp_path / "a")
 
-    with pytest.raises(error, match="/a changed"):
-        enumerator.load(increment)
-
-
-def test_a_file_that_vanishes_between_plan_and_load_is_missed(tmp_path, write, source):
-    write("a")
-    enumerator = source().open(None)
-    increment = enumerator.next_increment()
-    (tmp_path / "a").unlink()
-
-    with pytest.raises(SourceChangedError, match="/a vanished"):
+    with pytest.raises(error, match=told):
         enumerator.load(increment)
 
 
@@ -203,25 +194,3 @@ def test_automatic_increments_keep_their_size_within_a_run(write, source):
 def test_files_that_do_not_say_what_is_in_them_need_a_schema(tmp_path, kind, schema):
     with pytest.raises(InvalidConfigurationError, match=r"Expected a schema for (JSON|CSV) files"):
         kind(tmp_path, schema=schema)
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        {"bytes_per_increment": "much"},
-        {"bytes_per_increment": 0},
-        {"files_per_increment": 0},
-        {"row_groups_per_increment": -1},
-        {"columns": []},
-        {"columns": "id"},
-        {"on_change": "retry"},
-        {"order": "size"},
-        {"options": {"basePath": "/x"}},
-        {"options": {"mergeSchema": True}},
-        {"options": {"pathGlobFilter": "*.x"}},
-    ],
-    ids=repr,
-)
-def test_an_argument_out_of_its_range_is_refused_where_it_is_written(tmp_path, argument):
-    with pytest.raises(InvalidConfigurationError):
-        ParquetSource(tmp_path, **argument)

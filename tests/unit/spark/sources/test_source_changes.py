@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import (
-    InvalidConfigurationError,
     SourceChangedError,
     SourceRestartRequiredError,
 )
@@ -15,9 +14,7 @@ from airflow_provider_statecheck.spark.sources.source import (
     OnChange,
     compare,
     describe_changes,
-    parse_on_change,
     reconcile,
-    require_unchanged,
 )
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 
@@ -59,15 +56,10 @@ def test_the_same_files_go_on_as_they_were(on_change, new_run):
 
 
 @pytest.mark.parametrize("now", EVERY_CHANGE)
-def test_each_change_within_a_run_fails(now):
-    with pytest.raises(SourceChangedError):
-        reconcile(BEFORE, now, on_change=FAIL, new_run=False)
-
-
-@pytest.mark.parametrize("now", EVERY_CHANGE)
-def test_each_change_within_a_run_begins_again_where_the_user_says_so(now):
-    with pytest.raises(SourceRestartRequiredError):
-        reconcile(BEFORE, now, on_change=RESTART, new_run=False)
+@pytest.mark.parametrize(("on_change", "error"), [(FAIL, SourceChangedError), (RESTART, SourceRestartRequiredError)])
+def test_each_change_within_a_run_fails_or_begins_again_where_the_user_says_so(now, on_change, error):
+    with pytest.raises(error):
+        reconcile(BEFORE, now, on_change=on_change, new_run=False)
 
 
 def test_files_that_appeared_are_not_read_where_changes_are_ignored():
@@ -137,19 +129,3 @@ def test_a_message_hides_what_a_uri_has_of_credentials():
     found = describe_changes(Changes(vanished=(Item.of("s3://user:secret@lake/x", 1, ""),)))
 
     assert found == "s3://***@lake/x vanished"
-
-
-@pytest.mark.parametrize("on_change", [FAIL, IGNORE])
-def test_files_that_change_right_before_they_are_read_are_refused(on_change):
-    with pytest.raises(SourceChangedError):
-        require_unchanged(Changes(changed=files(a=2)), on_change)
-
-
-def test_files_that_change_right_before_they_are_read_begin_a_stage_again():
-    with pytest.raises(SourceRestartRequiredError):
-        require_unchanged(Changes(changed=files(a=2)), RESTART)
-
-
-def test_an_unknown_choice_is_refused():
-    with pytest.raises(InvalidConfigurationError, match="'retry'"):
-        parse_on_change("retry")

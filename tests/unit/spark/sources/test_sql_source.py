@@ -29,8 +29,6 @@ from tests.unit.spark.sources.sql_tables import Table, increments, keys_of, with
 
 SqlSource: Any = sql_source.SqlSource  # no session is needed here
 
-ID_ONLY = StructType([StructField("id", LongType())])
-
 
 @pytest.fixture(autouse=True)
 def _reads_without_spark(monkeypatch):
@@ -356,25 +354,6 @@ def test_a_damaged_state_is_refused(orders, reader):
 
     with pytest.raises(CorruptStateError, match="position of a source"):
         source_of(orders).open(None, state)
-
-
-@pytest.mark.parametrize(
-    "named",
-    [
-        {"table": None},
-        {"table": ""},
-        {"query": "select 1 as id", "schema": ID_ONLY},
-        {"table": None, "query": "select 1 as id"},
-        {"rows_per_increment": 0},
-        {"ranges": 0, "rows_per_increment": None},
-        {"ranges": 2},
-        {"readers": 0},
-        {"on_change": "shrug"},
-    ],
-)
-def test_an_argument_out_of_its_range_is_refused(url, named):
-    with pytest.raises(InvalidConfigurationError):
-        SqlSource(url, **{"table": "orders", "rows_per_increment": 5, **named})
 
 
 def test_a_source_is_shown_without_its_secrets_and_holds_no_connection():

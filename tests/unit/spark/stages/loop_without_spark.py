@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pacing import Pace
+from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
 from airflow_provider_statecheck.spark.stages import increment_loop
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
@@ -97,6 +97,10 @@ class _Tasks:
     combining = Combining(None)
     now_ms = 0
 
+    def __init__(self) -> None:
+        self.vertices = [_NoFunctions()]
+        self.states = StageStates({}, parallelism=1, max_parallelism=1, restored={})
+
     def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> SnapshotMoment:
         return moment
 
@@ -121,18 +125,14 @@ class LoopWithoutSpark:
         arguments: tuple[Any, ...] = (
             self.attempt,
             splits,
-            (),
             _Tasks(),
             self.jobs,
-            StageStates({}, parallelism=1, max_parallelism=1, restored={}),
             commits,
             Pace(self.checkpoint_interval, None, self.monotonic),
             StageProgress("stage", increments, restored=0, monotonic=self.monotonic),
-            "run",
             self.monotonic,
         )
         loop = IncrementLoop(*arguments)
-        loop._vertices = [_NoFunctions()]  # type: ignore[list-item]
         try:
             yield loop, splits
         finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.stages.submitted import load_stage
+from airflow_provider_statecheck.spark.stages.planning import load_stage
 
 MODULE = """
 from airflow_provider_statecheck import Count, DataFrameSource, Stage

@@ -27,20 +27,6 @@ NUMBER, TEXT = PrimitiveType("long"), PrimitiveType("string")
 NOT_NULL = pa.schema([pa.field("key", pa.int64(), nullable=False), ("name", pa.string())])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"compression": "lzo"}, "compression to be one of zstd"),
-        ({"max_file_bytes": 0}, "max_file_bytes of 1 or more"),
-        ({"partition_by": "day"}, "partition_by as a list of unique column names, found 'day'"),
-        ({"upsert_by": ["day", "day"]}, "upsert_by as a list of unique column names"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(InvalidConfigurationError, match=message):
-        DeltaSink("table", **settings)
-
-
 def test_options_are_never_shown_and_those_of_deltalake_stay_on_the_driver(path):
     attempt = DeltaAttempt(path, 1, storage_options={"auto_mkdir": True}, delta_options={"x": "secret-1"}).open()
     assert "secret" not in repr(vars(attempt.sink))

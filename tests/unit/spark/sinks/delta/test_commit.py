@@ -14,8 +14,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks.commits import committer
-from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogFiles, epoch_of_log
+from airflow_provider_statecheck.spark.sinks import committer
+from airflow_provider_statecheck.spark.sinks.delta_destination import LogFiles, epoch_of_log
 from airflow_provider_statecheck.spark.tables.delta import DeltaTableAccess, library_options
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
 from tests.object_store import Fault

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commits.commit_files import CommitFiles
-from airflow_provider_statecheck.spark.sinks.delta.delta_destination import LogFiles
+from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
+from airflow_provider_statecheck.spark.sinks.delta_destination import LogFiles
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_destination import TableLedger, read_ledger
+from airflow_provider_statecheck.spark.sinks.iceberg_destination import TableLedger, read_ledger
 from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt, table_of
 

@@ -17,9 +17,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks.commits import committer
-from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_destination import TableLedger, files_of
+from airflow_provider_statecheck.spark.sinks import committer, iceberg_destination
+from airflow_provider_statecheck.spark.sinks.iceberg_destination import TableLedger, files_of
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
 from airflow_provider_statecheck.spark.tables.schemas import read_tasks
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA

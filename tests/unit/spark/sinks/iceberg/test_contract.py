@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
+from airflow_provider_statecheck.spark.sinks import iceberg_destination
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable

@@ -14,15 +14,12 @@ from pyiceberg.transforms import IdentityTransform
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
-    InvalidConfigurationError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_destination
-from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
+from airflow_provider_statecheck.spark.sinks import iceberg_destination
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.iceberg.tables import (
     MARKED,
-    TABLE,
     Attempt,
     append_as_somebody_else,
     create_table,
@@ -99,7 +96,7 @@ KEYS: list[tuple[pa.DataType, list[Any]]] = [
 @pytest.mark.parametrize(("kind", "values"), KEYS, ids=[str(kind) for kind, _ in KEYS])
 @pytest.mark.parametrize("most", [0, 200])
 def test_keys_of_every_exact_type_match(tmp_path, monkeypatch, kind, values, most):
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer._MOST_VALUES", most)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.iceberg_writer._MOST_VALUES", most)
     schema = pa.schema([("key", kind), ("part", pa.int64()), ("tags", pa.list_(pa.string()))])
     create_table(tmp_path, schema)
     attempt = upserting(tmp_path, 1, schema=schema, upsert_by=["part", "key"]).open()
@@ -147,7 +144,7 @@ def test_concurrent_upsert_of_the_same_key_is_merged_again(folder, monkeypatch):
         real_commit(*args)
 
     monkeypatch.setattr(iceberg_destination, "commit_edit", commit)
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.commits.committer.pause", lambda number: None)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sinks.committer.pause", lambda number: None)
     first.add(1, 1, 3, name="first")
     assert names_in(folder) == {1: "first 1", 2: "second 2", 3: "first 3"}
 
@@ -211,12 +208,6 @@ def test_repeated_commit_after_a_change_to_upserts_changes_nothing(marked):
 
 
 # What is refused before any work
-
-
-@pytest.mark.parametrize("columns", ["key", ["key", "key"]])
-def test_key_columns_must_be_different_names(columns):
-    with pytest.raises(InvalidConfigurationError, match="upsert_by"):
-        IcebergSink(TABLE, upsert_by=columns)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,10 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
     EnvironmentNotReadyError,
-    InvalidConfigurationError,
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import IcebergCommittable
-from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import IcebergCommittable
 from airflow_provider_statecheck.spark.tables import iceberg as iceberg_tables
 from airflow_provider_statecheck.spark.tables.iceberg import decode_data_file, encode_data_file
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
@@ -209,12 +207,6 @@ def test_pyiceberg_that_is_not_installed_is_told_with_the_extra(folder, monkeypa
     monkeypatch.setattr(iceberg_tables, "_load_catalog", load)
     with pytest.raises(EnvironmentNotReadyError, match=r"airflow-provider-statecheck\[iceberg\]"):
         Attempt(folder, 1).open()
-
-
-@pytest.mark.parametrize("arguments", [{"table": "orders"}, {"buffer_bytes": 0}, {"on_earlier_output": "keep"}])
-def test_arguments_out_of_their_range_are_refused(arguments):
-    with pytest.raises(InvalidConfigurationError):
-        IcebergSink(**{"table": TABLE, **arguments})
 
 
 def test_tasks_know_the_storage_and_nothing_of_the_catalog(folder):

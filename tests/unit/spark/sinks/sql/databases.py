@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import NullPool, create_engine, text
 
-from airflow_provider_statecheck.spark.sinks.sql.loading import COMMITS, HEADS
+from airflow_provider_statecheck.spark.sinks.sql_loading import COMMITS, HEADS
 from airflow_provider_statecheck.spark.sinks.table_sinks import SqlSink
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 

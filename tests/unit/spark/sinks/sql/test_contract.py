@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.sink import Sink
-from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.sink_contract import SinkContract, Step, UpsertContract
 from tests.unit.spark.sinks.attempts import schema_with

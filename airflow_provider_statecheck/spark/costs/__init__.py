@@ -1,1 +1,0 @@
-"""Costs of checkpointing: their measurement, decisions based on them, and limits."""

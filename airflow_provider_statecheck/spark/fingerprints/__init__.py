@@ -1,1 +1,0 @@
-"""Fingerprints of steps: digests of their code, plans and inputs."""

@@ -1,1 +1,0 @@
-"""Two-phase commit of sinks: the commit log, the committer, and logs in a directory."""

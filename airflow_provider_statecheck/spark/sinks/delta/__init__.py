@@ -1,1 +1,0 @@
-"""Delta sink and source: tables, their logs, records, writers and checks."""

@@ -1,1 +1,0 @@
-"""Iceberg sink: ledger, writer, catalogs and checks of tables."""

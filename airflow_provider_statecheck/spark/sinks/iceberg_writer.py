@@ -1,0 +1,369 @@
+"""
+Task side of an Iceberg sink: data files, upserts and deletes of retracted rows.
+
+To delete rows, the driver writes the rows that remain of each affected data file to a new file, which replaces the old
+one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.sinks.commit_log import CommitRange
+from airflow_provider_statecheck.spark.sinks.iceberg_checks import has_marks
+from airflow_provider_statecheck.spark.sinks.sink import (
+    CHECKPOINT,
+    LINEAGE,
+    ROW,
+    SinkTaskContext,
+    TaskCommittable,
+    last_rows,
+    numbered,
+    require_key_values,
+)
+from airflow_provider_statecheck.spark.tables.iceberg import TaskTable, encode_data_file
+from airflow_provider_statecheck.storage.uris import conceal, harmless
+
+log = logging.getLogger(__name__)
+_PREFIX = "statecheck-"
+_KIND = "iceberg"
+
+
+class IcebergSinkWriter:
+    """
+    Writes data files into the data directory of a table.
+
+    A failed or duplicate task may leave orphan files there.
+    """
+
+    def __init__(self, target: WriterTarget, context: SinkTaskContext) -> None:
+        self._target = target
+        self._context = context
+        self._columns = context.schema.remove_metadata()
+        self._metadata, self._io = target.table.open()
+        self._buffered: list[Any] = []
+        self._buffered_bytes = 0
+        self._files: list[Any] = []
+
+    def write(self, table: Any) -> None:
+        """
+        Write a table with the columns of the schema, in any order.
+
+        :raises UnsupportedStateError: if a key of an upsert is null or missing.
+        :raises StorageError: if the storage fails.
+        """
+        if not table.num_rows:
+            return
+        require_key_values(table, self._target.upsert_by)
+        self._buffered.append(table.select(self._columns.names).cast(self._columns))
+        self._buffered_bytes += table.nbytes
+        if self._buffered_bytes >= self._target.buffer_bytes:
+            self._flush()
+
+    def prepare_commit(self) -> list[dict[str, Any]]:
+        """
+        Finish all files and return their committable.
+
+        :raises StorageError: if the storage fails.
+        """
+        self._flush()
+        committable = IcebergCommittable(
+            lineage=self._target.lineage,
+            epoch=self._context.epoch,
+            subtask=self._context.subtask,
+            files=tuple(encode_data_file(file) for file in self._files),
+        )
+        return [committable.to_json()]
+
+    def abort(self) -> None:
+        """Delete the written files; files that cannot be deleted remain as orphans."""
+        for file in self._files:
+            try:
+                self._io.delete(file.file_path)
+            except Exception as error:
+                log.warning(
+                    "Orphan data file of %s was not deleted: %s", self._target.table.shown, self._described(error)
+                )
+        self._files.clear()
+        self._buffered.clear()
+
+    def _flush(self) -> None:
+        if not self._buffered:
+            return
+        import pyarrow as pa
+        from pyiceberg.io.pyarrow import write_file
+
+        table = pa.concat_tables(self._buffered)
+        if self._target.upsert_by:
+            # The order of rows of a key would be lost if they are in files of different partitions.
+            table = last_rows(table, self._target.upsert_by)
+        self._buffered, self._buffered_bytes = [], 0
+        try:
+            for file in write_file(self._io, self._metadata, self._write_tasks(table)):
+                file.spec_id = self._metadata.default_spec_id
+                self._files.append(file)
+        except Exception as error:
+            raise StorageError(
+                f"Cannot write data files of the Iceberg table {self._target.table.shown}: {self._described(error)}"
+            ) from harmless(error, self._target.table.io.reveal())
+
+    def _write_tasks(self, table: Any) -> Iterator[Any]:
+        from pyiceberg.io.pyarrow import pyarrow_to_schema
+
+        columns = pyarrow_to_schema(
+            table.schema,
+            name_mapping=self._metadata.schema().name_mapping,
+            format_version=self._metadata.format_version,
+        )
+        task, context = _named_write_task(), self._context
+        for number, (partition, rows) in enumerate(self._partitions(table)):
+            yield task(
+                write_uuid=uuid.uuid4(),
+                task_id=number,
+                schema=columns,
+                record_batches=rows.combine_chunks().to_batches(),
+                partition_key=partition,
+                name=data_file_name(self._target.lineage, context.epoch, context.subtask, new_key()),
+            )
+
+    def _partitions(self, table: Any) -> Iterator[tuple[Any, Any]]:
+        from pyiceberg.io.pyarrow import _determine_partitions
+
+        spec = self._metadata.spec()
+        if spec.is_unpartitioned():
+            yield None, table
+            return
+        for found in _determine_partitions(spec, self._metadata.schema(), table):
+            yield found.partition_key, found.arrow_table_partition
+
+    def _described(self, error: Exception) -> str:
+        return f"{type(error).__name__}: {conceal(str(error), self._target.table.io.reveal())}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterTarget:
+    """What a task needs for writing."""
+
+    table: TaskTable
+    lineage: str
+    buffer_bytes: int
+    """Size in bytes of the rows that a task buffers."""
+    upsert_by: tuple[str, ...] = ()
+    """Key columns for upserts; empty for appends."""
+
+
+@functools.cache
+def _named_write_task() -> Any:
+    """Return the class of the write tasks of pyiceberg with the names of their data files."""
+    from pyiceberg.table import WriteTask
+
+    @dataclass(frozen=True)
+    class NamedWriteTask(WriteTask):
+        name: str = ""
+
+        @override
+        def generate_data_file_filename(self, extension: str) -> str:
+            return f"{self.name}.{extension}"
+
+    return NamedWriteTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergCommittable(TaskCommittable):
+    """Data files of one task."""
+
+    KIND: ClassVar[str] = "a committable of an Iceberg sink"
+
+    files: tuple[Mapping[str, Any], ...]
+    """Results of :func:`encode_data_file`."""
+
+    @property
+    @override
+    def has_output(self) -> bool:
+        return bool(self.files)
+
+    @override
+    def to_json(self) -> dict[str, Any]:
+        return {**TaskCommittable.to_json(self), "kind": _KIND}
+
+    @classmethod
+    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        if document["kind"] != _KIND:
+            raise ValueError(document["kind"])
+        return {"files": tuple(dict(file) for file in document["files"])}
+
+
+def data_file_name(lineage: str, epoch: int, subtask: int, key: str) -> str:
+    """
+    Return the name of a data file without its extension.
+
+    :param key: Unique key of 32 hex characters.
+    """
+    return f"{_PREFIX}{lineage}-e{epoch}-{subtask}-{key}"
+
+
+def is_file_of(file: Any, lineage: str) -> bool:
+    """Return whether a sink has written a data file, according to its name."""
+    return str(file.file_path).rpartition("/")[2].startswith(f"{_PREFIX}{lineage}-")
+
+
+_IS_OURS = "_statecheck_is_ours"
+_MOST_VALUES = 200
+"""Number of values up to which pyiceberg compares each of them with the statistics of files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChange:
+    """
+    Changes of the rows of one commit.
+
+    :param keys: Key columns of the new rows; empty without new rows.
+    :param rows: New rows as an Arrow table of :func:`read_rows`; ``None`` for none.
+    :param checkpoint_id: Checkpoint of the new rows.
+    :param retracted: Ranges of checkpoints whose marked rows are deleted.
+    """
+
+    table: Any
+    lineage: str
+    keys: Sequence[str] = ()
+    rows: Any = None
+    checkpoint_id: int = 0
+    retracted: Sequence[CommitRange] = ()
+
+    def carry_out(self, ignored: Collection[Any]) -> tuple[list[Any], list[Any]]:
+        """
+        Write the new data files; no snapshot references them yet.
+
+        :param ignored: Data files that the same commit removes.
+        :return: The data files to add and to remove.
+        """
+        add, remove, replaced = [], [], []
+        for task in self.table.scan(row_filter=self._condition()).plan_files():
+            if task.file not in ignored:
+                found = read_rows(self.table, [task])
+                left = self._without_retracted(found)
+                kept, same_keys = self._split(left)
+                if kept.num_rows < found.num_rows:
+                    remove.append(task.file)
+                    replaced.append(same_keys)
+                    add += self._write(kept)
+        return [*add, *self._write(self._marked(replaced))], remove
+
+    def _condition(self) -> Any:
+        make = _expressions()
+        condition = make.AlwaysFalse()
+        for each in self.retracted:
+            begun = make.And(make.EqualTo(LINEAGE, self.lineage), make.GreaterThanOrEqual(CHECKPOINT, each.first))
+            condition = make.Or(condition, make.And(begun, make.LessThanOrEqual(CHECKPOINT, each.last)))
+        return condition if self.rows is None else make.Or(condition, _key_condition(self.rows.select(self.keys)))
+
+    def _without_retracted(self, table: Any) -> Any:
+        import pyarrow.compute as pc
+
+        for each in self.retracted:
+            checkpoint = pc.field(CHECKPOINT)
+            is_between = (checkpoint >= each.first) & (checkpoint <= each.last)
+            is_retracted = (pc.field(LINEAGE) == self.lineage) & is_between
+            table = table.filter(pc.coalesce(~is_retracted, True))
+        return table
+
+    def _split(self, table: Any) -> tuple[Any, Any]:
+        """Return the rows without a new key, and the keys and marks of the others."""
+        import pyarrow.compute as pc
+
+        if self.rows is None:
+            return table, table.slice(0, 0)
+        # A join of whole rows would not support nested columns.
+        found = numbered(table.select(self.keys))
+        matching = found.join(self.rows.select(self.keys), keys=list(self.keys), join_type="left semi")
+        is_matching = pc.is_in(found.column(ROW), value_set=matching.column(ROW))
+        marks = [LINEAGE, CHECKPOINT] if has_marks(self.table) else []
+        return table.filter(pc.invert(is_matching)), table.filter(is_matching).select([*self.keys, *marks])
+
+    def _marked(self, replaced: Sequence[Any]) -> Any:
+        """Return the new rows; those that replace only rows of this sink keep the marks, others lose them permanently."""
+        if self.rows is None or not has_marks(self.table):
+            return self.rows
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = self._known_marks(replaced)
+        found = numbered(self.rows.select(self.keys)).join(known, keys=list(self.keys), join_type="left outer")
+        found = found.sort_by(ROW)
+        is_ours = pc.fill_null(found.column(_IS_OURS), True)
+        checkpoint = pc.coalesce(found.column(CHECKPOINT), pa.scalar(self.checkpoint_id, pa.int64()))
+        rows = _with_column(self.rows, LINEAGE, pc.if_else(is_ours, pa.scalar(self.lineage), None))
+        return _with_column(rows, CHECKPOINT, pc.if_else(is_ours, checkpoint, None))
+
+    def _known_marks(self, replaced: Sequence[Any]) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = [*self.keys, LINEAGE, CHECKPOINT]
+        rows = pa.concat_tables([self.rows.slice(0, 0).select(columns), *replaced])
+        is_ours = pc.fill_null(pc.equal(rows.column(LINEAGE), self.lineage), False)
+        marked = rows.drop_columns(LINEAGE).append_column(_IS_OURS, is_ours)
+        grouped = marked.group_by(list(self.keys)).aggregate([(_IS_OURS, "all"), (CHECKPOINT, "min")])
+        return grouped.rename_columns([*self.keys, _IS_OURS, CHECKPOINT])
+
+    def _write(self, table: Any) -> list[Any]:
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+        if table is None or not table.num_rows:
+            return []
+        return list(_dataframe_to_data_files(self.table.metadata, table, self.table.io))
+
+
+def read_rows(table: Any, tasks: Sequence[Any]) -> Any:
+    """Return the rows of data files in their order, with the columns of the table, as an Arrow table."""
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+
+    rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table(tasks)
+    # Readers may return equal types in different forms, such as strings with small and large offsets.
+    return rows.cast(schema_to_pyarrow(table.schema(), include_field_ids=False))
+
+
+def rows_of_files(table: Any, files: Sequence[Any], keys: Sequence[str]) -> Any:
+    """Return the rows of data files that no snapshot references; for equal keys, the last row wins."""
+    from pyiceberg.table import FileScanTask
+
+    return last_rows(read_rows(table, [FileScanTask(file) for file in files]), keys)
+
+
+def _with_column(table: Any, name: str, values: Any) -> Any:
+    return table.set_column(table.schema.get_field_index(name), name, values.cast(table.schema.field(name).type))
+
+
+def _key_condition(keys: Any) -> Any:
+    """Return a condition that the rows with the keys fulfil, and possibly others."""
+    make = _expressions()
+    condition = make.AlwaysTrue()
+    for name in keys.column_names:
+        condition = make.And(condition, _column_condition(name, keys.column(name)))
+    return condition
+
+
+def _column_condition(name: str, column: Any) -> Any:
+    import pyarrow.compute as pc
+
+    make, values = _expressions(), column.unique()
+    if len(values) <= _MOST_VALUES:
+        return make.In(name, values.to_pylist())
+    bounds = pc.min_max(values).as_py()
+    return make.And(make.GreaterThanOrEqual(name, bounds["min"]), make.LessThanOrEqual(name, bounds["max"]))
+
+
+def _expressions() -> Any:
+    # The constructors accept names and values, which their types do not show.
+    from pyiceberg import expressions
+
+    return expressions

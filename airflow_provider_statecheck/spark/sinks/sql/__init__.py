@@ -1,1 +1,0 @@
-"""SQL sink: tables of a database that commit together with their log."""

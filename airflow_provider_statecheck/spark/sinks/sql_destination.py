@@ -1,0 +1,354 @@
+"""
+Table of a SQL database as the destination of a two-phase commit.
+
+The rows and the commit log change in one transaction of the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    StateCheckError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication
+from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
+from airflow_provider_statecheck.spark.sinks.sink import CHECKPOINT, LINEAGE, Committable, decode_schema, with_constants
+from airflow_provider_statecheck.spark.sinks.sql_loading import (
+    RowLoader,
+    TableName,
+    commits_table,
+    heads_table,
+    name_preparer,
+    output_table,
+    staged_rows,
+)
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory, sweep_staged
+from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_incompatible
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Table
+
+log = logging.getLogger(__name__)
+_UNIQUE_COLUMNS = """
+SELECT array_agg(CAST(a.attname AS TEXT))
+FROM pg_index i
+CROSS JOIN generate_series(0, i.indnkeyatts - 1) n
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
+WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indisvalid
+  AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""
+"""Columns of each index that ON CONFLICT can use: unique, valid, immediate, neither partial nor on expressions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlDestination(CommitDestination):
+    """
+    Output and commit log of one sink in a table.
+
+    :param files: Files of the staging directory, with the lineage of the sink.
+    :param keys: Key columns for upserts; empty for inserts.
+    :param marks_rows: Whether two columns record the sink and the checkpoint of each row.
+    """
+
+    database: SinkDatabase
+    table: TableName
+    files: TargetFiles
+    keys: Sequence[str]
+    marks_rows: bool
+    job_name: str
+    uid: str
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"table {self.table} of {self.database.shown}"
+
+    def prepare(self, columns: Any) -> None:
+        """
+        Create missing tables, and check existing ones.
+
+        :param columns: Arrow schema of the output; ``None`` if it is not known.
+        :raises UnsupportedStateError: if the table cannot store the output.
+        """
+        create_tables(self.database, (self._heads, self._commits))
+        if columns is not None:
+            table = self._output(columns)
+            create_tables(self.database, (table,))
+            require_fitting(self.database, table, self.keys)
+
+    @override
+    def load(self, epoch: int) -> CommitLog:
+        return self.log_of(self.files.lineage)
+
+    @override
+    def log_of(self, lineage: str) -> CommitLog:
+        from sqlalchemy import select
+
+        heads = self._heads
+        wanted = (heads.c.lineage == lineage, heads.c.table_name == self.table.name)
+        with self.database.transaction() as connection:
+            found = connection.execute(select(heads.c.log).where(*wanted)).scalar()
+        return (
+            CommitLog()
+            if found is None
+            else CommitLog.decode(found, f"{self._heads.fullname} of {self.database.shown}")
+        )
+
+    @override
+    def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
+        """Do nothing: marked rows can be deleted, and the log records which rows are marked."""
+
+    @override
+    def require_same(self, committed: Publication) -> None:
+        from sqlalchemy import select
+
+        commits, rows = self._commits, sum(file.rows for task in committed.committables for file in task.files)
+        wanted = select(commits.c.row_count).where(
+            *self._is_own(commits),
+            commits.c.generation == committed.generation,
+            commits.c.checkpoint_id == committed.checkpoint_id,
+        )
+        with self.database.transaction() as connection:
+            known = connection.execute(wanted).scalar()
+        if known is not None and known != rows:
+            raise CorruptStateError(
+                f"Expected the same output with each commit of checkpoint {committed.checkpoint_id} to {self.name}, found {rows} "
+                f"rows and {known} committed rows; another checkpoint with this id was committed. Start over.",
+                checkpoint_id=committed.checkpoint_id,
+            )
+
+    @override
+    def apply(self, epoch: int, change: LogChange) -> StateCheckError | None:
+        with self.database.transaction() as connection:
+            # Updating the log first blocks concurrent attempts, which then find a changed log.
+            if not self._replace_log(connection, epoch, change):
+                return StorageError(f"Expected the log of {self.name} as it was read, found a concurrent change.")
+            for each in change.retracted:
+                self._retract(connection, each)
+            if change.publication is not None:
+                self._publish(connection, change.publication)
+        if change.publication is not None:
+            self._delete_staged(change.publication)
+        return None
+
+    @override
+    def sweep(self, epoch: int, last_epoch: int) -> None:
+        sweep_staged(self.files, last_epoch)
+
+    def _delete_staged(self, publication: Publication) -> None:
+        names = [file.staged for task in publication.committables for file in task.files]
+        try:
+            for name in names:
+                self.files.delete(f"{staging_directory(self.files.lineage)}/{name}")
+        except StateCheckError as error:
+            # The commit is complete; the end of the attempt deletes the files.
+            log.warning("Files in the staging directory %s were not deleted: %s", self.files.target, error)
+
+    def _replace_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
+        from sqlalchemy import update
+
+        before = change.before.encode()
+        statement = update(self._heads).where(*self._is_own(self._heads), self._heads.c.log == before)
+        done = connection.execute(statement.values(log=change.after.encode(), epoch=epoch))
+        return done.rowcount == 1 or (change.before == CommitLog() and self._insert_log(connection, epoch, change))
+
+    def _insert_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
+        insert = _insert_for(connection)
+        values = {"job_name": self.job_name, "uid": self.uid, "epoch": epoch, "log": change.after.encode()}
+        statement = insert(self._heads).values(**self._key(), **values).on_conflict_do_nothing()
+        return bool(connection.execute(statement).rowcount == 1)
+
+    def _retract(self, connection: Connection, retracted: CommitRange) -> None:
+        from sqlalchemy import column, delete, table
+
+        rows = table(self.table.name, column(LINEAGE), column(CHECKPOINT), schema=self.table.schema)
+        connection.execute(
+            delete(rows).where(
+                rows.c[LINEAGE] == self.files.lineage, rows.c[CHECKPOINT].between(retracted.first, retracted.last)
+            )
+        )
+        commits = self._commits
+        connection.execute(
+            delete(commits).where(
+                *self._is_own(commits), commits.c.checkpoint_id.between(retracted.first, retracted.last)
+            )
+        )
+
+    def _publish(self, connection: Connection, publication: Publication) -> None:
+        from sqlalchemy import insert
+
+        rows = 0
+        for columns, committables in _by_schema(publication.committables):
+            loader = RowLoader(self._output(decode_schema(columns)), self.keys)
+            rows += loader.load(connection, self._rows(committables, publication.checkpoint_id))
+        connection.execute(
+            insert(self._commits).values(
+                **self._key(),
+                generation=publication.generation,
+                checkpoint_id=publication.checkpoint_id,
+                epoch=publication.epoch,
+                row_count=rows,
+            )
+        )
+
+    def _rows(self, committables: Iterable[Committable], checkpoint_id: int) -> Iterator[Any]:
+        marks = {LINEAGE: self.files.lineage, CHECKPOINT: checkpoint_id} if self.marks_rows else {}
+        for committable in committables:
+            for table in staged_rows(self.files, committable):
+                yield with_constants(table, **marks)
+
+    def _output(self, columns: Any) -> Table:
+        return output_table(
+            self.table, columns, keys=self.keys, marks_rows=self.marks_rows, is_sqlite=self.database.is_sqlite
+        )
+
+    @property
+    def _heads(self) -> Table:
+        return heads_table(self.table.schema)
+
+    @property
+    def _commits(self) -> Table:
+        return commits_table(self.table.schema)
+
+    def _key(self) -> dict[str, str]:
+        return {"lineage": self.files.lineage, "table_name": self.table.name}
+
+    def _is_own(self, table: Table) -> list[Any]:
+        return [table.c[name] == value for name, value in self._key().items()]
+
+
+def create_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
+    """
+    Create missing tables.
+
+    :raises StateCheckError: if the database rejects the creation.
+    """
+    for table in tables:
+        try:
+            with database.transaction() as connection:
+                table.create(connection, checkfirst=True)
+        except StateCheckError:
+            # Another sink may have created the table concurrently.
+            with database.transaction() as connection:
+                if not _exists(connection, table):
+                    raise
+
+
+def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> None:
+    """
+    Require an existing table that can store the output.
+
+    :param table: Table that the sink would create.
+    :param keys: Key columns for upserts; empty for inserts.
+    :raises UnsupportedStateError: if the table is incompatible; the message lists the differences.
+    """
+    with database.transaction() as connection:
+        found = _columns_of(connection, table)
+        differences = [
+            *_column_differences(table, found, is_sqlite=database.is_sqlite),
+            *_columns_without_value(table, found),
+        ]
+        if keys and not differences and not _is_unique(connection, table, keys):
+            differences = [f"no primary key or unique index on exactly {', '.join(keys)}"]
+    if differences:
+        raise UnsupportedStateError(
+            f"Expected a table {table.fullname} in {database.shown} that fits the output, found: {'; '.join(differences)}. Alter "
+            "the table, convert the output in the stage, or choose a table that does not exist yet.",
+            differences=differences,
+        )
+
+
+def _exists(connection: Connection, table: Table) -> bool:
+    from sqlalchemy import inspect
+
+    return bool(inspect(connection).has_table(table.name, schema=table.schema))
+
+
+def _columns_of(connection: Connection, table: Table) -> dict[str, Any]:
+    from sqlalchemy import inspect
+
+    return {each["name"]: each for each in inspect(connection).get_columns(table.name, schema=table.schema)}
+
+
+def _column_differences(table: Table, found: dict[str, Any], *, is_sqlite: bool) -> list[str]:
+    differences = []
+    for column in table.columns:
+        if column.name in (LINEAGE, CHECKPOINT) and column.name not in found:
+            differences.append(f"column {column.name!r} is missing, add it as {column.type}, or set mark_rows=False")
+        elif column.name not in found:
+            differences.append(f"column {column.name!r} is missing")
+        elif is_incompatible(column.type, found[column.name]["type"], is_sqlite=is_sqlite):
+            differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
+        elif column.nullable and not found[column.name]["nullable"]:
+            differences.append(f"column {column.name!r} is not nullable in the table")
+    return differences
+
+
+def _columns_without_value(table: Table, found: dict[str, Any]) -> list[str]:
+    unwritten = [each for name, each in found.items() if name not in table.columns]
+    return [
+        f"column {each['name']!r} is not part of the output, is not nullable and has no default"
+        for each in unwritten
+        if not each["nullable"]
+        and each.get("default") is None
+        and not each.get("computed")
+        and not each.get("identity")
+    ]
+
+
+def _is_unique(connection: Connection, table: Table, keys: Sequence[str]) -> bool:
+    is_sqlite = connection.dialect.name == "sqlite"
+    found = (
+        _unique_columns_in_sqlite(connection, table) if is_sqlite else _unique_columns_in_postgres(connection, table)
+    )
+    return any(set(names) == set(keys) for names in found)
+
+
+def _unique_columns_in_postgres(connection: Connection, table: Table) -> list[Any]:
+    from sqlalchemy import text
+
+    found = connection.execute(text(_UNIQUE_COLUMNS), {"name": name_preparer().format_table(table)})
+    return list(found.scalars())
+
+
+def _unique_columns_in_sqlite(connection: Connection, table: Table) -> list[Any]:
+    from sqlalchemy import inspect
+
+    inspector, schema = inspect(connection), table.schema
+    found: list[Any] = [inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]]
+    found += [each["column_names"] for each in inspector.get_unique_constraints(table.name, schema=schema)]
+    found += [
+        each["column_names"]
+        for each in inspector.get_indexes(table.name, schema=schema)
+        if _is_unique_on_all_rows(each)
+    ]
+    return found
+
+
+def _is_unique_on_all_rows(index: Any) -> bool:
+    # A partial index does not make all rows unique.
+    return bool(index["unique"]) and not any("where" in name for name in index.get("dialect_options", {}))
+
+
+def _by_schema(committables: Sequence[Committable]) -> list[tuple[str, list[Committable]]]:
+    schemas = dict.fromkeys(each.schema for each in committables)
+    return [(schema, [each for each in committables if each.schema == schema]) for schema in schemas]
+
+
+def _insert_for(connection: Connection) -> Any:
+    if connection.dialect.name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+        return sqlite_insert
+    from sqlalchemy.dialects.postgresql import insert
+
+    return insert

@@ -1,0 +1,412 @@
+"""
+Steps that are not always written: those with ``when="auto"``, and loops that refine one DataFrame.
+
+A step with ``when="auto"`` is computed into Spark's cache and timed. It is written if a retry would save more time than the
+write costs. A loop takes a snapshot of its DataFrame every few iterations.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.pacing import require_every
+from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
+from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
+from airflow_provider_statecheck.spark.stage_costs import AutoFact
+from airflow_provider_statecheck.spark.steps import StageSteps, built
+from airflow_provider_statecheck.state.progress import Iteration, Scope, ScopedNames, StepKey, describe
+from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+log = logging.getLogger(__name__)
+
+COMPUTE_PER_WRITE = 2.0
+"""
+Least ratio of the time to compute a step to the time to write it.
+
+A written step is read at least once, which takes about as long as the write, even if nothing fails.
+"""
+
+
+class AutoSnapshots:
+    """Writes or caches steps with ``when="auto"``."""
+
+    def __init__(self, steps: StageSteps) -> None:
+        self._steps = steps
+        self._saving = steps.saving
+        self._cached: dict[StepKey, DataFrame] = {}
+        # A later step may depend on unwritten ones; a retry would recompute them with it.
+        self._unwritten_seconds = 0.0
+
+    def take(self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str) -> DataFrame:
+        """
+        Compute a step without a snapshot and return it from a new snapshot or from Spark's cache.
+
+        :raises UnsupportedStateError: if the step is written and cannot be restored unchanged.
+        """
+        self._saving.report_restored()
+        measured = self._saving.auto_facts.find(step, fingerprint)
+        decision = None if measured is None else self._decide(step, measured)
+        if measured is not None and decision is not None and not decision.is_written:
+            self._log(step, decision, "measured by an earlier try")
+            self._skip(step, measured)
+            return self._cache(step, built(build))
+        stopwatch = self._steps.stopwatch()
+        frame = self._cache(step, built(build))
+        fact = self._measure(step, frame, fingerprint, stopwatch)
+        decision = self._decide(step, fact)
+        self._log(step, decision, f"about {fact.size_bytes} bytes")
+        if decision.is_written:
+            return self._write(step, frame, fingerprint, stopwatch)
+        self._skip(step, fact)
+        return frame
+
+    def release(self, scope: Scope = ()) -> None:
+        """
+        Remove the cached steps of a scope from Spark's cache.
+
+        :param scope: Scope of the finished item; by default all steps.
+        """
+        for step in [step for step in self._cached if step[0][: len(scope)] == scope]:
+            self._release_step(step)
+
+    def _cache(self, step: StepKey, frame: DataFrame) -> DataFrame:
+        from pyspark import StorageLevel
+
+        if is_cached(frame):
+            # The user has persisted it and must unpersist it.
+            return frame
+        self._cached[step] = frame.persist(StorageLevel.MEMORY_AND_DISK)
+        return self._cached[step]
+
+    def _measure(self, step: StepKey, frame: DataFrame, fingerprint: str, stopwatch: Stopwatch) -> AutoFact:
+        frame.write.format("noop").mode("overwrite").save()
+        fact = AutoFact(fingerprint=fingerprint, compute_seconds=stopwatch(), size_bytes=cached_bytes(frame))
+        self._saving.auto_facts.remember(step, fact)
+        return fact
+
+    def _decide(self, step: StepKey, fact: AutoFact) -> Decision:
+        shortage = self._steps.shortage(step, fact.size_bytes)
+        if shortage is not None:
+            return Decision(False, shortage)
+        if not self._saving.costs.allow():
+            self._saving.costs.put_off += 1
+            return Decision(False, "overhead_budget is used up")
+        size = fact.size_bytes
+        expected = None if size is None else self._saving.write_times.expected_seconds(size)
+        return decide(fact.compute_seconds, expected, unwritten_seconds=self._unwritten_seconds)
+
+    def _write(self, step: StepKey, frame: DataFrame, fingerprint: str, stopwatch: Stopwatch) -> DataFrame:
+        written = self._steps.write(step, frame, fingerprint, stopwatch, is_computed=True)
+        self._unwritten_seconds = 0.0
+        self._release_step(step)
+        return self._steps.save(step, written)
+
+    def _skip(self, step: StepKey, fact: AutoFact) -> None:
+        self._unwritten_seconds += fact.compute_seconds
+        self._saving.figures.skipped(step, fact.compute_seconds)
+
+    def _release_step(self, step: StepKey) -> None:
+        frame = self._cached.pop(step, None)
+        try:
+            if frame is not None:
+                frame.unpersist()
+        except Exception as error:
+            # The session may have ended, which has freed the cache.
+            log.debug("Step %s could not be removed from Spark's cache: %s", describe(step), error)
+
+    def _log(self, step: StepKey, decision: Decision, basis: str) -> None:
+        verb = "written" if decision.is_written else "not written"
+        log.info("Step %s is %s: %s (%s).", describe(step), verb, decision.reason, basis)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a step is written, and why."""
+
+    is_written: bool
+    reason: str
+
+
+def decide(compute_seconds: float, write_seconds: float | None, *, unwritten_seconds: float = 0.0) -> Decision:
+    """
+    Compare the time that a retry would save with the time of the write.
+
+    :param compute_seconds: Time to compute the step from its cached inputs.
+    :param write_seconds: Expected time to write it; ``None`` if no write was measured yet.
+    :param unwritten_seconds: Time to compute the steps since the last written one, which a retry repeats too.
+    """
+    if write_seconds is None:
+        return Decision(
+            True, f"computing took {compute_seconds:.2f} s, the time of a write is not known yet and is measured now"
+        )
+    limit = COMPUTE_PER_WRITE * write_seconds
+    is_written = compute_seconds + unwritten_seconds >= limit
+    sign = ">=" if is_written else "<"
+    return Decision(
+        is_written,
+        f"computing took {compute_seconds:.2f} s{_unwritten(unwritten_seconds)} {sign} {limit:.2f} s = "
+        f"{COMPUTE_PER_WRITE:g} x {write_seconds:.2f} s for writing",
+    )
+
+
+def _unwritten(seconds: float) -> str:
+    return f" and {seconds:.2f} s of unwritten steps before it" if seconds else ""
+
+
+_STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+def is_cached(frame: DataFrame) -> bool:
+    """Return whether the user has persisted a DataFrame."""
+    level = frame.storageLevel
+    return level.useMemory or level.useDisk
+
+
+def cached_bytes(frame: DataFrame) -> int | None:
+    """Return the size of a cached and computed DataFrame, ``None`` if Spark does not report it."""
+    # A new query: a plan from before the cache would report the size of its sources.
+    return explained_bytes(_explained(frame.select("*")))
+
+
+def explained_bytes(explained: str) -> int | None:
+    """
+    Return the size of the cached relation at the top of a plan, ``None`` if there is none.
+
+    :param explained: Output of ``explain("cost")``.
+    """
+    top = next((line for line in explained.splitlines() if line and not line.startswith("==")), "")
+    found = _STATISTICS.search(explained)
+    if found is None or not top.startswith("InMemoryRelation"):
+        return None
+    return int(float(found.group(1)) * 1024 ** _POWERS[found.group(2)])
+
+
+def _explained(frame: Any) -> str:
+    if hasattr(frame, "_jdf"):
+        query = frame._jdf.queryExecution()
+        return str(frame.sparkSession._jvm.org.apache.spark.sql.api.python.PythonSQLUtils.explainString(query, "cost"))
+    return str(frame._explain_string(mode="cost"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refinement:
+    """
+    Definition of a loop; the fields are the arguments of ``checkpoint.iterate``.
+
+    :raises InvalidConfigurationError: for an argument out of range.
+    """
+
+    initial: DataFrame | Callable[[], DataFrame]
+    steps: int
+    every: int
+    step: Callable[[DataFrame, int], DataFrame]
+    until: Callable[[DataFrame, DataFrame], bool] | None
+    version: str | None
+
+    def __post_init__(self) -> None:
+        require_every(self.every)
+        steps: Any = self.steps
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise InvalidConfigurationError(f"Expected steps to be a whole number of at least 1, found {steps!r}.")
+        self._require_callable("step", self.step)
+        if self.until is not None:
+            self._require_callable("until", self.until)
+
+    def is_snapshotted(self, number: int) -> bool:
+        """Return whether the DataFrame is written after a step."""
+        return number % self.every == 0 or number == self.steps
+
+    def compares_unevenly(self, reached: Iteration) -> bool:
+        """Return whether ``until`` would compare DataFrames fewer than ``every`` steps apart after a resume."""
+        is_over = reached.is_converged or reached.number == self.steps
+        return self.until is not None and not is_over and reached.number % self.every != 0
+
+    def fingerprint(self, digest: Callable[[Any, str | None], str]) -> str:
+        """
+        Return the fingerprint of the loop, without its number of steps.
+
+        :param digest: Function that returns the fingerprint of a part.
+        """
+        fingerprints = [digest(self.initial, self.version), digest(self.step, self.version)]
+        if self.until is not None:
+            # ``until`` is called at every multiple of ``every``, which therefore decides where the loop ends.
+            fingerprints += [digest(self.until, self.version), str(self.every)]
+        return combined_fingerprint(*fingerprints)
+
+    def has_converged(self, number: int, current: DataFrame, previous: DataFrame) -> bool:
+        """
+        Return the result of ``until`` after a multiple of ``every`` steps, else ``False``.
+
+        :raises InvalidConfigurationError: if the result is not a bool; a DataFrame or column would always count as
+            true.
+        """
+        if self.until is None or number % self.every != 0:
+            return False
+        converged: Any = self.until(current, previous)
+        if not isinstance(converged, bool):
+            raise InvalidConfigurationError(
+                f"Expected until to return True or False, found {type(converged).__name__}; collect the value and compare it."
+            )
+        return converged
+
+    def _require_callable(self, name: str, value: object) -> None:
+        if not callable(value):
+            raise InvalidConfigurationError(
+                f"Expected {name} to be a function, found {type(value).__name__}; pass a callable to checkpoint.iterate."
+            )
+
+
+class RefiningLoop:
+    """
+    Execution of a loop in one try.
+
+    Only the newest snapshot of the loop is live. The previous one is deleted after the next checkpoint, because no plan
+    of the loop reads it any more. The number of snapshots on storage does not grow with the number of steps.
+
+    :param names: Names in use; each step of the loop has its own scope.
+    :param release: Function that frees the cached DataFrames of a finished scope.
+    """
+
+    def __init__(
+        self,
+        steps: StageSteps,
+        names: ScopedNames,
+        loop: StepKey,
+        refinement: Refinement,
+        release: Callable[[Scope], None],
+    ) -> None:
+        self._steps = steps
+        self._saving = steps.saving
+        self._names = names
+        self._loop = loop
+        self._refinement = refinement
+        self._release_memory = release
+        self._fingerprint = refinement.fingerprint(steps.fingerprint)
+        self._handed_out: list[str] = []
+        self._write_seconds = 0.0
+        self._last_dropped = 0
+
+    def result(self) -> DataFrame:
+        """Return the refined DataFrame, read from its snapshot."""
+        self._saving.iterations.expect(self._loop, self._refinement.steps)
+        live, reached = self._restored()
+        if live is not None and (reached.is_converged or reached.number == self._refinement.steps):
+            self._steps.report(self._loop, live, is_restored=True)
+            return self._steps.read(live)
+        if live is not None:
+            log.info("Loop %s resumes after step %s of %s.", self._name, reached.number, self._refinement.steps)
+            self._saving.figures.restored(NamedSnapshot((live.handle,)))
+        self._saving.report_restored()
+        return self._refine(live, reached.number)
+
+    @property
+    def _name(self) -> str:
+        return describe(self._loop)
+
+    def _restored(self) -> tuple[LiveSnapshot | None, Iteration]:
+        start = Iteration(number=0, is_converged=False)
+        reached = self._saving.iterations.find(self._loop) or start
+        live = self._steps.restorable(self._loop, self._fingerprint_at(reached.number), is_loop=True)
+        if live is None:
+            return None, start
+        if self._refinement.compares_unevenly(reached):
+            log.info(
+                "Loop %s restarts: its snapshot after step %s is not at a multiple of every=%s, as until requires.",
+                self._name,
+                reached.number,
+                self._refinement.every,
+            )
+            return None, start
+        if reached.number > self._refinement.steps:
+            log.warning(
+                "Loop %s restarts: its snapshot is of step %s, but steps is %s.",
+                self._name,
+                reached.number,
+                self._refinement.steps,
+            )
+            return None, start
+        return live, reached
+
+    def _refine(self, live: LiveSnapshot | None, begin: int) -> DataFrame:
+        self._last_dropped = begin
+        stopwatch = self._steps.stopwatch(live.handle.seconds if live else 0.0)
+        frame = built(self._refinement.initial) if live is None else self._read(live)
+        previous = frame
+        for number in range(begin + 1, self._refinement.steps + 1):
+            with self._names.inside(self._loop[1], str(number)), self._steps.within(self._fingerprint):
+                frame = self._step(frame, number)
+            if self._refinement.is_snapshotted(number):
+                frame, is_over = self._checkpoint(number, frame, previous, stopwatch)
+                if is_over:
+                    break
+                previous = frame
+        self._report()
+        return frame
+
+    def _step(self, frame: DataFrame, number: int) -> DataFrame:
+        return built(self._refinement.step(frame, number))
+
+    def _checkpoint(
+        self, number: int, frame: DataFrame, previous: DataFrame, stopwatch: Stopwatch
+    ) -> tuple[DataFrame, bool]:
+        is_early = number < self._refinement.steps and not self._saving.pace.allows()
+        is_over_budget = number < self._refinement.steps and not is_early and not self._saving.costs.allow()
+        is_postponed = is_early or is_over_budget
+        # A local checkpoint keeps the plan short without a snapshot; its rows are valid for this try only.
+        current = frame.localCheckpoint() if is_postponed else self._write(number, frame, stopwatch)
+        is_converged = self._refinement.has_converged(number, current, previous)
+        if is_postponed and not is_converged:
+            self._saving.costs.put_off += is_over_budget
+            return current, False
+        written = self._write(number, current, stopwatch) if is_postponed else current
+        self._save(number, is_converged)
+        return written, is_converged
+
+    def _write(self, number: int, frame: DataFrame, stopwatch: Stopwatch) -> DataFrame:
+        self._steps.require_room(self._loop)
+        written = self._steps.write(self._loop, frame, self._fingerprint_at(number), stopwatch)
+        # Set here, before any checkpoint: the live snapshot and its number must match in each.
+        self._saving.iterations.reach(self._loop, Iteration(number, is_converged=False))
+        self._write_seconds += written.seconds
+        return self._read(written.live)
+
+    def _save(self, number: int, is_converged: bool) -> None:
+        self._saving.iterations.reach(self._loop, Iteration(number, is_converged))
+        self._drop_steps(number)
+        self._unpin()
+        self._saving.checkpoint()
+        log.info("Loop %s: snapshot of step %s of %s written.", self._name, number, self._refinement.steps)
+
+    def _read(self, live: LiveSnapshot) -> DataFrame:
+        self._handed_out.append(live.handle.uri)
+        return self._steps.read(live)
+
+    def _drop_steps(self, number: int) -> None:
+        scope, name = self._loop
+        for finished in range(self._last_dropped + 1, number + 1):
+            self._saving.drop_scope((*scope, (name, str(finished))))
+            self._release_memory((*scope, (name, str(finished))))
+        self._last_dropped = number
+
+    def _unpin(self) -> None:
+        for uri in self._handed_out[:-1]:
+            self._saving.snapshots.handed_out.discard(uri)
+        self._handed_out = self._handed_out[-1:]
+
+    def _report(self) -> None:
+        live = self._saving.snapshots.find(self._loop)
+        if live is not None:
+            self._steps.report(self._loop, live, is_restored=False, write_seconds=self._write_seconds)
+
+    def _fingerprint_at(self, number: int) -> str:
+        return combined_fingerprint(self._fingerprint, str(number))

@@ -1,0 +1,138 @@
+"""Attempts of submitted drivers and of scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.records import OnClear
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.context import CurrentContext, StageContext
+from airflow_provider_statecheck.spark.driver.attempts import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.readiness import NEEDED_ON_A_DRIVER, check_driver_packages
+from tests.messages import make_registration
+from tests.unit.interpreter import modules_loaded_by
+
+TOKEN = "a token that nobody may see"
+DRIVER = DriverSettings(
+    tolerable_failed_checkpoints=3,
+    overhead_budget=0.1,
+    checkpoint_interval="auto",
+    storage_options={"secret": TOKEN, "n": 1},
+    logical_date=datetime(2026, 1, 1, tzinfo=UTC),
+    parallelism=4,
+    renamed_uids={"old": "new"},
+    allow_non_restored_state=True,
+)
+
+
+def make_handover() -> Handover:
+    registration = make_registration(job_name="täglich/2026 'x' \"y\"", on_clear=OnClear.RESUME, num_retained=7)
+    return Handover(url="http://api", token=TOKEN, registration=registration, driver=DRIVER)
+
+
+def test_driver_gets_what_the_operator_gave() -> None:
+    handover = make_handover()
+    assert take_handover(handover.environment()) == handover
+
+
+def test_one_variable_whose_name_spark_passes_on_carries_plain_ascii() -> None:
+    variables = make_handover().environment()
+    assert [name.startswith("SPARK_") for name in variables] == [True]
+    assert variables[HANDOVER_VARIABLE].isascii()
+
+
+def test_options_that_are_objects_are_refused_without_being_shown() -> None:
+    driver = DriverSettings(storage_options={"session": object(), "secret": TOKEN})
+    handover = Handover(url="http://api", token=TOKEN, registration=make_registration(), driver=driver)
+    with pytest.raises(InvalidConfigurationError, match="secret, session") as refused:
+        handover.environment()
+    assert TOKEN not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
+def test_token_is_not_in_the_text_of_a_handover() -> None:
+    assert TOKEN not in repr(make_handover())
+
+
+def test_children_of_the_driver_do_not_inherit_it(monkeypatch) -> None:
+    monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
+    take_handover()
+    script = f"import os; print({HANDOVER_VARIABLE!r} in os.environ)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (HANDOVER_VARIABLE in os.environ, done.stdout.strip()) == (False, "False")
+
+
+@pytest.mark.parametrize("variables", [{}, {HANDOVER_VARIABLE: ""}], ids=["none", "hidden from a worker"])
+def test_process_without_a_handover_is_told_what_to_do(variables: dict[str, str]) -> None:
+    with pytest.raises(EnvironmentNotReadyError, match=r"CheckpointedSparkSubmitOperator.*StageContext\.open"):
+        take_handover(variables)
+
+
+@pytest.mark.parametrize("text", [json.dumps({"url": TOKEN}), f"{{{TOKEN}", f'["{TOKEN}"]'])
+def test_handover_of_another_version_is_refused_without_being_shown(text: str) -> None:
+    with pytest.raises(EnvironmentNotReadyError) as refused:
+        take_handover({HANDOVER_VARIABLE: text})
+    assert TOKEN not in str(refused.value)
+    assert refused.value.__suppress_context__
+
+
+def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) -> None:
+    def refuse(spark: object, handover: Handover) -> None:
+        raise ConnectionError(handover.url)
+
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._repeat_registration", refuse)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.driver.attempts._session", object)
+    monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
+    current = CurrentContext()
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="http://api"):
+            current.get(object, None)  # type: ignore[arg-type]
+
+
+def test_second_call_gives_the_same_context(monkeypatch) -> None:
+    monkeypatch.setattr(
+        "airflow_provider_statecheck.spark.driver.attempts._repeat_registration", lambda _, handover: handover
+    )
+    monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
+    current, made = CurrentContext(), []
+
+    def make(spark, attempt, **_):
+        made.append(attempt)
+        return (spark, attempt)
+
+    assert current.get(make, "session") is current.get(make, None)  # type: ignore[arg-type]
+    assert len(made) == 1
+
+
+def test_package_that_is_missing_on_the_driver_is_named() -> None:
+    with pytest.raises(EnvironmentNotReadyError, match="found no httpx, no pyarrow; install them there"):
+        check_driver_packages(lambda name: name not in ("httpx", "pyarrow"))
+
+
+def test_modules_that_make_the_check_load_none_of_these_packages() -> None:
+    loaded = modules_loaded_by(
+        "import airflow_provider_statecheck.spark.context, airflow_provider_statecheck.spark.stages.stage_run"
+    )
+    assert not loaded.intersection(NEEDED_ON_A_DRIVER)
+
+
+def test_driver_with_all_packages_may_start() -> None:
+    check_driver_packages()
+
+
+def test_script_may_not_take_the_name_of_a_test_run(tmp_path: Path) -> None:
+    """Maintenance removes those without asking how old they are."""
+    spark: Any = None
+    with pytest.raises(InvalidConfigurationError, match="choose another name"):
+        StageContext.open(
+            spark, job="test/x", checkpoint_dir=str(tmp_path / "c"), metadata=f"sqlite:///{tmp_path}/state.db"
+        )
+    assert list(tmp_path.iterdir()) == []

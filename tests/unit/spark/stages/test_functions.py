@@ -1,0 +1,172 @@
+"""Functions in a Spark task: elements, keys, and aggregates."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, strategies as st
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values
+from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
+    OperatorTask,
+    SnapshotMoment,
+    SubtaskContext,
+)
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+
+NAN = float("nan")
+
+
+def chunk(keys: list[Any], groups: list[int], type_: Any) -> KeyedChunk:
+    table = pa.table({"key": pa.array(keys, type_), KEY_GROUP_COLUMN: pa.array(groups, pa.int32())})
+    return KeyedChunk.of(table, KeySerializer((KeyField("key", type_),)))
+
+
+def test_each_key_begins_once() -> None:
+    found = chunk(["a", "a", "b", "c", "c"], [0, 0, 0, 1, 1], pa.string())
+    assert (found.starts, found.keys.columns[0].to_pylist()) == ([0, 2, 3, 5], ["a", "b", "c"])
+
+
+def test_rows_of_one_key_in_one_table_are_no_two_keys_because_of_nan() -> None:
+    assert chunk([-0.0, 0.0, NAN, NAN, NAN], [0, 0, 1, 1, 1], pa.float64()).starts == [0, 2, 5]
+
+
+def test_single_row_is_one_key() -> None:
+    assert chunk([NAN], [0], pa.float64()).starts == [0, 1]
+
+
+def test_null_is_no_key() -> None:
+    with pytest.raises(UnsupportedStateError, match="'key'"):
+        chunk([1, None], [0, 0], pa.int64())
+
+
+UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000}
+FIRST, LAST = -62_135_500_000, 253_402_200_000
+"""Seconds since 1970, within the years 1 to 9999 in every zone."""
+ZONES = [None, "UTC", "Europe/Berlin", "America/St_Johns", "+05:30"]
+
+
+@given(
+    seconds=st.lists(st.none() | st.integers(FIRST, LAST) | st.integers(1_698_530_000, 1_698_550_000)),
+    unit=st.sampled_from(sorted(UNITS)),
+    zone=st.sampled_from(ZONES),
+)
+def test_times_are_those_of_arrow_also_where_an_hour_comes_twice(
+    seconds: list[int | None], unit: str, zone: str | None
+) -> None:
+    column = pa.array([None if s is None else s * UNITS[unit] for s in seconds], pa.timestamp(unit, zone))
+    found, expected = python_values(column), column.to_pylist()
+    assert [repr(value) for value in found] == [repr(value) for value in expected]
+    assert [value and value.fold for value in found] == [value and value.fold for value in expected]
+
+
+@given(days=st.lists(st.none() | st.integers(-700_000, 2_900_000)))
+def test_dates_are_those_of_arrow(days: list[int | None]) -> None:
+    column = pa.chunked_array([pa.array(days, pa.int32()).cast(pa.date32())])
+    assert python_values(column) == column.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, None, 3]),
+        pa.array([1.5, None, float("inf")]),
+        pa.array(["a", None]),
+        pa.array([[1], None, []]),
+        pa.array([1_000_000_001, None], pa.timestamp("ns")),
+        pa.array([], pa.date32()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_other_values_are_those_of_arrow(column: pa.Array) -> None:
+    assert python_values(column) == column.to_pylist()
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_time_that_python_has_none_for_is_refused_as_arrow_does(zone: str | None) -> None:
+    column = pa.array([LAST * 2], pa.timestamp("s", zone))
+    with pytest.raises((ValueError, OverflowError)):
+        column.to_pylist()
+    with pytest.raises((ValueError, OverflowError)):
+        python_values(column)
+
+
+KEYS, GROUPS, INCREMENTS = 10_000, 128, 3
+SERIALIZER = KeySerializer((KeyField("id", pa.int64()),))
+OUTPUT = pa.schema([("id", pa.int64()), ("total", pa.int64()), ("n", pa.int64()), ("top", pa.int64())])
+NODE = AggregateNode(uid="sums", aggregates={"total": Sum("v"), "n": Count(), "top": Max("v")})
+
+
+def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> AggregateRun:
+    context = SubtaskContext(
+        job_id=job_id_of("job"),
+        subtask=0,
+        parallelism=1,
+        max_parallelism=GROUPS,
+        epoch=1,
+        now_ms=0,
+        logical_date=None,
+        state_backend=ArrowStateBackend(),
+    )
+    task = OperatorTask(
+        uid="stage/sums",
+        node=NODE,
+        output_schema=OUTPUT,
+        key_serializer=SERIALIZER,
+        states={0: state},
+    )
+    run = AggregateRun(task, context, storage)
+    run.open()
+    return run
+
+
+def increment(number: int) -> Any:
+    """Return two rows of each key, ordered by key group and in no other way."""
+    ids = np.random.default_rng(number).permutation(np.repeat(np.arange(KEYS), 2))
+    values = pa.array(ids * 10 + number)
+    groups = SERIALIZER.key_groups_of([pa.array(ids)], GROUPS)
+    ones = pa.array(np.ones(len(ids), dtype="int64"))
+    table = pa.table({KEY_GROUP_COLUMN: groups, "id": ids, "total": values, "n": ones, "top": values})
+    return table.sort_by(KEY_GROUP_COLUMN)
+
+
+def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
+    storage = CheckpointStorage.open(tmp_path.as_uri())
+    directory = f"{storage.base_uri}/state"
+    streams = FsCheckpointStreamFactory(
+        storage=storage, exclusive=directory, shared=directory, writing=StateWriting(epoch=1)
+    )
+    state, given = OperatorSubtaskState(), []
+    for number in range(INCREMENTS):
+        run = run_of(storage, state)
+        run.process_table(increment(number))
+        if number == INCREMENTS - 1:
+            given = [elements.table() for elements in run.end()]
+        saved = run.snapshot(
+            SnapshotMoment(checkpoint=CheckpointMetaData(number + 1, datetime.fromtimestamp(0, UTC))), streams
+        ).state
+        assert saved is not None
+        state = saved.subtask_states[0]
+        run.close()
+    rows = pa.concat_tables(given).sort_by("id")
+    ids = np.arange(KEYS)
+    assert rows["id"].to_pylist() == ids.tolist()
+    assert set(rows["n"].to_pylist()) == {2 * INCREMENTS}
+    assert rows["total"].to_pylist() == (2 * (3 * 10 * ids + sum(range(INCREMENTS)))).tolist()
+    assert rows["top"].to_pylist() == (ids * 10 + INCREMENTS - 1).tolist()

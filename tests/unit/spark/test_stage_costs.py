@@ -1,0 +1,285 @@
+"""Costs of checkpointing, the overhead budget, free space, and steps that are written only if that is cheaper."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
+from airflow_provider_statecheck.spark.stage_costs import (
+    ASSUMED_BYTES_PER_SECOND,
+    MIB,
+    UNKNOWN_SIZE_BYTES,
+    AutoFact,
+    AutoFacts,
+    StageCosts,
+    WriteTimes,
+    full_disk_named,
+    require_room,
+    shortage_of,
+)
+from airflow_provider_statecheck.spark.step_kinds import COMPUTE_PER_WRITE, decide, explained_bytes
+
+# Budget
+
+
+@pytest.mark.parametrize("budget", [0, -0.1, 1.01, True, "0.1", float("nan")])
+def test_a_budget_that_is_no_part_of_the_time_is_refused(clock, budget):
+    with pytest.raises(InvalidConfigurationError, match="above 0 and at most 1"):
+        StageCosts(budget, clock)
+
+
+@pytest.mark.parametrize("budget", [0.001, 0.05, 1, 1.0])
+def test_optional_work_is_allowed_up_to_the_budget(clock, budget):
+    costs = StageCosts(budget, clock)
+    clock.seconds = 100.0
+    costs.spent_seconds = 100.0 * budget
+    assert costs.allow()
+    costs.spent_seconds += 0.01
+    assert not costs.allow()
+
+
+def test_without_a_budget_everything_is_allowed(clock):
+    costs = StageCosts(None, clock)
+    costs.spent_seconds = 1e9
+    assert costs.allow()
+
+
+def test_time_that_passes_brings_budget_again_and_holding_back_is_logged_once(clock, caplog):
+    costs = StageCosts(0.1, clock)
+    clock.seconds, costs.spent_seconds = 20.0, 4.1
+    with caplog.at_level(logging.INFO):
+        assert [costs.allow(), costs.allow()] == [False, False]
+        clock.seconds = 41.0
+        assert costs.allow()
+        costs.spent_seconds = 5.0
+        assert not costs.allow()
+    assert [r.getMessage() for r in caplog.records] == [
+        "Checkpointing took 4.1 s of 20 s (20.5 %), overhead_budget is 0.1: optional checkpoints are postponed."
+    ]
+
+
+def test_what_fails_is_counted_too(clock):
+    costs = StageCosts(None, clock)
+
+    def fail() -> None:
+        clock.seconds += 3.0
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError), costs.timed():
+        fail()
+    assert costs.spent_seconds == 3.0
+
+
+def test_tries_add_up(clock):
+    first = StageCosts(0.5, clock)
+    clock.seconds, first.spent_seconds, first.put_off = 10.0, 2.0, 3
+    clock.seconds = 10.0
+    second = StageCosts(0.5, clock, json.loads(json.dumps(first.encode())))
+    clock.seconds = 15.0
+    assert (second.spent_seconds, second.elapsed_seconds, second.put_off) == (2.0, 15.0, 3)
+
+
+def test_the_summary_says_what_it_cost_in_one_line(clock, caplog):
+    costs = StageCosts(None, clock)
+    with caplog.at_level(logging.INFO):
+        costs.report()
+        assert caplog.records == []
+        clock.seconds, costs.spent_seconds, costs.put_off = 120.0, 4.1, 2
+        costs.report()
+    assert [r.getMessage() for r in caplog.records] == [
+        "Checkpointing took 4.1 s of 120 s (3.4 %), 2 checkpoints postponed"
+    ]
+
+
+# Time of a write
+
+
+def test_nothing_is_expected_where_nothing_was_learned():
+    assert WriteTimes().expected_seconds(MIB) is None
+
+
+def test_a_small_write_teaches_what_every_write_costs_and_a_large_one_the_rate():
+    times = WriteTimes()
+    times.observe(1000, 0.5)
+    assert times.expected_seconds(0) == 0.5
+    assert times.expected_seconds(ASSUMED_BYTES_PER_SECOND) == 1.5
+    times.observe(100 * MIB, 10.5)
+    assert times.expected_seconds(0) == 0.5
+    assert times.expected_seconds(200 * MIB) == pytest.approx(20.5)
+
+
+def test_where_only_large_writes_were_seen_their_rate_is_what_counts():
+    times = WriteTimes()
+    times.observe(100 * MIB, 10.0)
+    times.observe(300 * MIB, 10.0)
+    assert times.expected_seconds(40 * MIB) == pytest.approx(2.0)
+
+
+def test_old_writes_are_forgotten_and_the_rest_survives_json():
+    times = WriteTimes()
+    for _ in range(3):
+        times.observe(100 * MIB, 100.0)
+    for _ in range(16):
+        times.observe(100 * MIB, 1.0)
+    restored = WriteTimes(json.loads(json.dumps(times.encode())))
+    assert restored.encode() == times.encode()
+    assert restored.expected_seconds(100 * MIB) == pytest.approx(1.0)
+
+
+def test_a_write_of_a_few_bytes_that_took_long_does_not_set_the_rate():
+    """A rate learned from one would keep large steps from being written, and so from ever correcting it."""
+    times = WriteTimes()
+    times.observe(3 * MIB // 2, 1.0)
+    assert times.expected_seconds(10 * 1024 * MIB) == pytest.approx(161.0, abs=1.0)
+
+
+def test_writing_is_only_a_part_of_computing_and_writing_in_one_go():
+    times = WriteTimes()
+    assert times.part_of(3600.0, ASSUMED_BYTES_PER_SECOND) == 1.0
+    assert times.part_of(0.25, ASSUMED_BYTES_PER_SECOND) == 0.25
+    times.observe(100 * MIB, 50.0)
+    assert times.part_of(3600.0, 100 * MIB) == pytest.approx(50.0)
+
+
+# Decision
+
+
+@pytest.mark.parametrize(
+    ("compute", "write", "is_written"),
+    [(0.0, None, True), (9.99, 5.0, False), (10.0, 5.0, True), (0.0, 0.0, True)],
+)
+def test_a_step_is_written_where_computing_it_takes_so_many_times_longer(compute, write, is_written):
+    assert COMPUTE_PER_WRITE == 2.0
+    assert decide(compute, write).is_written is is_written
+
+
+def test_a_decision_gives_its_numbers():
+    assert decide(9.0, 5.0).reason == "computing took 9.00 s < 10.00 s = 2 x 5.00 s for writing"
+    assert decide(11.0, 5.0).reason == "computing took 11.00 s >= 10.00 s = 2 x 5.00 s for writing"
+
+
+def test_facts_hold_for_the_code_that_was_measured_and_survive_json():
+    facts = AutoFacts()
+    step = ((("days", "1"),), "rows")
+    fact = AutoFact(fingerprint="a", compute_seconds=1.5, size_bytes=None)
+    facts.remember(step, fact)
+    facts.remember(((), "rows"), AutoFact(fingerprint="b", compute_seconds=2.0, size_bytes=7))
+    restored = AutoFacts(json.loads(json.dumps(facts.encode())))
+    assert restored.find(step, "a") == fact
+    assert restored.find(step, "b") is None
+    assert restored.find(((), "other"), "a") is None
+    restored.drop_scope((("days", "1"),))
+    assert restored.find(step, "a") is None
+    assert restored.find(((), "rows"), "b") is not None
+
+
+def disk(free: int | None) -> Any:
+    """Return a storage that knows how much is free."""
+    return SimpleNamespace(base_uri="file:///checkpoints", free_bytes=lambda: free)
+
+
+def test_a_step_that_will_not_fit_is_refused_with_both_numbers():
+    with pytest.raises(
+        StorageError, match=r"at least 500 free bytes .* step rows .* found 499 bytes in file:///checkpoints"
+    ):
+        require_room(disk(499), "rows", 500)
+
+
+def test_a_step_of_unknown_size_needs_a_floor():
+    require_room(disk(UNKNOWN_SIZE_BYTES), "rows", None)
+    with pytest.raises(StorageError, match="the minimum for an unknown size"):
+        require_room(disk(UNKNOWN_SIZE_BYTES - 1), "rows", None)
+
+
+def test_a_small_step_of_known_size_needs_no_floor():
+    assert shortage_of(disk(1000), "rows", 999) is None
+
+
+def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        require_room(disk(2 * UNKNOWN_SIZE_BYTES), "rows", None)
+        assert caplog.records == []
+        require_room(disk(2 * UNKNOWN_SIZE_BYTES - 1), "rows", 10)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"Only {2 * UNKNOWN_SIZE_BYTES - 1} bytes are free")
+
+
+def test_a_storage_that_cannot_tell_refuses_nothing():
+    require_room(disk(None), "rows", 10**18)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("Caused by: java.io.IOException: Disk quota exceeded\n at x"),
+    ],
+    ids=["space", "quota"],
+)
+def test_a_full_disk_is_named_without_the_trace_of_a_jvm(error):
+    with (
+        pytest.raises(StorageError, match="no space left on device, in file:///c") as raised,
+        full_disk_named("file:///c"),
+    ):
+        raise error
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+def test_a_full_disk_is_found_below_another_error():
+    with pytest.raises(StorageError, match="no space left"), full_disk_named("file:///c"):
+        raise RuntimeError("Job aborted.") from OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), UnsupportedStateError("No space left on device")])
+def test_any_other_error_stays_what_it_is(error):
+    with pytest.raises(type(error)) as raised, full_disk_named("file:///c"):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    ("compute", "write", "unwritten", "is_written"),
+    [
+        (10.0, 5.0, 0.0, True),
+        (9.9, 5.0, 0.0, False),
+        (5.0, 3.0, 0.0, False),
+        (5.0, 3.0, 1.0, True),
+        (0.1, None, 0.0, True),
+    ],
+)
+def test_a_step_is_written_where_a_retry_would_repeat_twice_the_time_of_writing(
+    compute, write, unwritten, is_written
+) -> None:
+    assert decide(compute, write, unwritten_seconds=unwritten).is_written is is_written
+
+
+def test_the_reason_has_the_numbers() -> None:
+    reason = decide(5.0, 3.0, unwritten_seconds=1.0).reason
+    assert reason == "computing took 5.00 s and 1.00 s of unwritten steps before it >= 6.00 s = 2 x 3.00 s for writing"
+
+
+PLAN = """== Optimized Logical Plan ==
+InMemoryRelation [id#0L], StorageLevel(disk, memory, deserialized, 1 replicas), Statistics(sizeInBytes={}, rowCount=5)
+   +- *(1) Range (0, 5, step=1, splits=2)
+
+== Physical Plan ==
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [("40.0 B", 40), ("7.5 KiB", 7680), ("1.0 MiB", 1024**2), ("2.0 GiB", 2 * 1024**3), ("1.5E+3 B", 1500)],
+)
+def test_the_size_of_the_cached_relation_is_read(shown, expected):
+    assert explained_bytes(PLAN.format(shown)) == expected
+
+
+def test_what_is_not_cached_has_no_size_that_can_be_relied_on():
+    assert explained_bytes("== Optimized Logical Plan ==\nRange (0, 5), Statistics(sizeInBytes=40.0 B)\n") is None
+    assert explained_bytes("") is None
