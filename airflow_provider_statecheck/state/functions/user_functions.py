@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.operator.states import StatePartitionStre
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keyed.keyed_state_store import KeyedStateStore
+    from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
     from airflow_provider_statecheck.state.operator.states import OperatorStateStore
 
 

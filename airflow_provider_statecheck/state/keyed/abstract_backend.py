@@ -1,4 +1,4 @@
-"""Base class of keyed state backends: current key, registered states and namespaces."""
+"""Base class of keyed state backends: current key, registered states and namespaces, and the store of user functions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
-from airflow_provider_statecheck.state.keyed.keyed_state_store import BatchState, KeyedStateStore
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import (
     NO_KEY_GROUP,
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
 )
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
+    BatchState,
     CellState,
     DefaultedValueState,
     FoldingState,
@@ -47,9 +47,66 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.backends.state_backend import StateSnapshot
+    from airflow_provider_statecheck.state.descriptors import (
+        AggregatingStateDescriptor,
+        FoldingStateDescriptor,
+        ListStateDescriptor,
+        MapStateDescriptor,
+        ReducingStateDescriptor,
+    )
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.snapshots import StateSnapshot
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+
+T = TypeVar("T")
+Acc = TypeVar("Acc")
+
+
+class KeyedStateStore:
+    """
+    Registry of the keyed states of a function.
+
+    The first call with a descriptor registers its state, and later calls return the same state. Each method raises
+    ``InvalidConfigurationError`` for a descriptor of another kind or a name that belongs to another kind of state, and
+    ``StateMigrationError`` if the descriptor is incompatible with restored state.
+
+    :param state_of: Returns the state of a descriptor for the current key.
+    """
+
+    def __init__(self, state_of: Callable[[StateDescriptor[Any]], State]) -> None:
+        self.state_of = state_of
+
+    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return a state with one value per key."""
+        return cast("ValueState[T]", self._state(descriptor, StateKind.VALUE))
+
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return a state with one list per key."""
+        return cast("ListState[T]", self._state(descriptor, StateKind.LIST))
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """Return a state that reduces added values."""
+        return cast("ReducingState[T]", self._state(descriptor, StateKind.REDUCING))
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
+        """Return a state that aggregates added values."""
+        return cast("AggregatingState[Any, Any]", self._state(descriptor, StateKind.AGGREGATING))
+
+    def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
+        """Return a state that folds added values."""
+        return cast("FoldingState[Any, Acc]", self._state(descriptor, StateKind.FOLDING))
+
+    def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
+        """Return a state with one map per key."""
+        return cast("MapState[Any, T]", self._state(descriptor, StateKind.MAP))
+
+    def _state(self, descriptor: StateDescriptor[Any], kind: StateKind) -> State:
+        if descriptor.kind is not kind:
+            raise InvalidConfigurationError(
+                f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}; call the method "
+                f"of its kind."
+            )
+        return self.state_of(descriptor)
 
 
 class AbstractKeyedStateBackend(ABC):

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
 from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState
@@ -42,7 +43,6 @@ from airflow_provider_statecheck.state.operator.stream_format import (
     stored_name,
 )
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.snapshots import SnapshotResult
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory

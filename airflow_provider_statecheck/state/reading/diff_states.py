@@ -22,8 +22,14 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.state.reading.columns import AFTER, BEFORE, CHANGE, StateColumns
-from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView
+from airflow_provider_statecheck.state.reading.state_reader import (
+    AFTER,
+    BEFORE,
+    CHANGE,
+    StateColumns,
+    StateReader,
+    StateView,
+)
 from airflow_provider_statecheck.state.serializers.nested_columns import differing
 from airflow_provider_statecheck.state.serializers.serializer import describe
 

@@ -31,11 +31,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.state.arrow.compaction import merge_tables
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.arrow.restore import is_known
-from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns
+from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
 from airflow_provider_statecheck.state.operator.stream_format import WrittenState
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
@@ -45,13 +44,11 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     owned_handles,
     written_schemas,
 )
-from airflow_provider_statecheck.state.reading.columns import StateColumns
-from airflow_provider_statecheck.state.reading.state_reader import StateReader
+from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
-from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles
-from airflow_provider_statecheck.state.writing.new_rows import split_by_ranges
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies

@@ -35,14 +35,12 @@ from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, scheme_of
-from airflow_provider_statecheck.storage.views.checkpoint_storage import (
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStateToolset,
     CheckpointStorageAccess,
     CheckpointStorageLocation,
     CheckpointStorageWorkerView,
     Environment,
-)
-from airflow_provider_statecheck.storage.views.state_files import (
-    CheckpointStateToolset,
     FileMergingSnapshotManager,
     FsCheckpointStateToolset,
 )

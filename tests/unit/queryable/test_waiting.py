@@ -17,9 +17,8 @@ from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracl
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery, StateReply
 from airflow_provider_statecheck.queryable.reads import KvStateServer
+from airflow_provider_statecheck.state.cached_reads import LruCache, WouldWaitError, without_waiting
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.state.lru_cache import LruCache
-from airflow_provider_statecheck.state.waiting import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.queried_stage import QueriedStage
 from tests.messages import ManualClock

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.state.lru_cache import LruCache
+from airflow_provider_statecheck.state.cached_reads import LruCache
 
 
 def text_of(length: int) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
+from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.state_backend import StateSize
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
-from airflow_provider_statecheck.state.snapshots import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.function_harness import KeyedHarness
 

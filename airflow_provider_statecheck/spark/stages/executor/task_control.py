@@ -19,13 +19,15 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
-from airflow_provider_statecheck.state.snapshots import StateSize
+from airflow_provider_statecheck.state.backends.state_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
 from airflow_provider_statecheck.storage.uris import AllowedLocations
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
-from airflow_provider_statecheck.storage.views.state_files import FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStorageWorkerView,
+    FileMergingSnapshotManager,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.schemas import OperatorSchemas

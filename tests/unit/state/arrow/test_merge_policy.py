@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.state.arrow.compaction import runs_to_merge
+from airflow_provider_statecheck.state.arrow.state_runs import runs_to_merge
 
 
 def _run(raw_bytes: int, deletions: int = 0) -> Any:

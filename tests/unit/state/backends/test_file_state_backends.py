@@ -30,13 +30,13 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.file_state_backends import (
+from airflow_provider_statecheck.state.backends.loading import (
     AbstractFileStateBackend,
+    ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
+    load_state_backend,
 )
-from airflow_provider_statecheck.state.backends.loading import load_state_backend
 from airflow_provider_statecheck.state.backends.state_backend import restoring
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
@@ -46,13 +46,12 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.memory_storage import (
+from airflow_provider_statecheck.storage.views.loading import (
     DEFAULT_MAX_STATE_SIZE,
     MemoryBackendCheckpointStorageAccess,
 )
-from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
 from airflow_provider_statecheck.testing.function_harness import ATTEMPT, KEY_GROUPS, KeyedHarness
 from airflow_provider_statecheck.testing.keyed_ttl_contract import TTL
 

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.loading import ENTRY_POINT_GROUP, factory_of, load_state_backend
+from airflow_provider_statecheck.state.backends.loading import (
+    ENTRY_POINT_GROUP,
+    ArrowStateBackend,
+    FsStateBackend,
+    MemoryStateBackend,
+    factory_of,
+    load_state_backend,
+)
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 
 HERE = __name__

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreT
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
 from tests.unit.state.operator.snapshots import numbers, rates, restored, saved_subtask
 
 STREAMS = MemoryCheckpointStreamFactory(max_state_size=1_000_000)

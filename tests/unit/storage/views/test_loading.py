@@ -13,15 +13,15 @@ from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.loading import (
     CHECKPOINT_STORAGES,
     CheckpointStorageFactory,
     FsCheckpointStorageFactory,
+    MemoryBackendCheckpointStorageAccess,
     load_checkpoint_storage,
 )
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryBackendCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.storage.views.places import ATTEMPT, SHARED, files, save
 

@@ -10,12 +10,11 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageL
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.memory_storage import (
+from airflow_provider_statecheck.storage.views.loading import (
     MemoryBackendCheckpointStorageAccess,
     MemoryCheckpointOutputStream,
 )
-from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, save
 
 
