@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
     VALUE,
@@ -58,7 +59,7 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     schema_of,
 )
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
-from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult, StateSize
+from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult, StateSize, StateSnapshot
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
@@ -86,7 +87,6 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     backend was restored from them. Reads and later snapshots need these files: those of a checkpoint may be deleted only after
     the backend was notified of a later one, and no snapshot captured before is still being written.
 
-    :param storage: Storage of the restored state.
     :param settings: Sizes and compression; the defaults if ``None``.
     :param incremental: Whether snapshots reference the files of earlier ones.
     :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
@@ -298,12 +298,8 @@ class SnapshotPlan:
     """Deletes a file."""
 
 
-class ArrowSnapshot:
-    """
-    Writer of captured runs. It may be cancelled from another thread.
-
-    :param plan: Input of the snapshot.
-    """
+class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
+    """Writer of captured runs. It may be cancelled from another thread."""
 
     def __init__(self, plan: SnapshotPlan) -> None:
         self.plan = plan
@@ -316,13 +312,8 @@ class ArrowSnapshot:
         self.carried: tuple[StateFiles, ...] = ()
         """Files of each state without a descriptor, set when the snapshot is complete."""
 
+    @override
     def run(self) -> SnapshotResult[KeyedStateHandle]:
-        """
-        Write the state. Called once, possibly in another thread.
-
-        :raises StorageError: if the storage fails; written files are deleted.
-        :raises SnapshotCancelledError: if the snapshot was cancelled.
-        """
         with self._deleting_on_failure():
             self._require_running()
             files = tuple(self._write_state(state) for state in self.plan.states)
@@ -334,8 +325,8 @@ class ArrowSnapshot:
         new_bytes = sum(written.state_size for written in self._written)
         return SnapshotResult(handle, new_bytes, tuple(map(_size_of, named)))
 
+    @override
     def cancel(self) -> None:
-        """Stop the write and delete its files. Has no effect after the end of the write."""
         with self._lock:
             self._is_cancelled = not self._is_done
 

@@ -120,7 +120,6 @@ class PartBytes:
     """
     Range reads of state files, safe for threads.
 
-    :param storage: Storage of the files.
     :param files: Open local files, by default separate ones.
     """
 

@@ -97,8 +97,6 @@ class FileRun(SortedRun):
     Run in one or more files.
 
     :param parts: Files in ascending order.
-    :param files: Range reads of the files.
-    :param cache: Cache of single blocks.
     :param form: Conversion of rows to the current types.
     """
 
@@ -421,7 +419,6 @@ class PositionEncoder:
     """
     Conversion of keys and user keys to sort keys.
 
-    :param keys: Serializer of the keys.
     :param user_keys: Serializer of the user keys; ``None`` unless the state is a map.
     """
 

@@ -68,10 +68,7 @@ class StateRuns:
     Runs of a state, newest first. Runs are immutable and only replaced.
 
     :param schema: Schema of new rows.
-    :param layout: Layout of the rows.
     :param form: Conversion of restored rows to the current types.
-    :param reading: Shared resources for reading runs.
-    :param base: Restored runs.
     """
 
     def __init__(

@@ -67,9 +67,6 @@ class TableCore(ABC):
     """
     Changes and runs of one state, common to all tables.
 
-    :param state: Registered state.
-    :param keys: Serializer of the keys.
-    :param runs: Runs of the state.
     :param budget_bytes: Returns the maximum size of the changes in memory, in bytes.
     :param on_seal: Called after changes were sealed.
     """
@@ -427,7 +424,6 @@ def _changed_rows(
     Return the changes of one namespace as a sorted table.
 
     :param key_groups: Arrow array of int32.
-    :param columns: Key columns.
     :param deleted: Boolean Arrow array that marks tombstones, or ``None`` if there are none.
     """
     import numpy as np

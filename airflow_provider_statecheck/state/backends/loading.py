@@ -149,20 +149,12 @@ class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, ABC):
     ) -> None:
         self._config = {} if config is None or isinstance(config, CheckpointConfig) else dict(config)
         settings = config if isinstance(config, CheckpointConfig) else CheckpointConfig.from_mapping(self._config)
-        self._checkpoint_path = _directory("base_checkpoint_path", base_checkpoint_path, settings.checkpoint_dir)
-        self._savepoint_path = _directory("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
+        self.checkpoint_path = _directory("base_checkpoint_path", base_checkpoint_path, settings.checkpoint_dir)
+        """Checkpoint directory, or ``None``."""
+        self.savepoint_path = _directory("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
+        """Directory of savepoints without a target, or ``None``."""
         self._settings = ArrowStateSettings.from_config(self._config)
         self._keyed = ArrowStateBackend(self._settings, incremental=False)
-
-    @property
-    def checkpoint_path(self) -> str | None:
-        """Return the checkpoint directory, or ``None``."""
-        return self._checkpoint_path
-
-    @property
-    def savepoint_path(self) -> str | None:
-        """Return the directory of savepoints without a target, or ``None``."""
-        return self._savepoint_path
 
     @override
     def configure(self, config: Mapping[str, Any]) -> Self:

@@ -74,7 +74,6 @@ class RuntimeContext(_Context, KeyedStateStore):
 
     The methods that return state also raise ``CoordinatorError`` if the operator has no keys, or after ``close``.
 
-    :param task_info: Subtask in which the function runs.
     :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
     """
 
@@ -177,11 +176,7 @@ class KeyedBatchContext(KeyedContext[Any]):
 
 
 class FunctionSnapshotContext(_Context):
-    """
-    Current checkpoint, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards.
-
-    :param checkpoint: The checkpoint.
-    """
+    """Current checkpoint, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards."""
 
     def __init__(self, checkpoint: CheckpointMetaData) -> None:
         super().__init__("during snapshot_state")

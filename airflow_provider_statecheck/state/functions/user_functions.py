@@ -156,9 +156,6 @@ class FunctionLifecycle:
     Lifecycle calls of one user function: ``initialize_state``, ``open``, ``snapshot_state`` and ``close``.
 
     Methods that the function does not have are skipped.
-
-    :param function: User function.
-    :param task_info: Subtask in which it runs.
     """
 
     def __init__(self, function: object, task_info: TaskInfo) -> None:
@@ -203,8 +200,6 @@ class FunctionLifecycle:
         """
         Call ``snapshot_state`` and return the handles of raw state. The state backends take their snapshots afterwards.
 
-        :param checkpoint: The checkpoint.
-        :param streams: Stream factory of the checkpoint.
         :raises CheckpointException: if the function raises; the task fails.
         """
         if not isinstance(self._function, CheckpointedFunction):

@@ -293,9 +293,7 @@ class AbstractKeyedStateBackend(ABC):
         """
         Capture the current state. The returned snapshot writes it without later changes.
 
-        :param checkpoint_id: Id of the checkpoint.
         :param timestamp: Trigger time of the checkpoint in milliseconds since the epoch.
-        :param streams: Stream factory of the checkpoint.
         """
 
     @abstractmethod

@@ -49,9 +49,6 @@ class CellState:
 
     A cell is the frozen form of a value. The methods of the table are bound once, because each element accesses them.
 
-    :param table: Table of the state.
-    :param context: Current key.
-    :param namespace: Namespace of the state.
     :param values: Conversion between values and cells.
     :param descriptor: Descriptor with the default or the functions of the state.
     """
@@ -233,11 +230,7 @@ def _all_required(elements: Iterable[T]) -> list[T]:
 
 
 class TtlListState(ListState[T]):
-    """
-    List state whose elements expire separately.
-
-    :param time_to_live: Expiry of the elements.
-    """
+    """List state whose elements expire separately."""
 
     __slots__ = ("_ttl",)
 
@@ -381,10 +374,6 @@ class BatchState:
 
     It shares its cells with the state of single keys.
 
-    :param descriptor: Descriptor of the state.
-    :param state: Registered state of the descriptor.
-    :param table: Table of the state.
-    :param key_group_range: Key groups of the subtask.
     :param now_ms: Returns the time for expiry in milliseconds.
     :param operator: Operator name for errors.
     :raises InvalidConfigurationError: for a list, map or folding state.

@@ -226,11 +226,7 @@ class BroadcastState(Generic[K, V]):
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):
-    """
-    Read-only view of a broadcast state. Later changes of the state are visible.
-
-    :param state: The broadcast state.
-    """
+    """Read-only view of a broadcast state. Later changes of the state are visible."""
 
     __slots__ = ("_state",)
 
@@ -293,8 +289,6 @@ class RawOperatorStateOutput:
 
     Partitions are redistributed over the subtasks like the elements of a list state. The first ``write`` starts a partition
     if there is none. A partition is buffered in memory until it ends.
-
-    :param stream: The stream of the checkpoint.
     """
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
@@ -393,8 +387,6 @@ def raw_operator_state_inputs(
     Yield the partitions of handles.
 
     If a partition cannot be read, its provider raises the error in ``get_stream``.
-
-    :param storage: The storage of the checkpoint.
     """
     for handle in handles:
         yield from _partitions_of_handle(storage, handle)

@@ -101,9 +101,6 @@ class StateReader:
     """
     Reads the rows of a state, in user-facing columns or in those of the state backend.
 
-    :param storage: Storage of the state files.
-    :param content: Schema and handles of the state.
-    :param view: Options of the read.
     :raises UnsupportedStateError: if this release does not support a type of the state.
 
     The methods that read raise ``CorruptStateError`` if a state file is corrupt, ``CheckpointNotFoundError`` if one is
@@ -225,8 +222,6 @@ class StateColumns:
     """
     User-facing columns of a state, named like the columns of its key.
 
-    :param keys: Serializer of the keys.
-    :param state: State with its serializers.
     :param with_times: Adds the column ``last_access`` to a state that expires.
     :param namespaces: Includes rows of all namespaces and adds the column ``namespace``.
     """

@@ -54,11 +54,7 @@ class CustomSerializer(Protocol[T]):
 
 
 class OpaqueSerializer(TypeSerializer[bytes]):
-    """
-    Serializer that passes through the bytes of a user-defined serializer whose code is not available.
-
-    :param snapshot: The snapshot of the user-defined serializer.
-    """
+    """Serializer that passes through the bytes of a user-defined serializer whose code is not available."""
 
     def __init__(self, snapshot: SerializerSnapshot) -> None:
         self._snapshot = snapshot
@@ -98,7 +94,6 @@ class SerializerAdapter(TypeSerializer[Any]):
     """
     Adapter of a user-defined serializer to an Arrow column of bytes, which are also the frozen form of a value.
 
-    :param custom: The user-defined serializer.
     :raises InvalidConfigurationError: if its ``class_id`` or ``version`` is missing or has another type.
     """
 

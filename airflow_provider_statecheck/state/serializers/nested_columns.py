@@ -205,12 +205,9 @@ def with_elements(array: Any, elements: Any) -> Any:
 
 def differing(a: Any, b: Any) -> Any:
     """
-    Return a boolean Arrow array without nulls that is true where two arrays differ.
+    Return a boolean Arrow array without nulls that is true where two arrays of equal type and length differ.
 
     Null equals null, and NaN equals NaN.
-
-    :param a: An array.
-    :param b: An array of the same type and length.
     """
     import pyarrow.compute as pc
 
@@ -372,8 +369,6 @@ def conformed(array: Any, wanted: Any, place: str) -> Any:
     """
     Convert an array to another Arrow type without a change of values; fields of structs are matched by name.
 
-    :param array: Array to convert.
-    :param wanted: Arrow type of the result.
     :param place: Name of the column or field, for error messages.
     :raises UnsupportedStateError: if fields are missing or unexpected, or if a value does not fit the type.
     """

@@ -72,10 +72,7 @@ def write_savepoint(
 
     The call may be repeated after a crash.
 
-    :param source: Metadata of the checkpoint.
     :param directory: URI of the savepoint directory; it must have no other writer.
-    :param checkpoint_id: Id of the savepoint.
-    :param properties: Properties of the savepoint.
     :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises CorruptStateError: if a file of the source is corrupt, and the savepoint is canonical.
@@ -99,9 +96,6 @@ class CanonicalCopies(StateCopies):
     """
     Copies of a checkpoint in which the state of backends is Parquet.
 
-    :param storage: Storage of the checkpoint and of the copies.
-    :param directory: URI of the directory of the copies.
-    :param source: Metadata of the checkpoint.
     :param max_parallelism: New number of key groups, ``None`` to keep it.
     :param without: Uid of an operator and name of its keyed state to leave out.
     :param bytes_at_once: Approximate size of the stored state that is sorted in memory when key groups change, in bytes.
@@ -311,8 +305,6 @@ def rescale_max_parallelism(
 
     The metadata is written last, and a failed savepoint is deleted.
 
-    :param storage: Storage of the checkpoint and the savepoint.
-    :param source: Checkpoint or savepoint to rescale.
     :param directory: Directory of the new savepoint, without other writers.
     :param max_parallelism: New number of key groups.
     :raises InvalidConfigurationError: if the maximum parallelism is above the limit or below the parallelism of an

@@ -91,8 +91,6 @@ class CanonicalFiles:
     """
     Writer of state files in the directory of a savepoint.
 
-    :param storage: Storage of the savepoint.
-    :param directory: URI of the directory.
     :param epoch: Fencing epoch in the names of files.
     """
 
@@ -147,7 +145,6 @@ class KeyedFiles:
         """
         Write the sorted tables of a state.
 
-        :param state: Schema of the rows.
         :param tables: Tables in the layout of the state backends.
         :raises StorageError: if the storage fails.
         """
@@ -197,9 +194,6 @@ class ParquetPartFile(PartFile):
     """
     Parquet file with the columns that users read, in which each row group is a block.
 
-    :param schema: Arrow schema of the rows.
-    :param stream: Stream of the file.
-    :param compression: Compression of the file.
     :param columns: Columns for users.
     :param description: Origin and types of the rows, for the metadata of the file.
     """
@@ -289,8 +283,6 @@ class NewRows:
     """
     Conversion of user-supplied tables to rows of one state.
 
-    :param state: State with its serializers.
-    :param keys: Serializer of the keys.
     :param max_parallelism: Number of key groups.
     """
 

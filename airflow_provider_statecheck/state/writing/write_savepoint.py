@@ -165,8 +165,6 @@ def write_given(given: GivenState, schema: Any, write: Callable[[StateTarget, Ca
     The metadata is written last. The base does not change, and the savepoint does not reference its files.
 
     :param given: The state, its base and the parent directory of the savepoint.
-    :param schema: Arrow schema of the rows.
-    :param write: Writes the rows of the state.
     """
     base = None if given.base is None else _load_base(given.base, given)
     target = _target_of(given, schema, base)
@@ -281,8 +279,6 @@ def write_subtask(
     """
     Write the rows of one subtask and return their handle, ``None`` without rows.
 
-    :param files: Writer of the savepoint.
-    :param uid: Uid of the operator.
     :param new: Description of the state.
     :param rows: Rows as returned by :meth:`NewRows.of`.
     :raises StorageError: if the storage fails.

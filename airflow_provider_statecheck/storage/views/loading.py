@@ -33,10 +33,8 @@ from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStorageWorkerView,
     Environment,
     FileMergingSnapshotManager,
-    FsCheckpointStateToolset,
 )
 from airflow_provider_statecheck.storage.views.state_streams import (
-    BufferedMetadataOutputStream,
     BufferedStateOutputStream,
     CheckpointMetadataOutputStream,
     CheckpointStreamFactory,
@@ -118,7 +116,7 @@ class MemoryBackendCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
 
     @override
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        return FsCheckpointStateToolset(self._storage, None, self._attempt.epoch)
+        return CheckpointStateToolset(self._storage, None, self._attempt.epoch)
 
     @override
     def to_file_merging_storage(
@@ -194,7 +192,7 @@ class MemoryCheckpointStorageLocation(MemoryCheckpointStreamFactory, CheckpointS
     @override
     def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
         if self.storage is None:
-            return BufferedMetadataOutputStream(_completed)
+            return CheckpointMetadataOutputStream(_completed)
         return open_metadata_stream(self.storage, self.directory)
 
     @override

@@ -28,7 +28,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
 from airflow_provider_statecheck.storage.uris import scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import (
@@ -70,26 +69,9 @@ def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None
         storage.delete_file(handle.uri)
 
 
-class CheckpointStateToolset(Protocol):
-    """Operations on task-owned state."""
-
-    def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
-        """Return whether the storage server can copy the state of a handle."""
-        ...
-
-    def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
-        """
-        Copy state on the storage server and return the copies in the same order.
-
-        :raises InvalidConfigurationError: if a handle cannot be copied; nothing is copied.
-        :raises StorageError: if the storage fails; all copies are deleted.
-        """
-        ...
-
-
-class FsCheckpointStateToolset(CheckpointStateToolset):
+class CheckpointStateToolset:
     """
-    Toolset for whole files on the same servers; only some filesystems copy on their servers.
+    Operations on task-owned state: copies of whole files on the same servers. Only some filesystems copy on their servers.
 
     :param directory: Directory of the copies; ``None`` for a storage without files, which copies nothing.
     :param epoch: Epoch of the writing attempt.
@@ -100,13 +82,18 @@ class FsCheckpointStateToolset(CheckpointStateToolset):
         self._directory = directory
         self._epoch = epoch
 
-    @override
     def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
+        """Return whether the storage server can copy the state of a handle."""
         server = None if self._directory is None else _server(self._directory)
         return server is not None and isinstance(handle, FileStateHandle) and _server(handle.uri) == server
 
-    @override
     def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
+        """
+        Copy state on the storage server and return the copies in the same order.
+
+        :raises InvalidConfigurationError: if a handle cannot be copied; nothing is copied.
+        :raises StorageError: if the storage fails; all copies are deleted.
+        """
         files = [self._require_file(handle) for handle in handles]
         copies = [replace(file, uri=f"{self._directory}/{epoch_name(self._epoch)}") for file in files]
         try:

@@ -28,8 +28,8 @@ from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointSto
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
-    BufferedMetadataOutputStream,
     BufferedStateOutputStream,
+    CheckpointMetadataOutputStream,
     StateWriting,
     open_state_stream,
     publish_metadata,
@@ -314,7 +314,7 @@ def test_finalizing_may_be_repeated_after_a_failure(
     storage: CheckpointStorage, location: FsCheckpointStorageLocation, mode: FaultMode
 ) -> None:
     faulty = faulty_storage(storage, FaultPlan(1, mode))
-    stream = BufferedMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
+    stream = CheckpointMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
     stream.write(b"x")
     with pytest.raises(StorageError, match="Injected"):
         stream.close_and_finalize_checkpoint()
