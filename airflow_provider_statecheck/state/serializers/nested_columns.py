@@ -24,8 +24,9 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     encode_snapshot,
     incompatible,
     migrated,
-    reconfigured,
     require_known_version,
+    serializer_from_now_on,
+    whole,
 )
 
 
@@ -68,10 +69,11 @@ class OptionalSerializer(TypeSerializer[Any]):
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
         verdict = self.value.resolve_compatibility(value_of(old))
-        if verdict.serializer is None:
-            return verdict
-        assert verdict.migrate is not None  # noqa: S101 - reconfigured verdicts define it
-        return reconfigured(verdict.reason, OptionalSerializer(verdict.serializer), verdict.migrate)
+        return whole(
+            [("", verdict)],
+            lambda: OptionalSerializer(serializer_from_now_on(verdict, self.value)),
+            lambda array: migrated(verdict, array),
+        )
 
     @property
     def _identity(self) -> Any:

@@ -42,16 +42,12 @@ def test_the_same_descriptor_gives_the_same_state(backend: DefaultOperatorStateB
     assert get(backend, "a") is not get(backend, "b")
 
 
-def test_a_list_cannot_become_a_union_list(backend: DefaultOperatorStateBackend) -> None:
-    backend.get_list_state(numbers("a"))
-    with pytest.raises(CoordinatorError, match=r"'a' to be distributed by split_distribute.*found union"):
-        backend.get_union_list_state(numbers("a"))
-
-
-def test_a_union_list_cannot_become_a_list(backend: DefaultOperatorStateBackend) -> None:
-    backend.get_union_list_state(numbers("a"))
-    with pytest.raises(CoordinatorError, match="'a' to be distributed by union"):
-        backend.get_list_state(numbers("a"))
+@pytest.mark.parametrize(("first", "second"), [("split_distribute", "union"), ("union", "split_distribute")])
+def test_a_list_keeps_its_distribution(backend: DefaultOperatorStateBackend, first: str, second: str) -> None:
+    gets = {"split_distribute": backend.get_list_state, "union": backend.get_union_list_state}
+    gets[first](numbers("a"))
+    with pytest.raises(CoordinatorError, match=rf"'a' to be distributed by {first}.*found {second}"):
+        gets[second](numbers("a"))
 
 
 def test_a_restored_list_cannot_become_a_union_list(

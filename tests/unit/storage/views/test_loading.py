@@ -48,34 +48,29 @@ def load(storage: CheckpointStorage, **settings: Any) -> CheckpointStorageAccess
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kind", "identifier"),
     [
-        (None, FsCheckpointStorageAccess),
-        ("filesystem", FsCheckpointStorageAccess),
-        ("JobManager", MemoryBackendCheckpointStorageAccess),
-        ("memory", MemoryBackendCheckpointStorageAccess),
+        (None, FsCheckpointStorageAccess, "filesystem"),
+        ("filesystem", FsCheckpointStorageAccess, "filesystem"),
+        ("JobManager", MemoryBackendCheckpointStorageAccess, "jobmanager"),
+        ("memory", MemoryBackendCheckpointStorageAccess, "jobmanager"),
     ],
 )
-def test_a_storage_is_found_by_its_name(storage: CheckpointStorage, name: str | None, kind: type) -> None:
+def test_a_storage_is_found_by_its_name(
+    storage: CheckpointStorage, name: str | None, kind: type, identifier: str
+) -> None:
     assert type(load(storage, checkpoint_storage=name)) is kind
+    assert CHECKPOINT_STORAGES.find(name or "filesystem").get_identifier() == identifier
 
 
-@pytest.mark.parametrize("name", ["filesystem", "jobmanager"])
-def test_the_identifier_is_a_name(name: str) -> None:
-    assert CHECKPOINT_STORAGES.find(name).get_identifier() == name
-
-
-def test_a_storage_of_ones_own_is_found_by_its_path(storage: CheckpointStorage) -> None:
-    assert load(storage, checkpoint_storage=OWN).has_default_savepoint_location
-
-
-def test_a_storage_of_ones_own_is_found_by_its_entry_point(
-    storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [OWN, "own"])
+def test_a_storage_of_ones_own_is_found_by_its_path_or_entry_point(
+    storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     found = EntryPoint(name="own", value=OWN, group="airflow_provider_statecheck.checkpoint_storages")
     where = "airflow_provider_statecheck.storage.views.loading.entry_points"
     monkeypatch.setattr(where, lambda *, group, name: [found] if (group, name) == (found.group, found.name) else [])
-    assert load(storage, checkpoint_storage="own").has_default_savepoint_location
+    assert load(storage, checkpoint_storage=name).has_default_savepoint_location
 
 
 @pytest.mark.parametrize("name", ["rocks", "no.such.Factory", f"{__name__}:load"])
