@@ -128,10 +128,6 @@ class TableCore(ABC):
         self.seal()
         return count_owners(self.runs.rows())
 
-    def forget_read_ahead(self) -> None:
-        """Discard the prefetched cells."""
-        self._read_ahead = ReadAhead()
-
     @abstractmethod
     def _rows_of(self, namespace: str, cells: Any) -> Any:
         """Return the changes of a namespace as sorted rows."""
@@ -227,7 +223,7 @@ class ArrowValueTable(TableCore):
         import pyarrow as pa
 
         self.seal()
-        self.forget_read_ahead()
+        self._read_ahead = ReadAhead()
         values, keys = single(values), self._normalized(keys)
         groups = single(keys.key_groups).cast(pa.int32())
         columns = [single(column) for column in keys.columns]

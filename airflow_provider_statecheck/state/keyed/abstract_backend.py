@@ -29,7 +29,6 @@ from airflow_provider_statecheck.state.keyed.states import (
     DefaultedValueState,
     FoldingState,
     ListState,
-    MergeableState,
     ReducingState,
     State,
     TtlListState,
@@ -221,10 +220,14 @@ class AbstractKeyedStateBackend(ABC):
         """
         for namespace in (target, *sources):
             _require_namespace(namespace)
-        merged = require_mergeable(self.get_partitioned_state(descriptor, target))
+        merged: Any = self.get_partitioned_state(descriptor, target)
+        if not isinstance(merged, ListState | ReducingState | AggregatingState):
+            raise InvalidConfigurationError(
+                f"Expected a list, reducing or aggregating state, found {type(merged).__name__}; others cannot be merged."
+            )
         for source in dict.fromkeys(sources):
             if source != target:
-                merged.merge_from(self.get_partitioned_state(descriptor, source))
+                merged.merge_from(cast(Any, self.get_partitioned_state(descriptor, source)))
 
     def get_keys(self, name: str, namespace: str = VOID_NAMESPACE) -> Iterator[Any]:
         """
@@ -385,19 +388,6 @@ def create_state(
     has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
     kind = DefaultedValueState if has_default else _CELL_STATES[registered.kind]
     return kind(cells if ttl is None else TtlCells(cells, ttl), context, namespace, values, descriptor)
-
-
-def require_mergeable(state: State) -> MergeableState:
-    """
-    Require a state whose namespaces can be merged.
-
-    :raises InvalidConfigurationError: for a state of another kind.
-    """
-    if not isinstance(state, ListState | ReducingState | AggregatingState):
-        raise InvalidConfigurationError(
-            f"Expected a list, reducing or aggregating state, found {type(state).__name__}; others cannot be merged."
-        )
-    return cast("MergeableState", state)
 
 
 _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)

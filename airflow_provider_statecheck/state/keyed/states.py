@@ -35,14 +35,6 @@ class State(Protocol):
         ...
 
 
-class MergeableState(State, Protocol):
-    """State whose namespaces can be merged."""
-
-    def merge_from(self, source: State) -> None:
-        """Merge the state of another namespace into this one, and clear the other."""
-        ...
-
-
 class CellState:
     """
     Access to the cell of the current key.
@@ -169,7 +161,7 @@ class ListState(CellState, Generic[T]):
         :raises InvalidConfigurationError: if the element is ``None``.
         :raises UnsupportedStateError: if the element does not fit the type of the state.
         """
-        self._append([_required(element)])
+        self._append([require_element(element)])
 
     def add_all(self, elements: Iterable[T]) -> None:
         """
@@ -178,7 +170,7 @@ class ListState(CellState, Generic[T]):
         :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
         :raises UnsupportedStateError: if an element does not fit the type of the state.
         """
-        self._append(_all_required(elements))
+        self._append(require_elements(elements))
 
     def update(self, elements: Iterable[T]) -> None:
         """
@@ -187,7 +179,7 @@ class ListState(CellState, Generic[T]):
         :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
         :raises UnsupportedStateError: if an element does not fit the type of the state.
         """
-        self._replace(self._stored(_all_required(elements)))
+        self._replace(self._stored(require_elements(elements)))
 
     def merge_from(self, source: ListState[T]) -> None:
         """Append the elements of another namespace, and clear the other."""
@@ -215,18 +207,28 @@ class ListState(CellState, Generic[T]):
             self.clear()
 
 
-def _required(element: T | None) -> T:
+def require_element(element: T | None) -> T:
+    """
+    Require an element of a list state.
+
+    :raises InvalidConfigurationError: if it is ``None``.
+    """
     if element is None:
         raise InvalidConfigurationError("Expected an element of a list state, found None; lists cannot store None.")
     return element
 
 
-def _all_required(elements: Iterable[T]) -> list[T]:
+def require_elements(elements: Iterable[T | None] | None) -> list[T]:
+    """
+    Require elements of a list state.
+
+    :raises InvalidConfigurationError: if they, or one of them, are ``None``.
+    """
     if elements is None:
         raise InvalidConfigurationError(
             "Expected elements of a list state, found None; call clear() to remove all elements."
         )
-    return [_required(element) for element in elements]
+    return [require_element(element) for element in elements]
 
 
 class TtlListState(ListState[T]):
