@@ -137,9 +137,11 @@ class TestSegments:
 
     def test_without_a_manager_and_in_memory_nothing_is_merged(self, storage: CheckpointStorage) -> None:
         access, memory = make_access(storage), MemoryBackendCheckpointStorageAccess(ATTEMPT)
-        view = merging(storage)
         assert access.to_file_merging_storage(None, Environment()) is access
-        assert type(view.to_file_merging_storage(None, Environment())) is type(access)
+        for view in (access, merging(storage).to_file_merging_storage(None, Environment())):
+            handles = write(view, b"a", b"b")
+            assert {type(handle) for handle in handles} == {FileStateHandle}
+            assert durable(view, *handles) == handles
         assert (
             memory.to_file_merging_storage(FileMergingSnapshotManager(1, CheckpointConfig()), Environment()) is memory
         )
