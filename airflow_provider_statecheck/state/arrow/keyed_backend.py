@@ -59,9 +59,13 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     schema_of,
 )
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
-from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult, StateSize, StateSnapshot
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+from airflow_provider_statecheck.state.keyed.abstract_backend import (
+    AbstractKeyedStateBackend,
+    SnapshotResult,
+    StateSize,
+    StateSnapshot,
+)
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch

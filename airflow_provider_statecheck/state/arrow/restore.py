@@ -26,10 +26,9 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact

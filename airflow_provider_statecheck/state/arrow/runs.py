@@ -1,4 +1,4 @@
-"""Sorted runs of rows in files and in memory, and look-ups of the rows of many keys and of single ones."""
+"""Sorted runs of rows in files and in memory, and look-ups of many keys and of single ones."""
 
 from __future__ import annotations
 

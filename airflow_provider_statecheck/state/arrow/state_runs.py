@@ -1,4 +1,4 @@
-"""Runs of one state, with changes in memory and spilled to disk, their merge, and the policy that selects runs to merge."""
+"""Runs of one state, in memory and spilled to disk, and the policy by which they are merged."""
 
 from __future__ import annotations
 

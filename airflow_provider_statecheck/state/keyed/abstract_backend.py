@@ -1,12 +1,12 @@
-"""Base class of keyed state backends: current key, registered states and namespaces, and the store of user functions."""
+"""Base class of keyed state backends, the store of user functions, and contract of snapshots."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
@@ -34,19 +34,15 @@ from airflow_provider_statecheck.state.keyed.states import (
     TtlListState,
     ValueState,
 )
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
-    Compatibility,
     Outcome,
-    SerializerSnapshot,
     TypeSerializer,
     describe,
-    kept_distinct,
     serializer_from_now_on,
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends.state_backend import StateSnapshot
     from airflow_provider_statecheck.state.descriptors import (
         AggregatingStateDescriptor,
         FoldingStateDescriptor,
@@ -59,6 +55,57 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Acc = TypeVar("Acc")
+Handle = TypeVar("Handle")
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """Number of keys and size of one state in a snapshot, as far as the backend knows them."""
+
+    name: str
+    keys: int | None = None
+    """Number of keys, counted once for each namespace; ``None`` if only a scan could tell."""
+    size_bytes: int | None = None
+    """Size of the files of the state; ``None`` if it shares a file with other states."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotResult(Generic[Handle]):
+    """Result of a snapshot."""
+
+    handle: Handle | None = None
+    """Handle of the snapshot; ``None`` if there was no state."""
+    new_bytes: int = 0
+    """Bytes written by this snapshot, without the files of earlier snapshots."""
+    sizes: tuple[StateSize, ...] = ()
+    """Sizes of single states, for display; a backend may omit them."""
+
+    @classmethod
+    def empty(cls) -> SnapshotResult[Handle]:
+        """Return the result of a snapshot without state."""
+        return cls()
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there was no state."""
+        return self.handle is None
+
+
+class StateSnapshot(Protocol[Handle]):
+    """Captured state that is not written yet. Later changes are not included."""
+
+    def run(self) -> SnapshotResult[Handle]:
+        """
+        Write the state. Called once, possibly in another thread.
+
+        :raises StorageError: if the storage fails; written files are deleted.
+        :raises SnapshotCancelledError: if the snapshot was cancelled.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Stop the write and delete its files. Has no effect after the end of the write."""
+        ...
 
 
 class KeyedStateStore:
@@ -424,38 +471,6 @@ def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredSt
         return replace(wanted, serializer=serializer)
     keys = compatibility_of_keys(wanted.name, wanted.key_serializer, restored.key)
     return replace(wanted, serializer=serializer, key_serializer=serializer_from_now_on(keys, wanted.key_serializer))
-
-
-def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
-    """
-    Return the compatibility of restored data with a serializer.
-
-    :raises StateMigrationError: if they are incompatible.
-    """
-    return _require_compatible(name, serializer.resolve_compatibility(old), serializer, old)
-
-
-def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
-    """
-    Return the compatibility of restored user keys with a serializer.
-
-    :raises StateMigrationError: if they are incompatible, or if a migration could make two keys equal.
-    """
-    verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
-    return _require_compatible(name, verdict, serializer, old)
-
-
-def _require_compatible(
-    name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
-) -> Compatibility:
-    if verdict.outcome is Outcome.INCOMPATIBLE:
-        raise StateMigrationError(
-            f"Expected a type of state {name} that is compatible with {describe(old)}, found "
-            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name "
-            f"for a new state.",
-            state=name,
-        )
-    return verdict
 
 
 def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:

@@ -1,5 +1,5 @@
 """
-Keyed states of user functions: value, list, reducing, aggregating and folding state, and batches of keys.
+Keyed states of user functions, except for map state, and batches of keys.
 
 All accesses but those of batches refer to the current key, and raise ``CoordinatorError`` without one. Modifying a value that was read does
 not change the state.

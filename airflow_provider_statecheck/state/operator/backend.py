@@ -27,8 +27,8 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult, StateSnapshot
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
+from airflow_provider_statecheck.state.keyed.abstract_backend import SnapshotResult, StateSnapshot
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
 from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (

@@ -1,7 +1,7 @@
 """
-Parquet files of canonical savepoints, which users can read with other tools, and the rows that users supply for them.
+Parquet files of canonical savepoints, and the rows that users supply for them.
 
-A keyed state of a subtask is written to sorted files in which a row group has rows of one key group. A list, union list or
+Other tools can read the files. A keyed state of a subtask is written to sorted files in which a row group has rows of one key group. A list, union list or
 broadcast map of a subtask is one file. Names and bytes are derived from the state, so that repeated writing completes what an
 interrupted process has left.
 

@@ -1,4 +1,4 @@
-"""Checkpoint storage with inline state in its handles, and loading of storages by name, entry point or dotted path."""
+"""Checkpoint storage with inline state in its handles, and loading of storages by name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """
-Contracts of checkpoint storage: coordinator view, worker view and checkpoint locations; and the state files of handles.
+Contracts of checkpoint storage, and the state files of handles.
 
-State files can be read, deleted and copied, and merged into one file per subtask. A physical file is written once, as a whole, before the subtask acknowledges. Its parts are segments, with a handle each.
-The file is deleted when no checkpoint references any of its segments. Segments that are no longer referenced waste space
-until then; if they waste too much, later checkpoints rewrite the state of the other ones.
+State files can be read, deleted and copied, and merged into one file per subtask. A physical file is written once, as a
+whole, before the subtask acknowledges. Its parts are segments, with a handle each. The file is deleted when no checkpoint
+references any of its segments. Segments that are no longer referenced waste space until then; if they waste too much, later
+checkpoints rewrite the state of the other ones.
 """
 
 from __future__ import annotations

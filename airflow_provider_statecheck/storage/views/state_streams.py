@@ -194,9 +194,14 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
     :param publish: Stores state that is not inline.
     :param buffer_size: Bytes held in memory before they spill to a local temporary file.
     :param inline_threshold: Maximum size in bytes of inline state.
+    :raises InvalidConfigurationError: if the buffer is smaller than the threshold.
     """
 
     def __init__(self, publish: Publish, *, buffer_size: int, inline_threshold: int) -> None:
+        if buffer_size < inline_threshold:
+            raise InvalidConfigurationError(
+                f"Expected a buffer of at least the inline threshold of {inline_threshold} bytes, found {buffer_size}."
+            )
         self._publish = publish
         self._inline_threshold = inline_threshold
         self._buffer: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=buffer_size)  # noqa: SIM115

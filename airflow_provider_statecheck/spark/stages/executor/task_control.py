@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
-from airflow_provider_statecheck.state.backends.state_backend import StateSize
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
 from airflow_provider_statecheck.storage.uris import AllowedLocations

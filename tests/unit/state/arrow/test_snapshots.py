@@ -18,9 +18,8 @@ from airflow_provider_statecheck.exceptions import BackendRestoreError, StorageE
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.state_runs import runs_to_merge
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import StateSize
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateTtlConfig, ValueStateDescriptor
-from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.function_harness import KeyedHarness
 from tests.unit.state.arrow.harness import GROUPS, FailingStreams, Job

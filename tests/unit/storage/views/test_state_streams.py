@@ -200,6 +200,11 @@ def test_ten_taken_names_are_an_error_that_says_the_last_cause(storage: Checkpoi
     assert len(list(names)) == 1
 
 
+def test_a_buffer_smaller_than_the_threshold_is_refused() -> None:
+    with pytest.raises(InvalidConfigurationError, match="at least the inline threshold"):
+        BufferedStateOutputStream(lambda data: ByteStreamStateHandle("x", data), buffer_size=9, inline_threshold=10)
+
+
 def test_the_effective_buffer_holds_what_travels_inline() -> None:
     assert StateWriting(epoch=1, inline_threshold=5000).effective_buffer_size == 5000
     assert StateWriting(epoch=1, inline_threshold=10).effective_buffer_size == 4096
