@@ -37,8 +37,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.metadata.tables import TokenRecord, UserCaller
 from airflow_provider_statecheck.queryable.oracle import LatestRows
-from airflow_provider_statecheck.state.lru_cache import LruCache
-from airflow_provider_statecheck.state.waiting import about_to_wait
+from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 
 Key = TypeVar("Key")
 

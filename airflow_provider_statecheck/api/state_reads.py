@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, Req
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.proxy import KvStateClientProxy, StateProxy
 from airflow_provider_statecheck.queryable.queries import AsOf, QueryableName, StateQuery, StateReply
-from airflow_provider_statecheck.state.waiting import WouldWaitError, without_waiting
+from airflow_provider_statecheck.state.cached_reads import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.failures import is_refused
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact

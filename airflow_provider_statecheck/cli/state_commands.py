@@ -331,7 +331,7 @@ def _as_of(args: Namespace) -> AsOf:
 def _value_rows(reply: StateReply) -> list[Row]:
     from airflow_provider_statecheck.queryable.answers import encode_entries
     from airflow_provider_statecheck.state.arrow.layout import VALUE
-    from airflow_provider_statecheck.state.reading.columns import MAP_KEY, MAP_VALUE, key_column_names
+    from airflow_provider_statecheck.state.reading.state_reader import MAP_KEY, MAP_VALUE, key_column_names
 
     (entry,) = encode_entries(reply)
     names = key_column_names([field["name"] for field in reply.key.config["fields"]])

@@ -15,17 +15,18 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.queries import ABSENT, StateReply
-from airflow_provider_statecheck.state.arrow.compaction import merge_tables, without_tombstones
 from airflow_provider_statecheck.state.arrow.layout import Block, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import LocalFiles, PartBytes
-from airflow_provider_statecheck.state.arrow.point_lookups import (
+from airflow_provider_statecheck.state.arrow.runs import (
+    FileRun,
     FoundRows,
     PositionEncoder,
     Target,
     newest_rows,
     rows_of_each,
 )
-from airflow_provider_statecheck.state.arrow.runs import FileRun
+from airflow_provider_statecheck.state.arrow.state_runs import merge_tables, without_tombstones
+from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, RegisteredState, StateValues
@@ -36,10 +37,14 @@ from airflow_provider_statecheck.state.keyed.states import (
     ReducingState,
     ValueState,
 )
-from airflow_provider_statecheck.state.lru_cache import LruCache
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
-from airflow_provider_statecheck.state.reading.columns import MAP_KEY, MAP_VALUE
-from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, registered
+from airflow_provider_statecheck.state.reading.state_reader import (
+    MAP_KEY,
+    MAP_VALUE,
+    StateReader,
+    StateView,
+    registered,
+)
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -49,7 +54,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     migrated,
     serializer_from_now_on,
 )
-from airflow_provider_statecheck.state.waiting import about_to_wait
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:

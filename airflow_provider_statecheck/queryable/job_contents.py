@@ -17,8 +17,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
 )
 from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of
-from airflow_provider_statecheck.queryable.locations import OpenStorage
-from airflow_provider_statecheck.queryable.named_states import records_of_stages
+from airflow_provider_statecheck.queryable.locations import OpenStorage, records_of_stages
 from airflow_provider_statecheck.queryable.oracle import LatestRows
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf
 from airflow_provider_statecheck.state.reading.checkpoint_contents import (

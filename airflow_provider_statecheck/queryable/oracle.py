@@ -24,11 +24,15 @@ from airflow_provider_statecheck.exceptions import (
     UnknownKvStateLocationError,
 )
 from airflow_provider_statecheck.gateway.time_travel import checkpoints_as_of
-from airflow_provider_statecheck.queryable.locations import KvStateLocation, OpenStorage
-from airflow_provider_statecheck.queryable.named_states import JobLocations, StageStates, records_of_stages
+from airflow_provider_statecheck.queryable.locations import (
+    JobLocations,
+    KvStateLocation,
+    OpenStorage,
+    StageStates,
+    records_of_stages,
+)
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName
-from airflow_provider_statecheck.state.lru_cache import LruCache
-from airflow_provider_statecheck.state.waiting import WouldWaitError, about_to_wait, may_wait
+from airflow_provider_statecheck.state.cached_reads import LruCache, WouldWaitError, about_to_wait, may_wait
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +205,7 @@ class LoadedLocations:
     Locations of the states of a job in some of its checkpoints, one of each operator. Safe for threads.
 
     A checkpoint that cannot be read hides its own names, and the names of other stages that it may claim first: those whose
-    owner is in doubt, see :class:`~airflow_provider_statecheck.queryable.named_states.JobLocations`.
+    owner is in doubt, see :class:`~airflow_provider_statecheck.queryable.locations.JobLocations`.
     """
 
     def __init__(self, job_id: JobId, open_storage: OpenStorage) -> None:

@@ -23,8 +23,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation
 from airflow_provider_statecheck.queryable.oracle import KvStateLocationOracle
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName, StateQuery, StateReply
-from airflow_provider_statecheck.state.lru_cache import LruCache
-from airflow_provider_statecheck.state.waiting import about_to_wait
+from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
 MAX_ORACLES: Final = 200

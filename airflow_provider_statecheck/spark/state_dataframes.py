@@ -20,13 +20,17 @@ from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
-from airflow_provider_statecheck.state.reading.columns import key_column_names
 from airflow_provider_statecheck.state.reading.snapshot_reader import find_snapshot
-from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, milliseconds, registered
+from airflow_provider_statecheck.state.reading.state_reader import (
+    StateReader,
+    StateView,
+    key_column_names,
+    milliseconds,
+    registered,
+)
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import portable_type
-from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles
-from airflow_provider_statecheck.state.writing.new_rows import NewRows
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, NewRows
 from airflow_provider_statecheck.state.writing.write_savepoint import (
     GivenState,
     StateTarget,

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
     SerializerSnapshot,
+    TypeSerializer,
     decode_snapshot,
     describe,
     encode_snapshot,
@@ -274,3 +275,35 @@ def _describe_state(state: StateSchema) -> str:
     value = describe(state.value)
     types = f"{describe(state.key)} to {value}" if state.kind is StateKind.MAP and state.key else value
     return f"{state.kind} of {types}{' with a time to live' if state.ttl else ''}"
+
+
+def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
+    """
+    Return the compatibility of restored data with a serializer.
+
+    :raises StateMigrationError: if they are incompatible.
+    """
+    return _require_compatible(name, serializer.resolve_compatibility(old), serializer, old)
+
+
+def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
+    """
+    Return the compatibility of restored user keys with a serializer.
+
+    :raises StateMigrationError: if they are incompatible, or if a migration could make two keys equal.
+    """
+    verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
+    return _require_compatible(name, verdict, serializer, old)
+
+
+def _require_compatible(
+    name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
+) -> Compatibility:
+    if verdict.outcome is Outcome.INCOMPATIBLE:
+        raise StateMigrationError(
+            f"Expected a type of state {name} that is compatible with {describe(old)}, found "
+            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name "
+            f"for a new state.",
+            state=name,
+        )
+    return verdict

@@ -355,7 +355,7 @@ def read_batches(
     is_preview = wanted is not None and wanted <= _FEW_ROWS
     buffer_bytes = _SMALL_BUFFER_BYTES if is_preview else _BUFFER_BYTES
     try:
-        source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), buffer_bytes)
+        source = io.BufferedReader(RangeReader(partial(storage.read_range, uri), file.size_bytes), buffer_bytes)
         # Spark writes a checksum with each page. Without checksums, only undecodable pages are detected. Spark's older
         # timestamps have microseconds; Arrow's default of nanoseconds would overflow.
         parquet: Any = pyarrow.parquet.ParquetFile(
@@ -392,12 +392,16 @@ def with_all_rows(batches: Iterable[Any], rows: int) -> Iterator[Any]:
         raise OSError(f"Expected {rows} rows, found {rows - missing}; the header of a page was changed.")
 
 
-class _RangeReader(io.RawIOBase):
-    """File on checkpoint storage that is read by ranges."""
+class RangeReader(io.RawIOBase):
+    """
+    File that is read by ranges.
 
-    def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
-        self._storage = storage
-        self._uri = uri
+    :param read: Returns the bytes of the file from a start to before an end.
+    :param size: Size of the file in bytes.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes | memoryview], size: int) -> None:
+        self._read = read
         self._size = size
         self._position = 0
 
@@ -425,7 +429,7 @@ class _RangeReader(io.RawIOBase):
         end = min(self._position + len(view), self._size)
         if end <= self._position:
             return 0
-        data = self._storage.read_range(self._uri, self._position, end)
+        data = self._read(self._position, end)
         view[: len(data)] = data
         self._position += len(data)
         return len(data)

@@ -41,7 +41,7 @@ from airflow_provider_statecheck.state.operator.states import raw_operator_state
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 _KEY_GROUPS = 128

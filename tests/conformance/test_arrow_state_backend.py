@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
+from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.state_backend_contract import StateBackendContract

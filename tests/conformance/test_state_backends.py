@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.state_backend_contract import StateBackendContract

@@ -24,10 +24,13 @@ from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOpe
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from airflow_provider_statecheck.spark.stages.stage_run import stage_settings_of
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.loading import backend_of_stage
+from airflow_provider_statecheck.state.backends.loading import (
+    ArrowStateBackend,
+    FsStateBackend,
+    MemoryStateBackend,
+    backend_of_stage,
+)
 from tests.unit.operators.test_checkpointed import ARGUMENTS
 from tests.unit.operators.test_identity import make_context
 

@@ -59,7 +59,7 @@ def probe_schemas(
 
     :raises InvalidConfigurationError: if a function cannot be pickled.
     """
-    from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
+    from airflow_provider_statecheck.state.backends.loading import MemoryStateBackend
 
     context = SubtaskContext(
         job_id="0" * 32,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.checkpoint.config_options import parse_size, parse_whole_number
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.lru_cache import LruCache
+from airflow_provider_statecheck.state.cached_reads import LruCache
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer

@@ -31,10 +31,9 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.arrow.layout import NAMESPACE
-from airflow_provider_statecheck.state.lru_cache import LruCache
+from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.waiting import about_to_wait
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
 
@@ -89,19 +88,25 @@ class Part:
 
     def within(self, owned: KeyGroupRange) -> Part | None:
         """Return this part with only the blocks of a range of key groups, or ``None`` if it has none."""
-        import numpy as np
+        groups = self.key_groups
+        return self.only((groups >= owned.start) & (groups <= owned.end))
+
+    def only(self, chosen: Any) -> Part | None:
+        """
+        Return this part with only some blocks, or ``None`` if there are none.
+
+        :param chosen: Whether to keep each block, as a boolean numpy array.
+        """
         import pyarrow as pa
 
-        groups = self.key_groups
-        chosen = np.flatnonzero((groups >= owned.start) & (groups <= owned.end))
-        if len(chosen) == len(groups):
+        if chosen.all():
             return self
-        if len(chosen) == 0:
+        if not chosen.any():
             return None
         share = float(self.rows[chosen].sum()) / float(self.rows.sum())
         return replace(
             self,
-            firsts=self.firsts.take(pa.array(chosen)),
+            firsts=self.firsts.filter(pa.array(chosen)),
             offsets=self.offsets[chosen],
             lengths=self.lengths[chosen],
             rows=self.rows[chosen],
@@ -121,7 +126,6 @@ class PartBytes:
     """
     Range reads of state files, safe for threads.
 
-    :param storage: Storage of the files.
     :param files: Open local files, by default separate ones.
     """
 

@@ -8,7 +8,6 @@ The columns are those that users read, in the order of the columns of the backen
 from __future__ import annotations
 
 import io
-import os
 import uuid
 import zlib
 from abc import ABC, abstractmethod
@@ -31,6 +30,7 @@ from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, Par
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
+from airflow_provider_statecheck.storage.snapshot_manifest import RangeReader
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 _MAGIC_SIZE = 8
@@ -42,7 +42,6 @@ class PartWriter:
     Writer of sorted tables to parts.
 
     :param schema: Arrow schema of the rows.
-    :param state: Schema of the state.
     :param open_stream: Opens the stream of a new file.
     :param settings: Sizes and compression.
     :param open_file: Opens the file in a stream, by default an Arrow IPC file.
@@ -152,8 +151,6 @@ class PartFile(ABC):
     Open state file. Subclasses define its format.
 
     :param schema: Arrow schema of the rows.
-    :param stream: Stream of the file.
-    :param compression: Compression of the file.
     """
 
     def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
@@ -342,7 +339,10 @@ class RowGroups:
         from pyarrow import parquet
 
         offset = int(part.offsets[block])
-        source = pa.PythonFile(_Window(data, offset), mode="r")
+        # Of the file, only the bytes of this row group are known.
+        known = memoryview(data)
+        window = RangeReader(lambda start, end: known[start - offset : end - offset], offset + len(known))
+        source = pa.PythonFile(window, mode="r")
         file = parquet.ParquetFile(source, metadata=self.metadata)
         return _in_layout(part, file.read_row_group(self.numbers[offset], use_threads=False))
 
@@ -359,36 +359,6 @@ def _corrupt_footer(part: Part, found: str) -> CorruptStateError:
 def _offset_of(row_group: Any) -> int:
     column = row_group.column(0)
     return int(column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset)
-
-
-class _Window(io.RawIOBase):
-    """File of which only the bytes of one row group are known."""
-
-    def __init__(self, data: memoryview | bytes, offset: int) -> None:
-        self._data = memoryview(data)
-        self._offset = offset
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._offset + len(self._data)}[whence]
-        self._position = origin + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        start = self._position - self._offset
-        found = self._data[start : start + len(buffer)]
-        buffer[: len(found)] = found
-        self._position += len(found)
-        return len(found)
 
 
 def _in_layout(part: Part, table: Any) -> Any:

@@ -26,10 +26,9 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -55,17 +54,14 @@ def restored_files(
     owned: KeyGroupRange,
 ) -> dict[str, StateFiles]:
     """
-    Return the state files by state name. Only the snapshot metadata is read.
+    Return the state files by state name. Only the snapshot metadata is read; raises also as :func:`read_meta`.
 
-    :raises CheckpointNotFoundError: if snapshot metadata is missing.
-    :raises CorruptStateError: if snapshot metadata is corrupt.
-    :raises IncompatibleCheckpointError: if another backend or a newer version wrote the state, or with another number
-        of key groups.
+    :raises IncompatibleCheckpointError: if the number of key groups is another one.
     :raises StateMigrationError: if the keys have another type.
     """
     states: dict[str, list[StateFiles]] = {}
     for handle in sorted(handles, key=lambda handle: handle.key_group_range.start):
-        meta = _read_meta(handle, storage)
+        meta = read_meta(handle, storage)
         _require_fitting(meta, keys, number_of_key_groups)
         for files in meta.states:
             readable = owned.intersection(handle.key_group_range)
@@ -78,7 +74,15 @@ def is_known(handle: KeyedStateHandle) -> bool:
     return handle.backend_id in _READABLE and handle.meta is not None
 
 
-def _read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
+def read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
+    """
+    Read the snapshot metadata of a handle.
+
+    :raises CheckpointNotFoundError: if it is missing.
+    :raises CorruptStateError: if it is corrupt.
+    :raises IncompatibleCheckpointError: if another backend or a newer version wrote it.
+    :raises StorageError: if the storage fails.
+    """
     if not is_known(handle) or handle.meta is None:
         raise IncompatibleCheckpointError(
             f"Expected state files of a backend of this package or of a canonical savepoint, found those of "
@@ -143,7 +147,6 @@ class PositionForm(RowForm):
     """
     Row form without values, which needs no types of values.
 
-    :param keys: Serializer of the keys.
     :param user_key_type: Arrow type of the user keys; ``None`` unless the state is a map.
     """
 
@@ -169,9 +172,7 @@ class StateRowForm(RowForm):
     """
     Row form with the current types of a state. Rows are migrated block by block.
 
-    :param state: Registered state.
     :param restored: Schema of the state in the checkpoint.
-    :param layout: Layout of the state.
     :param now_ms: Last use of values that gain a time to live, in milliseconds.
     """
 

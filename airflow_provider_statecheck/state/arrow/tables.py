@@ -9,33 +9,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.state.arrow.compaction import without_tombstones
 from airflow_provider_statecheck.state.arrow.layout import (
+    DELETED,
+    KEY_GROUP,
     NAMESPACE,
     USER_KEY,
     VALUE,
     Block,
+    StateLayout,
     count_owners,
     distinct_heads,
+    order_codes,
+    position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.point_lookups import PositionEncoder, Target, newest_row, rows_in
-from airflow_provider_statecheck.state.arrow.runs import MatchedRows
+from airflow_provider_statecheck.state.arrow.runs import MatchedRows, PositionEncoder, Target, newest_row, rows_in
 from airflow_provider_statecheck.state.arrow.state_runs import (
-    REMOVED,
     StateRuns,
-    changed_rows,
-    joined_rows,
-    key_groups_of,
     live_rows,
     live_rows_in_void_namespace,
-    tombstone_mask,
+    merge_tables,
+    without_tombstones,
 )
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
@@ -44,13 +44,14 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
     from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
-
 _INITIAL_LIMIT = 4096
 _CELL_BYTES = 300
 """Approximate size of a cell in Python dictionaries, in bytes."""
 _SAMPLE_SIZE = 256
 _NO_CELLS: dict[Any, Any] = {}
 _UNKNOWN = object()
+_REMOVED = object()
+"""Marker of a removed value in memory."""
 
 
 @dataclass(slots=True)
@@ -66,9 +67,6 @@ class TableCore(ABC):
     """
     Changes and runs of one state, common to all tables.
 
-    :param state: Registered state.
-    :param keys: Serializer of the keys.
-    :param runs: Runs of the state.
     :param budget_bytes: Returns the maximum size of the changes in memory, in bytes.
     :param on_seal: Called after changes were sealed.
     """
@@ -110,7 +108,7 @@ class TableCore(ABC):
         if self.is_changed:
             changes = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items() if cells]
             if changes:
-                self.runs.add(joined_rows(self.runs.layout, changes))
+                self.runs.add(_joined_rows(self.runs.layout, changes))
             self._cells.clear()
             self._void = self._cells[VOID_NAMESPACE]
             # Prefetched cells of changed keys are outdated.
@@ -129,10 +127,6 @@ class TableCore(ABC):
         """Return the number of pairs of key and namespace with state."""
         self.seal()
         return count_owners(self.runs.rows())
-
-    def forget_read_ahead(self) -> None:
-        """Discard the prefetched cells."""
-        self._read_ahead = ReadAhead()
 
     @abstractmethod
     def _rows_of(self, namespace: str, cells: Any) -> Any:
@@ -186,7 +180,7 @@ class ArrowValueTable(TableCore):
         cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
         value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
-            return None if value is REMOVED else value
+            return None if value is _REMOVED else value
         ahead = self._read_ahead
         if key in ahead.keys:
             return ahead.cells.get(namespace, _NO_CELLS).get(key)
@@ -203,7 +197,7 @@ class ArrowValueTable(TableCore):
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
         """Remove the value, if there is one."""
         if self.runs.all:
-            self.put(key, key_group, namespace, REMOVED)
+            self.put(key, key_group, namespace, _REMOVED)
         else:
             self._cells[namespace].pop(key, None)
 
@@ -229,12 +223,12 @@ class ArrowValueTable(TableCore):
         import pyarrow as pa
 
         self.seal()
-        self.forget_read_ahead()
+        self._read_ahead = ReadAhead()
         values, keys = single(values), self._normalized(keys)
         groups = single(keys.key_groups).cast(pa.int32())
         columns = [single(column) for column in keys.columns]
         deleted = values.is_null() if values.null_count else None
-        table = changed_rows(self.runs.layout, groups, columns, VOID_NAMESPACE, values, deleted)
+        table = _changed_rows(self.runs.layout, groups, columns, VOID_NAMESPACE, values, deleted)
         if deleted is not None and not self.runs.all:
             table = without_tombstones(table)
         self.runs.add(table)
@@ -268,15 +262,15 @@ class ArrowValueTable(TableCore):
         return live_rows_in_void_namespace(self.runs, keys)
 
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
-        keys, deleted = list(cells), tombstone_mask(cells.values())
-        values = self._freezing.write([None if value is REMOVED else value for value in cells.values()])
-        groups = key_groups_of(keys, self._key_groups)
-        return changed_rows(
+        keys, deleted = list(cells), _tombstone_mask(cells.values())
+        values = self._freezing.write([None if value is _REMOVED else value for value in cells.values()])
+        groups = _key_groups_of(keys, self._key_groups)
+        return _changed_rows(
             self.runs.layout, groups, self._keys.to_columns_of_normalized(keys), namespace, values, deleted
         )
 
     def _changed_values(self) -> Iterator[Any]:
-        return (v for cells in self._cells.values() for v in cells.values() if v is not REMOVED)
+        return (v for cells in self._cells.values() for v in cells.values() if v is not _REMOVED)
 
 
 class ArrowMapTable(TableCore):
@@ -298,11 +292,11 @@ class ArrowMapTable(TableCore):
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         """Return the value of an entry, or ``None`` if there is none."""
         value = self._find(key, key_group, namespace, user_key)
-        return None if value is REMOVED else value
+        return None if value is _REMOVED else value
 
     def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
         """Return whether there is an entry."""
-        return self._find(key, key_group, namespace, user_key) is not REMOVED
+        return self._find(key, key_group, namespace, user_key) is not _REMOVED
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
         """Set an entry."""
@@ -316,7 +310,7 @@ class ArrowMapTable(TableCore):
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
         """Remove an entry, if there is one."""
         if self.runs.all:
-            self.put(key, key_group, namespace, user_key, REMOVED)
+            self.put(key, key_group, namespace, user_key, _REMOVED)
         elif self._changed_entries(key, namespace).pop(user_key, _UNKNOWN) is not _UNKNOWN:
             self._count -= 1
 
@@ -324,7 +318,7 @@ class ArrowMapTable(TableCore):
         """Return the current entries; concurrent changes are allowed and not visible."""
         found = dict(self._stored_entries(key, key_group, namespace))
         for user_key, value in self._changed_entries(key, namespace).items():
-            if value is REMOVED:
+            if value is _REMOVED:
                 found.pop(user_key, None)
             else:
                 found[user_key] = value
@@ -332,7 +326,7 @@ class ArrowMapTable(TableCore):
 
     def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
         """Return whether the key has no entries."""
-        if any(value is not REMOVED for value in self._changed_entries(key, namespace).values()):
+        if any(value is not _REMOVED for value in self._changed_entries(key, namespace).values()):
             return False
         return next(self.entries(key, key_group, namespace), None) is None
 
@@ -361,19 +355,19 @@ class ArrowMapTable(TableCore):
         return entries
 
     def _find(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        """Return the value of an entry, or ``REMOVED``."""
+        """Return the value of an entry, or ``_REMOVED``."""
         value = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _UNKNOWN)
         if value is not _UNKNOWN:
             return value
         ahead = self._read_ahead
         if key in ahead.keys:
-            return ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, REMOVED)
+            return ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _REMOVED)
         return self._load(key, key_group, namespace, user_key)
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         position = self._positions.key(key, key_group)
         found = newest_row(self.runs.all, Target(position, namespace, self._positions.user_key(user_key)))
-        return REMOVED if found is None else self._value(*found)
+        return _REMOVED if found is None else self._value(*found)
 
     def _stored_entries(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
         """Return the entries of a key without unsealed changes."""
@@ -398,16 +392,67 @@ class ArrowMapTable(TableCore):
         owners = [key for key, entries in keys.items() for _ in entries]
         user_keys = [user_key for entries in keys.values() for user_key in entries]
         values = [value for entries in keys.values() for value in entries.values()]
-        return changed_rows(
+        return _changed_rows(
             self.runs.layout,
-            key_groups_of(owners, self._key_groups),
+            _key_groups_of(owners, self._key_groups),
             self._keys.to_columns_of_normalized(owners),
             namespace,
-            self._freezing.write([None if value is REMOVED else value for value in values]),
-            tombstone_mask(values),
+            self._freezing.write([None if value is _REMOVED else value for value in values]),
+            _tombstone_mask(values),
             self._user_key_serializer.to_arrow(user_keys),
         )
 
     def _changed_values(self) -> Iterator[Any]:
         entries = (entries for keys in self._cells.values() for entries in keys.values())
-        return (value for values in entries for value in values.values() if value is not REMOVED)
+        return (value for values in entries for value in values.values() if value is not _REMOVED)
+
+
+def _changed_rows(
+    layout: StateLayout,
+    key_groups: Any,
+    columns: Sequence[Any],
+    namespace: str,
+    values: Any,
+    deleted: Any,
+    user_keys: Any = None,
+) -> Any:
+    """
+    Return the changes of one namespace as a sorted table.
+
+    :param key_groups: Arrow array of int32.
+    :param deleted: Boolean Arrow array that marks tombstones, or ``None`` if there are none.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    columns_by_name = dict(zip(layout.key_names, columns, strict=True))
+    columns_by_name |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted}
+    has_namespace = namespace != VOID_NAMESPACE
+    if has_namespace:
+        columns_by_name[NAMESPACE] = pa.repeat(pa.scalar(namespace, pa.string()), len(key_groups))
+    schema = layout.schema(namespace=has_namespace, deleted=deleted is not None)
+    table = pa.table([columns_by_name[name] for name in schema.names], schema=schema)
+    return table.take(pa.array(np.argsort(order_codes(position_columns(table)), kind="stable")))
+
+
+def _joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
+    """Return the changes of several namespaces as one sorted table."""
+    if len(tables) == 1:
+        return tables[0]
+    deleted = any(DELETED in table.schema.names for table in tables)
+    return merge_tables([layout.conform(table, namespace=True, deleted=deleted) for table in tables])
+
+
+def _tombstone_mask(values: Iterable[Any]) -> Any:
+    """Return a boolean Arrow array that marks removed values, or ``None`` if there are none."""
+    import pyarrow as pa
+
+    mask = [value is _REMOVED for value in values]
+    return pa.array(mask, pa.bool_()) if any(mask) else None
+
+
+def _key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
+    """Return the key groups of keys as an Arrow array."""
+    import pyarrow as pa
+
+    return pa.array([key_groups[key] for key in keys], pa.int32())

@@ -1,80 +1,286 @@
-"""Loading of state backends by name, entry point or dotted path."""
+"""
+The state backends of this package, and loading of backends by name, entry point or dotted path.
+
+The backends share the format of their files. ``arrow`` writes incremental snapshots, and the others write full ones: in
+files of each checkpoint, or in its metadata.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS
+from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
+from airflow_provider_statecheck.checkpoint.config_options import parse_directory
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
+from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX, ArrowStateSettings
 from airflow_provider_statecheck.state.backends.state_backend import (
     ConfigurableStateBackend,
     StateBackend,
     StateBackendFactory,
+    StateEnvironment,
+    restoring,
 )
-from airflow_provider_statecheck.storage.views.loading import NamedFactories
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
+from airflow_provider_statecheck.storage.uris import normalise_base
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.loading import (
+    DEFAULT_MAX_STATE_SIZE,
+    MemoryBackendCheckpointStorageAccess,
+    MemoryCheckpointStreamFactory,
+    NamedFactories,
+)
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+    from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+    from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 BACKEND_KEYS = ("state.backend.type", "state.backend")
 """Settings that name a backend, in order of precedence."""
 DEFAULT_BACKEND = "arrow"
 ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
+# Base of a storage that only resolves pointers, which are absolute.
+_NO_DIRECTORY = "memory://statecheck-without-directory"
 
 
-class MemoryStateBackendFactory(StateBackendFactory):
-    """Factory of the ``memory`` backend."""
+@dataclass(frozen=True, slots=True)
+class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
+    """
+    State backend with sorted Arrow files, incremental snapshots and bounded memory.
+
+    The storage of the stage determines the location of checkpoints.
+
+    :param settings: Sizes and compression; those of the configuration if ``None``.
+    :param incremental: Whether snapshots reference the files of earlier ones; as configured if ``None``, else ``True``.
+    :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
+    """
+
+    settings: ArrowStateSettings | None = None
+    incremental: bool | None = None
+    streams: CheckpointStreamFactory | None = None
+
+    @override
+    def configure(self, config: Mapping[str, Any]) -> ArrowStateBackend:
+        settings = self.settings or ArrowStateSettings.from_config(config)
+        incremental = _is_incremental(config) if self.incremental is None else self.incremental
+        return replace(self, settings=settings, incremental=incremental)
+
+    @override
+    def create_keyed_state_backend(
+        self,
+        environment: StateEnvironment,
+        job_id: str,
+        operator_identifier: str,
+        key_serializer: KeySerializer,
+        number_of_key_groups: int,
+        key_group_range: KeyGroupRange,
+        kv_registry: Any = None,
+        *,
+        restored: Sequence[KeyedStateHandle] = (),
+    ) -> ArrowKeyedStateBackend:
+        backend = ArrowKeyedStateBackend(
+            key_serializer=key_serializer,
+            number_of_key_groups=number_of_key_groups,
+            key_group_range=key_group_range,
+            now_ms=environment.now_ms,
+            storage=environment.storage,
+            settings=self.settings,
+            incremental=self.incremental is not False,
+            streams=self.streams,
+            operator_name=environment.operator_name,
+        )
+        with restoring(operator_identifier):
+            backend.restore(restored)
+        return backend
+
+    @override
+    def create_operator_state_backend(
+        self,
+        environment: StateEnvironment,
+        operator_identifier: str,
+        *,
+        restored: Sequence[OperatorStateHandle] = (),
+    ) -> DefaultOperatorStateBackend:
+        from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+
+        with restoring(operator_identifier):
+            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
+
+    @override
+    def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
+        base = _NO_DIRECTORY if not pointer or not storage_options else pointer
+        return resolve_checkpoint(CheckpointStorage.open(base, **storage_options), pointer)
+
+
+def _is_incremental(config: Mapping[str, Any]) -> bool:
+    values = CheckpointConfig()
+    CheckpointConfig.incremental.read(values, config)
+    return values.incremental
+
+
+class AbstractFileStateBackend(StateBackend, ConfigurableStateBackend, ABC):
+    """
+    State backend with directories for checkpoints and savepoints.
+
+    An argument takes precedence over the configuration. Without a checkpoint directory, checkpoints cannot be
+    externalized; without a savepoint directory, each savepoint needs a target. Backends can be pickled.
+
+    :param base_checkpoint_path: URI of the checkpoint directory.
+    :param base_savepoint_path: URI of the directory of savepoints without a target.
+    :param config: Settings by key, current or deprecated, or a ``CheckpointConfig``.
+    :raises InvalidConfigurationError: if a URI has no scheme or no path, or is the root of a filesystem.
+    """
+
+    def __init__(
+        self,
+        base_checkpoint_path: str | None = None,
+        base_savepoint_path: str | None = None,
+        config: Mapping[str, Any] | CheckpointConfig | None = None,
+    ) -> None:
+        self._config = {} if config is None or isinstance(config, CheckpointConfig) else dict(config)
+        settings = config if isinstance(config, CheckpointConfig) else CheckpointConfig.from_mapping(self._config)
+        self.checkpoint_path = _directory("base_checkpoint_path", base_checkpoint_path, settings.checkpoint_dir)
+        """Checkpoint directory, or ``None``."""
+        self.savepoint_path = _directory("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
+        """Directory of savepoints without a target, or ``None``."""
+        self._settings = ArrowStateSettings.from_config(self._config)
+        self._keyed = ArrowStateBackend(self._settings, incremental=False)
+
+    @override
+    def configure(self, config: Mapping[str, Any]) -> Self:
+        return type(self)(self.checkpoint_path, self.savepoint_path, {**config, **self._config})
+
+    @override
+    def create_keyed_state_backend(self, *arguments: Any, **named: Any) -> ArrowKeyedStateBackend:
+        return self._keyed.create_keyed_state_backend(*arguments, **named)
+
+    @override
+    def create_operator_state_backend(self, *arguments: Any, **named: Any) -> DefaultOperatorStateBackend:
+        return self._keyed.create_operator_state_backend(*arguments, **named)
+
+    @abstractmethod
+    def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> CheckpointStorageAccess:
+        """
+        Return the checkpoint storage of a job.
+
+        :param attempt: Attempt that writes the checkpoints.
+        :param storage_options: Options of the filesystem.
+        """
+
+    @override
+    def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
+        return self._keyed.resolve_checkpoint(pointer, **storage_options)
+
+
+def _directory(name: str, argument: str | None, configured: str | None) -> str | None:
+    path = argument if argument is not None else configured
+    return None if path is None else normalise_base(parse_directory(name, path))
+
+
+class FsStateBackend(AbstractFileStateBackend):
+    """Backend that writes all state to files of each checkpoint."""
+
+    def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> FsCheckpointStorageAccess:
+        """
+        Return a checkpoint storage with files.
+
+        :raises InvalidConfigurationError: without a checkpoint directory.
+        """
+        if self.checkpoint_path is None:
+            raise InvalidConfigurationError(
+                "Expected a checkpoint directory for the filesystem state backend, found none; pass base_checkpoint_path or "
+                "set execution.checkpointing.dir."
+            )
+        storage = CheckpointStorage.open(self.checkpoint_path, **storage_options)
+        return FsCheckpointStorageAccess(storage, attempt, savepoint_dir=self.savepoint_path)
+
+
+class MemoryStateBackend(AbstractFileStateBackend):
+    """
+    Backend that writes all state to the checkpoint metadata, for tests and small state.
+
+    :param base_checkpoint_path: URI of the directory of metadata, if any.
+    :param base_savepoint_path: URI of the directory of savepoints without a target.
+    :param config: Settings by key, or a ``CheckpointConfig``.
+    :param max_state_size: Maximum size of each keyed state of a subtask in a snapshot, in bytes.
+    :raises InvalidConfigurationError: if the size is not positive, or a directory is invalid.
+    """
+
+    def __init__(
+        self,
+        base_checkpoint_path: str | None = None,
+        base_savepoint_path: str | None = None,
+        config: Mapping[str, Any] | CheckpointConfig | None = None,
+        *,
+        max_state_size: int = DEFAULT_MAX_STATE_SIZE,
+    ) -> None:
+        super().__init__(base_checkpoint_path, base_savepoint_path, config)
+        if max_state_size <= 0:
+            raise InvalidConfigurationError(
+                f"Expected a max_state_size above 0 bytes, found {max_state_size}; pass a positive size."
+            )
+        self.max_state_size = max_state_size
+        # The limit holds for a file, and so a state must have only one.
+        settings = replace(self._settings, part_bytes=max(self._settings.part_bytes, max_state_size + 1))
+        streams = MemoryCheckpointStreamFactory(max_state_size=max_state_size)
+        self._keyed = replace(self._keyed, settings=settings, streams=streams)
+
+    @override
+    def configure(self, config: Mapping[str, Any]) -> Self:
+        paths = (self.checkpoint_path, self.savepoint_path)
+        return type(self)(*paths, {**config, **self._config}, max_state_size=self.max_state_size)
+
+    @override
+    def create_checkpoint_storage(
+        self, attempt: AttemptRef, **storage_options: Any
+    ) -> MemoryBackendCheckpointStorageAccess:
+        path = self.checkpoint_path
+        return MemoryBackendCheckpointStorageAccess(
+            attempt,
+            None if path is None else CheckpointStorage.open(path, **storage_options),
+            savepoint_dir=self.savepoint_path,
+            max_state_size=self.max_state_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltInFactory(StateBackendFactory):
+    identifier: str
+    create: Callable[[Mapping[str, Any]], StateBackend]
 
     @override
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        from airflow_provider_statecheck.state.backends.file_state_backends import MemoryStateBackend
-
-        return MemoryStateBackend(config=config)
+        return self.create(config)
 
     @override
     def get_identifier(self) -> str:
-        return "memory"
+        return self.identifier
 
 
-class FsStateBackendFactory(StateBackendFactory):
-    """Factory of the ``filesystem`` backend."""
-
-    @override
-    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
-
-        return FsStateBackend(config=config)
-
-    @override
-    def get_identifier(self) -> str:
-        return "filesystem"
-
-
-class ArrowStateBackendFactory(StateBackendFactory):
-    """Factory of the ``arrow`` backend."""
-
-    @override
-    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-
-        return ArrowStateBackend().configure(config)
-
-    @override
-    def get_identifier(self) -> str:
-        return DEFAULT_BACKEND
-
-
+_ARROW = _BuiltInFactory(DEFAULT_BACKEND, lambda config: ArrowStateBackend().configure(config))
+_FILESYSTEM = _BuiltInFactory("filesystem", lambda config: FsStateBackend(config=config))
+_MEMORY = _BuiltInFactory("memory", lambda config: MemoryStateBackend(config=config))
 _BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
     StateBackendFactory,  # type: ignore[type-abstract]
     BACKEND_KEYS[1],
     ENTRY_POINT_GROUP,
     {
-        "memory": MemoryStateBackendFactory,
-        "jobmanager": MemoryStateBackendFactory,
-        "hashmap": MemoryStateBackendFactory,
-        "filesystem": FsStateBackendFactory,
-        "fs": FsStateBackendFactory,
-        "arrow": ArrowStateBackendFactory,
+        "memory": _MEMORY,
+        "jobmanager": _MEMORY,
+        "hashmap": _MEMORY,
+        "filesystem": _FILESYSTEM,
+        "fs": _FILESYSTEM,
+        "arrow": _ARROW,
     },
 )
 

@@ -14,35 +14,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, OperatorStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.operator.states import RawOperatorStateOutput, StatePartitionStreamProvider
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import (
-        AggregatingStateDescriptor,
-        FoldingStateDescriptor,
-        ListStateDescriptor,
-        MapStateDescriptor,
-        ReducingStateDescriptor,
-        StateDescriptor,
-        ValueStateDescriptor,
-    )
-    from airflow_provider_statecheck.state.keyed.keyed_state_store import BatchState, KeyedStateStore
-    from airflow_provider_statecheck.state.keyed.map_state import MapState
-    from airflow_provider_statecheck.state.keyed.states import (
-        AggregatingState,
-        FoldingState,
-        ListState,
-        ReducingState,
-        ValueState,
-    )
+    from airflow_provider_statecheck.state.descriptors import StateDescriptor
+    from airflow_provider_statecheck.state.keyed.states import BatchState, State
     from airflow_provider_statecheck.state.operator.states import OperatorStateStore
 
 
 K = TypeVar("K")
-T = TypeVar("T")
-Acc = TypeVar("Acc")
 _NO_KEY = object()
 
 
@@ -85,18 +68,18 @@ class _Context:
             )
 
 
-class RuntimeContext(_Context):
+class RuntimeContext(_Context, KeyedStateStore):
     """
     Task information and keyed state, valid from ``open`` to ``close``.
 
-    The methods that return state raise ``CoordinatorError`` if the operator has no keys, or after ``close``.
+    The methods that return state also raise ``CoordinatorError`` if the operator has no keys, or after ``close``.
 
-    :param task_info: Subtask in which the function runs.
     :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
     """
 
     def __init__(self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None = None) -> None:
-        super().__init__("from open to close")
+        _Context.__init__(self, "from open to close")
+        KeyedStateStore.__init__(self, self._keyed_state)
         self._task_info = task_info
         self._keyed = keyed_state_store
 
@@ -110,33 +93,9 @@ class RuntimeContext(_Context):
         """Return the logical date of the Dag run, or ``None`` outside of one."""
         return self._task_info.logical_date
 
-    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """Return keyed state with one value per key."""
-        return self._store().get_state(descriptor)
-
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return keyed state with one list per key."""
-        return self._store().get_list_state(descriptor)
-
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return keyed state that reduces added values."""
-        return self._store().get_reducing_state(descriptor)
-
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
-        """Return keyed state that aggregates added values."""
-        return self._store().get_aggregating_state(descriptor)
-
-    def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
-        """Return keyed state that folds added values."""
-        return self._store().get_folding_state(descriptor)
-
-    def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
-        """Return keyed state with one map per key."""
-        return self._store().get_map_state(descriptor)
-
-    def _store(self) -> KeyedStateStore:
+    def _keyed_state(self, descriptor: StateDescriptor[Any]) -> State:
         self._require_open()
-        return _require_keyed(self._keyed)
+        return _require_keyed(self._keyed).state_of(descriptor)
 
 
 class KeyedContext(Generic[K]):
@@ -217,11 +176,7 @@ class KeyedBatchContext(KeyedContext[Any]):
 
 
 class FunctionSnapshotContext(_Context):
-    """
-    Current checkpoint, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards.
-
-    :param checkpoint: The checkpoint.
-    """
+    """Current checkpoint, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards."""
 
     def __init__(self, checkpoint: CheckpointMetaData) -> None:
         super().__init__("during snapshot_state")

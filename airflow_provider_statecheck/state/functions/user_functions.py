@@ -24,7 +24,7 @@ from airflow_provider_statecheck.state.operator.states import StatePartitionStre
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keyed.keyed_state_store import KeyedStateStore
+    from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
     from airflow_provider_statecheck.state.operator.states import OperatorStateStore
 
 
@@ -156,9 +156,6 @@ class FunctionLifecycle:
     Lifecycle calls of one user function: ``initialize_state``, ``open``, ``snapshot_state`` and ``close``.
 
     Methods that the function does not have are skipped.
-
-    :param function: User function.
-    :param task_info: Subtask in which it runs.
     """
 
     def __init__(self, function: object, task_info: TaskInfo) -> None:
@@ -203,8 +200,6 @@ class FunctionLifecycle:
         """
         Call ``snapshot_state`` and return the handles of raw state. The state backends take their snapshots afterwards.
 
-        :param checkpoint: The checkpoint.
-        :param streams: Stream factory of the checkpoint.
         :raises CheckpointException: if the function raises; the task fails.
         """
         if not isinstance(self._function, CheckpointedFunction):

@@ -1,18 +1,17 @@
-"""Base class of keyed state backends: current key, registered states and namespaces."""
+"""Base class of keyed state backends, the store of user functions, and contract of snapshots."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
-from airflow_provider_statecheck.state.keyed.keyed_state_store import BatchState, KeyedStateStore
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import (
     NO_KEY_GROUP,
@@ -25,31 +24,135 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
 )
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
+    BatchState,
     CellState,
     DefaultedValueState,
     FoldingState,
     ListState,
-    MergeableState,
     ReducingState,
     State,
     TtlListState,
     ValueState,
 )
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
-    Compatibility,
     Outcome,
-    SerializerSnapshot,
     TypeSerializer,
     describe,
-    kept_distinct,
     serializer_from_now_on,
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.descriptors import (
+        AggregatingStateDescriptor,
+        FoldingStateDescriptor,
+        ListStateDescriptor,
+        MapStateDescriptor,
+        ReducingStateDescriptor,
+    )
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.snapshots import StateSnapshot
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+
+T = TypeVar("T")
+Acc = TypeVar("Acc")
+Handle = TypeVar("Handle")
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """Number of keys and size of one state in a snapshot, as far as the backend knows them."""
+
+    name: str
+    keys: int | None = None
+    """Number of keys, counted once for each namespace; ``None`` if only a scan could tell."""
+    size_bytes: int | None = None
+    """Size of the files of the state; ``None`` if it shares a file with other states."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotResult(Generic[Handle]):
+    """Result of a snapshot."""
+
+    handle: Handle | None = None
+    """Handle of the snapshot; ``None`` if there was no state."""
+    new_bytes: int = 0
+    """Bytes written by this snapshot, without the files of earlier snapshots."""
+    sizes: tuple[StateSize, ...] = ()
+    """Sizes of single states, for display; a backend may omit them."""
+
+    @classmethod
+    def empty(cls) -> SnapshotResult[Handle]:
+        """Return the result of a snapshot without state."""
+        return cls()
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there was no state."""
+        return self.handle is None
+
+
+class StateSnapshot(Protocol[Handle]):
+    """Captured state that is not written yet. Later changes are not included."""
+
+    def run(self) -> SnapshotResult[Handle]:
+        """
+        Write the state. Called once, possibly in another thread.
+
+        :raises StorageError: if the storage fails; written files are deleted.
+        :raises SnapshotCancelledError: if the snapshot was cancelled.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Stop the write and delete its files. Has no effect after the end of the write."""
+        ...
+
+
+class KeyedStateStore:
+    """
+    Registry of the keyed states of a function.
+
+    The first call with a descriptor registers its state, and later calls return the same state. Each method raises
+    ``InvalidConfigurationError`` for a descriptor of another kind or a name that belongs to another kind of state, and
+    ``StateMigrationError`` if the descriptor is incompatible with restored state.
+
+    :param state_of: Returns the state of a descriptor for the current key.
+    """
+
+    def __init__(self, state_of: Callable[[StateDescriptor[Any]], State]) -> None:
+        self.state_of = state_of
+
+    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Return a state with one value per key."""
+        return cast("ValueState[T]", self._state(descriptor, StateKind.VALUE))
+
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return a state with one list per key."""
+        return cast("ListState[T]", self._state(descriptor, StateKind.LIST))
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """Return a state that reduces added values."""
+        return cast("ReducingState[T]", self._state(descriptor, StateKind.REDUCING))
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
+        """Return a state that aggregates added values."""
+        return cast("AggregatingState[Any, Any]", self._state(descriptor, StateKind.AGGREGATING))
+
+    def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
+        """Return a state that folds added values."""
+        return cast("FoldingState[Any, Acc]", self._state(descriptor, StateKind.FOLDING))
+
+    def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
+        """Return a state with one map per key."""
+        return cast("MapState[Any, T]", self._state(descriptor, StateKind.MAP))
+
+    def _state(self, descriptor: StateDescriptor[Any], kind: StateKind) -> State:
+        if descriptor.kind is not kind:
+            raise InvalidConfigurationError(
+                f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}; call the method "
+                f"of its kind."
+            )
+        return self.state_of(descriptor)
 
 
 class AbstractKeyedStateBackend(ABC):
@@ -164,10 +267,14 @@ class AbstractKeyedStateBackend(ABC):
         """
         for namespace in (target, *sources):
             _require_namespace(namespace)
-        merged = require_mergeable(self.get_partitioned_state(descriptor, target))
+        merged: Any = self.get_partitioned_state(descriptor, target)
+        if not isinstance(merged, ListState | ReducingState | AggregatingState):
+            raise InvalidConfigurationError(
+                f"Expected a list, reducing or aggregating state, found {type(merged).__name__}; others cannot be merged."
+            )
         for source in dict.fromkeys(sources):
             if source != target:
-                merged.merge_from(self.get_partitioned_state(descriptor, source))
+                merged.merge_from(cast(Any, self.get_partitioned_state(descriptor, source)))
 
     def get_keys(self, name: str, namespace: str = VOID_NAMESPACE) -> Iterator[Any]:
         """
@@ -236,9 +343,7 @@ class AbstractKeyedStateBackend(ABC):
         """
         Capture the current state. The returned snapshot writes it without later changes.
 
-        :param checkpoint_id: Id of the checkpoint.
         :param timestamp: Trigger time of the checkpoint in milliseconds since the epoch.
-        :param streams: Stream factory of the checkpoint.
         """
 
     @abstractmethod
@@ -332,19 +437,6 @@ def create_state(
     return kind(cells if ttl is None else TtlCells(cells, ttl), context, namespace, values, descriptor)
 
 
-def require_mergeable(state: State) -> MergeableState:
-    """
-    Require a state whose namespaces can be merged.
-
-    :raises InvalidConfigurationError: for a state of another kind.
-    """
-    if not isinstance(state, ListState | ReducingState | AggregatingState):
-        raise InvalidConfigurationError(
-            f"Expected a list, reducing or aggregating state, found {type(state).__name__}; others cannot be merged."
-        )
-    return cast("MergeableState", state)
-
-
 _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
 
 
@@ -379,38 +471,6 @@ def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredSt
         return replace(wanted, serializer=serializer)
     keys = compatibility_of_keys(wanted.name, wanted.key_serializer, restored.key)
     return replace(wanted, serializer=serializer, key_serializer=serializer_from_now_on(keys, wanted.key_serializer))
-
-
-def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
-    """
-    Return the compatibility of restored data with a serializer.
-
-    :raises StateMigrationError: if they are incompatible.
-    """
-    return _require_compatible(name, serializer.resolve_compatibility(old), serializer, old)
-
-
-def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
-    """
-    Return the compatibility of restored user keys with a serializer.
-
-    :raises StateMigrationError: if they are incompatible, or if a migration could make two keys equal.
-    """
-    verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
-    return _require_compatible(name, verdict, serializer, old)
-
-
-def _require_compatible(
-    name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
-) -> Compatibility:
-    if verdict.outcome is Outcome.INCOMPATIBLE:
-        raise StateMigrationError(
-            f"Expected a type of state {name} that is compatible with {describe(old)}, found "
-            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name "
-            f"for a new state.",
-            state=name,
-        )
-    return verdict
 
 
 def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:

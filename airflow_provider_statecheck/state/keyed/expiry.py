@@ -19,7 +19,6 @@ class TimeToLive:
     """
     Expiry and renewal of values.
 
-    :param config: Time to live of the state.
     :param now_ms: Returns the current time in milliseconds.
     """
 
@@ -86,7 +85,6 @@ class TtlCells:
     State table that hides expired values and removes those that it reads.
 
     :param table: Table of ``TtlValue``.
-    :param time_to_live: Expiry of the values.
     """
 
     def __init__(self, table: StateTable, time_to_live: TimeToLive) -> None:
@@ -146,7 +144,6 @@ class TtlEntries:
     Map table that hides expired entries and removes those that it reads.
 
     :param table: Table of ``TtlValue``.
-    :param time_to_live: Expiry of the entries.
     """
 
     def __init__(self, table: MapTable, time_to_live: TimeToLive) -> None:

@@ -20,9 +20,6 @@ class MapState(Generic[K, V]):
 
     Accesses without a current key raise ``CoordinatorError``.
 
-    :param table: Table of the state.
-    :param context: Current key.
-    :param namespace: Namespace of the state.
     :param values: Conversion between values and cells.
     :param check_null_key: Raises if the serializer of the user keys cannot encode ``None``.
     """

@@ -100,7 +100,6 @@ class StateValues:
     Stored cells share no mutable objects with user code. Modifying a value after a write or a read does not change the
     state.
 
-    :param state: Registered state.
     :param operator: Operator name for errors.
     """
 
@@ -120,12 +119,7 @@ class StateValues:
         return cell if self.thaw is None or cell is None else self.thaw(cell)
 
     def misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
-        """
-        Return the error of a value that does not fit the type of the state.
-
-        :param key: Key of the value.
-        :param error: Cause.
-        """
+        """Return the error of a value that does not fit the type of the state."""
         return misfit(self._state.title, self._operator, error, key=key)
 
 
@@ -160,8 +154,6 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
     Serializer of the lists of a list state.
 
     Its snapshots are those of the element type, because a list state evolves with its elements.
-
-    :param element: Serializer of an element.
     """
 
     is_immutable = False
@@ -288,7 +280,6 @@ def misfit(state: str, operator: str, error: Exception, **key: Any) -> Unsupport
 
     :param state: Kind and name of the state.
     :param operator: Operator name; empty if unknown.
-    :param error: Cause.
     :param key: Key of the value, if known.
     """
     owner = f" of the operator {operator!r}" if operator else ""

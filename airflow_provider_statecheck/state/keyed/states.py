@@ -1,22 +1,25 @@
 """
-Keyed states of user functions: value, list, reducing, aggregating and folding state.
+Keyed states of user functions, except for map state, and batches of keys.
 
-All accesses refer to the current key, and raise ``CoordinatorError`` without one. Modifying a value that was read does
+All accesses but those of batches refer to the current key, and raise ``CoordinatorError`` without one. Modifying a value that was read does
 not change the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.keyed.expiry import TimeToLive
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateTable, StateValues, no_key
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
+from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateTable, StateValues, misfit, no_key
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import AggregateFunction
-
+    from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
+    from airflow_provider_statecheck.state.descriptors import AggregateFunction, StateDescriptor
+    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState
+    from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 T = TypeVar("T")
 In = TypeVar("In")
@@ -32,23 +35,12 @@ class State(Protocol):
         ...
 
 
-class MergeableState(State, Protocol):
-    """State whose namespaces can be merged."""
-
-    def merge_from(self, source: State) -> None:
-        """Merge the state of another namespace into this one, and clear the other."""
-        ...
-
-
 class CellState:
     """
     Access to the cell of the current key.
 
     A cell is the frozen form of a value. The methods of the table are bound once, because each element accesses them.
 
-    :param table: Table of the state.
-    :param context: Current key.
-    :param namespace: Namespace of the state.
     :param values: Conversion between values and cells.
     :param descriptor: Descriptor with the default or the functions of the state.
     """
@@ -169,7 +161,7 @@ class ListState(CellState, Generic[T]):
         :raises InvalidConfigurationError: if the element is ``None``.
         :raises UnsupportedStateError: if the element does not fit the type of the state.
         """
-        self._append([_required(element)])
+        self._append([require_element(element)])
 
     def add_all(self, elements: Iterable[T]) -> None:
         """
@@ -178,7 +170,7 @@ class ListState(CellState, Generic[T]):
         :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
         :raises UnsupportedStateError: if an element does not fit the type of the state.
         """
-        self._append(_all_required(elements))
+        self._append(require_elements(elements))
 
     def update(self, elements: Iterable[T]) -> None:
         """
@@ -187,7 +179,7 @@ class ListState(CellState, Generic[T]):
         :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
         :raises UnsupportedStateError: if an element does not fit the type of the state.
         """
-        self._replace(self._stored(_all_required(elements)))
+        self._replace(self._stored(require_elements(elements)))
 
     def merge_from(self, source: ListState[T]) -> None:
         """Append the elements of another namespace, and clear the other."""
@@ -215,26 +207,32 @@ class ListState(CellState, Generic[T]):
             self.clear()
 
 
-def _required(element: T | None) -> T:
+def require_element(element: T | None) -> T:
+    """
+    Require an element of a list state.
+
+    :raises InvalidConfigurationError: if it is ``None``.
+    """
     if element is None:
         raise InvalidConfigurationError("Expected an element of a list state, found None; lists cannot store None.")
     return element
 
 
-def _all_required(elements: Iterable[T]) -> list[T]:
+def require_elements(elements: Iterable[T | None] | None) -> list[T]:
+    """
+    Require elements of a list state.
+
+    :raises InvalidConfigurationError: if they, or one of them, are ``None``.
+    """
     if elements is None:
         raise InvalidConfigurationError(
             "Expected elements of a list state, found None; call clear() to remove all elements."
         )
-    return [_required(element) for element in elements]
+    return [require_element(element) for element in elements]
 
 
 class TtlListState(ListState[T]):
-    """
-    List state whose elements expire separately.
-
-    :param time_to_live: Expiry of the elements.
-    """
+    """List state whose elements expire separately."""
 
     __slots__ = ("_ttl",)
 
@@ -367,3 +365,108 @@ class FoldingState(CellState, Generic[T, Acc]):
         if accumulator is None:
             accumulator = self._descriptor.initial
         self._set_value(self._descriptor.fold_function(accumulator, value))
+
+
+_BATCH_KINDS = (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
+
+
+class BatchState:
+    """
+    Value, reducing or aggregating state of many keys, as Arrow arrays.
+
+    It shares its cells with the state of single keys.
+
+    :param now_ms: Returns the time for expiry in milliseconds.
+    :param operator: Operator name for errors.
+    :raises InvalidConfigurationError: for a list, map or folding state.
+    """
+
+    def __init__(
+        self,
+        descriptor: StateDescriptor[Any],
+        state: RegisteredState,
+        table: StateTable | MapTable,
+        key_group_range: KeyGroupRange,
+        now_ms: Callable[[], int],
+        operator: str,
+    ) -> None:
+        if state.kind not in _BATCH_KINDS:
+            raise InvalidConfigurationError(
+                f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
+                f"key."
+            )
+        cells = cast("StateTable", table)
+        self._table = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
+        self._state = state
+        self._arrow_type = state.serializer.arrow_type
+        self._key_group_range = key_group_range
+        self._operator = operator
+        default = getattr(descriptor, "default", None)
+        self._default = None if default is None else state.serializer.to_arrow([default])
+
+    def get(self, keys: KeyBatch) -> Any:
+        """
+        Return an Arrow array of the values of keys, in the order of the keys; null for a key without a value.
+
+        :raises InvalidConfigurationError: for a key of another subtask.
+        """
+        self._require_owned(keys)
+        values = self._table.get_batch(keys)
+        return values if self._default is None else _with_default(values, self._default)
+
+    def put(self, keys: KeyBatch, values: Any) -> None:
+        """
+        Set the values of keys from an Arrow array; null clears.
+
+        :raises InvalidConfigurationError: for a key of another subtask, or if the numbers of keys and values differ.
+        :raises UnsupportedStateError: if the type of the state cannot represent the values exactly.
+        """
+        self._require_owned(keys)
+        if len(values) != len(keys):
+            raise InvalidConfigurationError(
+                f"Expected one value for each of {len(keys)} keys, found {len(values)} values; pass equal numbers."
+            )
+        self._table.put_batch(keys, self._cast(values))
+
+    def _cast(self, values: Any) -> Any:
+        import pyarrow as pa
+
+        whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        wanted = self._arrow_type
+        try:
+            return whole if whole.type == wanted else whole.cast(wanted)
+        except pa.ArrowException as error:
+            reason = UnsupportedStateError(f"Expected values of {wanted}, found {whole.type}: {error}; cast them.")
+            raise misfit(self._state.title, self._operator, reason) from error
+
+    def _require_owned(self, keys: KeyBatch) -> None:
+        _require_ordered(keys.key_groups)
+        ends = (keys.key_groups[0].as_py(), keys.key_groups[-1].as_py()) if len(keys) else ()
+        foreign = [key_group for key_group in ends if key_group not in self._key_group_range]
+        if foreign:
+            owned = self._key_group_range
+            raise InvalidConfigurationError(
+                f"Expected keys of the key groups {owned.start} to {owned.end}, found a key of key group {foreign[0]}; "
+                f"partition the keys by key group."
+            )
+
+
+def _require_ordered(key_groups: Any) -> None:
+    import pyarrow.compute as pc
+
+    # Backends search key groups by bisection.
+    is_descending = pc.less(key_groups.slice(1), key_groups.slice(0, max(len(key_groups) - 1, 0)))
+    if pc.any(is_descending).as_py():
+        raise InvalidConfigurationError(
+            "Expected keys in the order of their key groups, found another order; sort them by key group."
+        )
+
+
+def _with_default(values: Any, default: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not values.null_count:
+        return values
+    rows = pc.if_else(pc.is_null(values), len(values), pa.array(range(len(values)), pa.int64()))
+    return pa.concat_arrays([values, default]).take(rows)

@@ -28,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
+from airflow_provider_statecheck.state.keyed.abstract_backend import SnapshotResult, StateSnapshot
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
 from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (
@@ -42,7 +43,6 @@ from airflow_provider_statecheck.state.operator.stream_format import (
     stored_name,
 )
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.snapshots import SnapshotResult
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
@@ -61,7 +61,6 @@ class DefaultOperatorStateBackend(OperatorStateStore):
     restored states without a descriptor unchanged.
 
     :param restored: The handles of the subtask, each with a function that returns all bytes of its stream.
-    :param operator_name: The name of the operator, for errors.
     :raises StorageError: if the storage fails.
     :raises CorruptStateError: if a stream is damaged.
     :raises IncompatibleCheckpointError: if a newer version wrote a stream, or streams disagree about a state.
@@ -78,11 +77,7 @@ class DefaultOperatorStateBackend(OperatorStateStore):
     def restore(
         cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
     ) -> DefaultOperatorStateBackend:
-        """
-        Return a backend with the state of handles. The errors are those of the constructor.
-
-        :param storage: The storage of the checkpoint.
-        """
+        """Return a backend with the state of handles. The errors are those of the constructor."""
 
         def reader(handle: OperatorStateHandle) -> Callable[[], bytes]:
             return lambda: read_state(storage, handle.stream)
@@ -122,9 +117,7 @@ class DefaultOperatorStateBackend(OperatorStateStore):
         """
         Capture the current state, and return the snapshot that writes it.
 
-        :param checkpoint_id: The id of the checkpoint.
         :param timestamp: The time of its trigger, in milliseconds since the epoch.
-        :param streams: The streams of the checkpoint.
         :raises UnsupportedStateError: if an element does not fit the type of its state.
         :raises CoordinatorError: after ``dispose``.
         """
@@ -244,12 +237,11 @@ def _require_same_types(expected: ElementSerializers, found: ElementSerializers)
         )
 
 
-class OperatorStateSnapshot:
+class OperatorStateSnapshot(StateSnapshot[OperatorStateHandle]):
     """
     Snapshot of the operator state of a subtask, which another thread may write.
 
     :param states: The captured, immutable states; without states the result is empty.
-    :param streams: The streams of the checkpoint.
     """
 
     def __init__(self, states: Sequence[WrittenState], streams: CheckpointStreamFactory) -> None:
@@ -257,13 +249,8 @@ class OperatorStateSnapshot:
         self._streams = streams
         self._is_cancelled = Event()
 
+    @override
     def run(self) -> SnapshotResult[OperatorStateHandle]:
-        """
-        Write the states into one stream. After an error no file remains.
-
-        :raises StorageError: if the storage fails.
-        :raises SnapshotCancelledError: if the snapshot is cancelled before the stream is complete.
-        """
         self._require_not_cancelled()
         if not self._states:
             return SnapshotResult.empty()
@@ -273,8 +260,8 @@ class OperatorStateSnapshot:
         finally:
             stream.close()
 
+    @override
     def cancel(self) -> None:
-        """Cancel the write, which then leaves no file. Without effect after the stream is complete."""
         self._is_cancelled.set()
 
     def _write(self, stream: CheckpointStateOutputStream) -> SnapshotResult[OperatorStateHandle]:

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
+from airflow_provider_statecheck.state.keyed.states import require_element, require_elements
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
@@ -103,7 +104,7 @@ class PartitionableListState(Generic[T]):
         :raises InvalidConfigurationError: if the element is ``None``.
         :raises UnsupportedStateError: if the element does not fit the type of the state.
         """
-        self._elements.append(self._own(_require_element(element)))
+        self._elements.append(self._own(require_element(element)))
 
     def add_all(self, elements: Iterable[T]) -> None:
         """
@@ -128,25 +129,7 @@ class PartitionableListState(Generic[T]):
         self._elements = []
 
     def _owned(self, elements: Iterable[T]) -> list[T]:
-        return [self._own(element) for element in _require_elements(elements)]
-
-
-def _require_elements(elements: Iterable[T | None] | None) -> list[T]:
-    if elements is None:
-        raise _missing_element()
-    return [_require_element(element) for element in elements]
-
-
-def _require_element(element: T | None) -> T:
-    if element is None:
-        raise _missing_element()
-    return element
-
-
-def _missing_element() -> InvalidConfigurationError:
-    return InvalidConfigurationError(
-        "Expected elements of a list state, found None; omit the element, or call clear() to remove all."
-    )
+        return [self._own(element) for element in require_elements(elements)]
 
 
 class BroadcastState(Generic[K, V]):
@@ -226,11 +209,7 @@ class BroadcastState(Generic[K, V]):
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):
-    """
-    Read-only view of a broadcast state. Later changes of the state are visible.
-
-    :param state: The broadcast state.
-    """
+    """Read-only view of a broadcast state. Later changes of the state are visible."""
 
     __slots__ = ("_state",)
 
@@ -293,8 +272,6 @@ class RawOperatorStateOutput:
 
     Partitions are redistributed over the subtasks like the elements of a list state. The first ``write`` starts a partition
     if there is none. A partition is buffered in memory until it ends.
-
-    :param stream: The stream of the checkpoint.
     """
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
@@ -393,8 +370,6 @@ def raw_operator_state_inputs(
     Yield the partitions of handles.
 
     If a partition cannot be read, its provider raises the error in ``get_stream``.
-
-    :param storage: The storage of the checkpoint.
     """
     for handle in handles:
         yield from _partitions_of_handle(storage, handle)

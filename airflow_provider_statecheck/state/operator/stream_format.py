@@ -20,7 +20,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
-from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.schemas import compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,

@@ -150,8 +150,6 @@ class CheckpointContents:
 
     Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed, ``CheckpointNotFoundError``
     if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and ``StorageError`` if the storage fails.
-
-    :param states: The checkpoint.
     """
 
     def __init__(self, states: CheckpointStates) -> None:

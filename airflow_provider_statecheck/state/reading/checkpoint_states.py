@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownStateError, UnsupportedStateError
-from airflow_provider_statecheck.state.arrow.part_files import decode_meta
+from airflow_provider_statecheck.state.arrow.restore import read_meta
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -75,9 +75,6 @@ class CheckpointStates:
 
     Its methods raise ``CorruptStateError`` if a file or the values of the checkpoint were changed, ``CheckpointNotFoundError``
     if a file is missing, ``IncompatibleCheckpointError`` if a newer version wrote it, and ``StorageError`` if the storage fails.
-
-    :param storage: Storage of the state files.
-    :param document: Metadata of the checkpoint.
     """
 
     def __init__(self, storage: CheckpointStorage, document: CheckpointDocument) -> None:
@@ -141,7 +138,6 @@ class CheckpointStates:
         """
         Return the content of a keyed state.
 
-        :param name: Name of the state.
         :param uid: Uid of the function, required if several functions have a state with this name. In a savepoint of the whole
             job, the uid of the stage, or both with ``/`` in between.
         :raises UnknownStateError: if the checkpoint has no such state or stage; the message lists those that it has.
@@ -258,19 +254,11 @@ def _restricted(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[Keye
 
 
 def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHandle]) -> OperatorSchemas:
-    """
-    Return the schemas of the states in the handles.
-
-    :raises CheckpointNotFoundError: if a state file is missing.
-    :raises CorruptStateError: if a state file is corrupt.
-    :raises IncompatibleCheckpointError: if a newer version wrote a state file.
-    :raises StorageError: if the storage fails.
-    """
+    """Return the schemas of the states in the handles that have snapshot metadata; raises as :func:`read_meta`."""
     key, found = None, dict[str, StateSchema]()
     for handle in handles:
         if handle.meta is not None:
-            files = dict((*handle.shared, *handle.private))
-            meta = decode_meta(read_state(storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
+            meta = read_meta(handle, storage)
             key = key or meta.key
             found = {each.state.name: each.state for each in meta.states} | found
     return OperatorSchemas(key=key, keyed=tuple(found.values()))

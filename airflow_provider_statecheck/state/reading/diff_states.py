@@ -8,7 +8,6 @@ shared has a row at a position in its range; all other positions of a shared blo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
@@ -22,8 +21,14 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.state.reading.columns import AFTER, BEFORE, CHANGE, StateColumns
-from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView
+from airflow_provider_statecheck.state.reading.state_reader import (
+    AFTER,
+    BEFORE,
+    CHANGE,
+    StateColumns,
+    StateReader,
+    StateView,
+)
 from airflow_provider_statecheck.state.serializers.nested_columns import differing
 from airflow_provider_statecheck.state.serializers.serializer import describe
 
@@ -221,19 +226,8 @@ def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
 
 def _part_without(part: Part, blocks: set[_Block]) -> Part | None:
     import numpy as np
-    import pyarrow as pa
 
-    chosen = np.array([i for i, at in enumerate(part.offsets.tolist()) if (part.path, at) not in blocks], np.int64)
-    if len(chosen) == 0:
-        return None
-    return replace(
-        part,
-        firsts=part.firsts.take(pa.array(chosen)),
-        offsets=part.offsets[chosen],
-        lengths=part.lengths[chosen],
-        rows=part.rows[chosen],
-        checksums=part.checksums[chosen],
-    )
+    return part.only(np.array([(part.path, offset) not in blocks for offset in part.offsets.tolist()], bool))
 
 
 def _blocks_of(runs: _Runs) -> set[_Block]:

@@ -69,7 +69,6 @@ def read_snapshot(
     rows is that of the files.
 
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
-    :param name: Name of the snapshot.
     :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if the
         checkpoint has the name in several scopes.
     :param uid: Uid of the stage, required for a savepoint of the whole job.
@@ -91,7 +90,6 @@ def find_snapshot(document: CheckpointDocument, name: str, scope: str | None = N
     """
     Return a snapshot of a checkpoint.
 
-    :param name: Name of the snapshot.
     :param scope: Items of the loops around it, or ``""`` for none; by default any.
     :raises UnknownStateError: if there is none; the message lists the snapshots. Also if parts of it are missing.
     :raises InvalidConfigurationError: if several scopes have the name; the message lists them.
@@ -118,8 +116,6 @@ class SnapshotReader:
     """
     Reads the rows of a snapshot.
 
-    :param storage: Storage of the files.
-    :param snapshot: The snapshot.
     :param columns: Names of the columns to read, by default all.
     """
 

@@ -13,15 +13,14 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
     Freezing,
-    Outcome,
     SerializerSnapshot,
     TypeSerializer,
-    after_migration,
     decode_snapshot,
     encode_snapshot,
     incompatible,
     migrated,
-    reconfigured,
+    serializer_from_now_on,
+    whole,
 )
 
 T = TypeVar("T")
@@ -54,11 +53,7 @@ class CustomSerializer(Protocol[T]):
 
 
 class OpaqueSerializer(TypeSerializer[bytes]):
-    """
-    Serializer that passes through the bytes of a user-defined serializer whose code is not available.
-
-    :param snapshot: The snapshot of the user-defined serializer.
-    """
+    """Serializer that passes through the bytes of a user-defined serializer whose code is not available."""
 
     def __init__(self, snapshot: SerializerSnapshot) -> None:
         self._snapshot = snapshot
@@ -98,7 +93,6 @@ class SerializerAdapter(TypeSerializer[Any]):
     """
     Adapter of a user-defined serializer to an Arrow column of bytes, which are also the frozen form of a value.
 
-    :param custom: The user-defined serializer.
     :raises InvalidConfigurationError: if its ``class_id`` or ``version`` is missing or has another type.
     """
 
@@ -259,7 +253,12 @@ class TtlSerializer(TypeSerializer[TtlValue]):
         return {"value": encode_snapshot(self.inner.snapshot())}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        return _keeping_times(self.inner.resolve_compatibility(decode_snapshot(config["value"])))
+        inner = self.inner.resolve_compatibility(decode_snapshot(config["value"]))
+        return whole(
+            [("", inner)],
+            lambda: TtlSerializer(serializer_from_now_on(inner, self.inner)),
+            lambda array: _structs(migrated(inner, array.field(0)), array.field(1), nulls_of_array(array)),
+        )
 
     def _resolve_other(self, old: SerializerSnapshot) -> Compatibility:
         return incompatible("had no times of last use")
@@ -280,19 +279,6 @@ class TtlSerializer(TypeSerializer[TtlValue]):
     @property
     def _identity(self) -> Any:
         return self.inner
-
-
-def _keeping_times(inner: Compatibility) -> Compatibility:
-    """Return the verdict on structs for the verdict on their inner values."""
-
-    def migrate(array: Any) -> Any:
-        return _structs(migrated(inner, array.field(0)), array.field(1), nulls_of_array(array))
-
-    if inner.outcome is Outcome.COMPATIBLE_AFTER_MIGRATION:
-        return after_migration(inner.reason, migrate, merges=inner.merges)
-    if inner.serializer is not None:
-        return reconfigured(inner.reason, TtlSerializer(inner.serializer), migrate)
-    return inner
 
 
 def _structs(values: Any, times: Any, nulls: Any) -> Any:

@@ -24,8 +24,9 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     encode_snapshot,
     incompatible,
     migrated,
-    reconfigured,
     require_known_version,
+    serializer_from_now_on,
+    whole,
 )
 
 
@@ -68,10 +69,11 @@ class OptionalSerializer(TypeSerializer[Any]):
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
         verdict = self.value.resolve_compatibility(value_of(old))
-        if verdict.serializer is None:
-            return verdict
-        assert verdict.migrate is not None  # noqa: S101 - reconfigured verdicts define it
-        return reconfigured(verdict.reason, OptionalSerializer(verdict.serializer), verdict.migrate)
+        return whole(
+            [("", verdict)],
+            lambda: OptionalSerializer(serializer_from_now_on(verdict, self.value)),
+            lambda array: migrated(verdict, array),
+        )
 
     @property
     def _identity(self) -> Any:
@@ -205,12 +207,9 @@ def with_elements(array: Any, elements: Any) -> Any:
 
 def differing(a: Any, b: Any) -> Any:
     """
-    Return a boolean Arrow array without nulls that is true where two arrays differ.
+    Return a boolean Arrow array without nulls that is true where two arrays of equal type and length differ.
 
     Null equals null, and NaN equals NaN.
-
-    :param a: An array.
-    :param b: An array of the same type and length.
     """
     import pyarrow.compute as pc
 
@@ -372,8 +371,6 @@ def conformed(array: Any, wanted: Any, place: str) -> Any:
     """
     Convert an array to another Arrow type without a change of values; fields of structs are matched by name.
 
-    :param array: Array to convert.
-    :param wanted: Arrow type of the result.
     :param place: Name of the column or field, for error messages.
     :raises UnsupportedStateError: if fields are missing or unexpected, or if a value does not fit the type.
     """

@@ -59,7 +59,6 @@ class RecordSerializer(TypeSerializer[Any]):
     """
     Serializer of one class of records as an Arrow struct with one column per field.
 
-    :param shape: The conversion between records and columns.
     :param fields: The fields in the order of the columns.
     :raises UnsupportedStateError: if there are no fields.
     """

@@ -52,11 +52,7 @@ class RecordShape(ABC):
 
 
 class DataclassShape(RecordShape):
-    """
-    Shape of a dataclass; fields with ``init=False`` are set after the constructor call.
-
-    :param cls: The dataclass.
-    """
+    """Shape of a dataclass; fields with ``init=False`` are set after the constructor call."""
 
     def __init__(self, cls: Any) -> None:
         self.type = cls
@@ -115,11 +111,7 @@ class DataclassShape(RecordShape):
 
 
 class NamedTupleShape(RecordShape):
-    """
-    Shape of a named tuple class.
-
-    :param cls: The named tuple class.
-    """
+    """Shape of a named tuple class."""
 
     def __init__(self, cls: Any) -> None:
         self.type = cls
@@ -141,11 +133,7 @@ class NamedTupleShape(RecordShape):
 
 
 class TupleShape(NamedTupleShape):
-    """
-    Shape of plain tuples of one length, with the field names ``_1``, ``_2`` and so on, as in Spark.
-
-    :param length: The number of items.
-    """
+    """Shape of plain tuples of one length, with the field names ``_1``, ``_2`` and so on, as in Spark."""
 
     type = tuple
 
@@ -170,11 +158,7 @@ class TupleShape(NamedTupleShape):
 
 
 class DictShape(RecordShape):
-    """
-    Shape of dictionaries by field name, for structs without a Python class; a missing key stands for ``None``.
-
-    :param names: The field names.
-    """
+    """Shape of dictionaries by field name, for structs without a Python class; a missing key stands for ``None``."""
 
     type: type = dict
     can_be_changed = True
@@ -218,11 +202,7 @@ class HashableRecord(dict[str, Any]):
 
 
 class HashableDictShape(DictShape):
-    """
-    Shape of dictionaries that are keys of a map or elements of a set.
-
-    :param names: The field names.
-    """
+    """Shape of dictionaries that are keys of a map or elements of a set."""
 
     type: type = HashableRecord
     can_be_changed = False

@@ -164,7 +164,6 @@ class EnumSerializer(EnumNames):
     """
     Serializer of enum members by name; their values and order may change between versions.
 
-    :param enum: The enum class.
     :raises UnsupportedStateError: if the class is a ``Flag``, because combined members have no names.
     """
 
@@ -235,7 +234,6 @@ class CollectionSerializer(TypeSerializer[Any]):
     Serializer of collections whose elements have one type.
 
     :param collection: A class of :data:`COLLECTIONS`; another class is incompatible with stored state.
-    :param element: The serializer of the elements.
     """
 
     class_id = "collection"
@@ -327,7 +325,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
     Serializer of dictionaries; it preserves the order of entries.
 
     :param key: The serializer of the keys, which are never ``None``.
-    :param value: The serializer of the values.
     """
 
     class_id = "dict"

@@ -267,7 +267,6 @@ def reconfigured(reason: str, serializer: Any, migrate: Callable[[Any], Any]) ->
     """
     Return the verdict that state can be restored with a reconfigured serializer.
 
-    :param serializer: The reconfigured serializer.
     :param migrate: The equivalent conversion, for an enclosing value that another part forces to migrate.
     """
     outcome = Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER
@@ -293,7 +292,6 @@ def whole(
 
     :param parts: Pairs of the place of a part, for messages, and its verdict.
     :param rebuilt: A function that returns the composite serializer with the reconfigured serializers of its parts.
-    :param migrate: The conversion of the composite array.
     """
     placed = list(parts)
     outcome, reason = worst(part for _, part in placed), reasons(placed)

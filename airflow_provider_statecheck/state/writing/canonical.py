@@ -31,11 +31,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.state.arrow.compaction import merge_tables
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.arrow.restore import is_known
-from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns
+from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
 from airflow_provider_statecheck.state.operator.stream_format import WrittenState
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
@@ -45,13 +44,11 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     owned_handles,
     written_schemas,
 )
-from airflow_provider_statecheck.state.reading.columns import StateColumns
-from airflow_provider_statecheck.state.reading.state_reader import StateReader
+from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
-from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles
-from airflow_provider_statecheck.state.writing.new_rows import split_by_ranges
+from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies
@@ -75,10 +72,7 @@ def write_savepoint(
 
     The call may be repeated after a crash.
 
-    :param source: Metadata of the checkpoint.
     :param directory: URI of the savepoint directory; it must have no other writer.
-    :param checkpoint_id: Id of the savepoint.
-    :param properties: Properties of the savepoint.
     :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises CorruptStateError: if a file of the source is corrupt, and the savepoint is canonical.
@@ -102,9 +96,6 @@ class CanonicalCopies(StateCopies):
     """
     Copies of a checkpoint in which the state of backends is Parquet.
 
-    :param storage: Storage of the checkpoint and of the copies.
-    :param directory: URI of the directory of the copies.
-    :param source: Metadata of the checkpoint.
     :param max_parallelism: New number of key groups, ``None`` to keep it.
     :param without: Uid of an operator and name of its keyed state to leave out.
     :param bytes_at_once: Approximate size of the stored state that is sorted in memory when key groups change, in bytes.
@@ -314,8 +305,6 @@ def rescale_max_parallelism(
 
     The metadata is written last, and a failed savepoint is deleted.
 
-    :param storage: Storage of the checkpoint and the savepoint.
-    :param source: Checkpoint or savepoint to rescale.
     :param directory: Directory of the new savepoint, without other writers.
     :param max_parallelism: New number of key groups.
     :raises InvalidConfigurationError: if the maximum parallelism is above the limit or below the parallelism of an

@@ -32,13 +32,16 @@ from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, CheckpointStates, FunctionState
-from airflow_provider_statecheck.state.reading.columns import key_column_names
-from airflow_provider_statecheck.state.reading.state_reader import registered, restored_keys
+from airflow_provider_statecheck.state.reading.state_reader import key_column_names, registered, restored_keys
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import describe
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, deleting_on_failure
-from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles
-from airflow_provider_statecheck.state.writing.new_rows import NewRows, split_by_ranges
+from airflow_provider_statecheck.state.writing.canonical_files import (
+    CanonicalFiles,
+    KeyedFiles,
+    NewRows,
+    split_by_ranges,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
@@ -162,8 +165,6 @@ def write_given(given: GivenState, schema: Any, write: Callable[[StateTarget, Ca
     The metadata is written last. The base does not change, and the savepoint does not reference its files.
 
     :param given: The state, its base and the parent directory of the savepoint.
-    :param schema: Arrow schema of the rows.
-    :param write: Writes the rows of the state.
     """
     base = None if given.base is None else _load_base(given.base, given)
     target = _target_of(given, schema, base)
@@ -278,8 +279,6 @@ def write_subtask(
     """
     Write the rows of one subtask and return their handle, ``None`` without rows.
 
-    :param files: Writer of the savepoint.
-    :param uid: Uid of the operator.
     :param new: Description of the state.
     :param rows: Rows as returned by :meth:`NewRows.of`.
     :raises StorageError: if the storage fails.

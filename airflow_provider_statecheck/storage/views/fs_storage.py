@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -35,16 +36,13 @@ from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, scheme_of
-from airflow_provider_statecheck.storage.views.checkpoint_storage import (
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStateToolset,
     CheckpointStorageAccess,
     CheckpointStorageLocation,
     CheckpointStorageWorkerView,
     Environment,
-)
-from airflow_provider_statecheck.storage.views.state_files import (
-    CheckpointStateToolset,
     FileMergingSnapshotManager,
-    FsCheckpointStateToolset,
 )
 from airflow_provider_statecheck.storage.views.state_streams import (
     MAX_NAME_ATTEMPTS,
@@ -110,6 +108,8 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
     """
     Checkpoint storage with state and metadata in files.
 
+    A view that merges files merges those of checkpoints and savepoints; task-owned state is not merged.
+
     :param writing: Settings for writing state, with the epoch of the attempt; by default, default settings.
     :param savepoint_dir: Default parent directory of savepoints.
     :raises InvalidConfigurationError: if the savepoint directory is invalid or the epochs differ.
@@ -125,6 +125,7 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
     ) -> None:
         super().__init__(storage, attempt, savepoint_dir)
         self._writing = writing or StateWriting(epoch=attempt.epoch)
+        self._manager: FileMergingSnapshotManager | None = None
         self._job = job_uri(storage.base_uri, attempt.job_id)
         self._shared = shared_uri(storage.base_uri, attempt.job_id, attempt.operator_id)
         # An operator sweeps only its own directories.
@@ -186,13 +187,14 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
             # Several checkpoints may reference the state that is written between checkpoints.
             is_of_checkpoint = checkpoint_id != NO_CHECKPOINT
             exclusive = self._exclusive(checkpoint_id) if is_of_checkpoint else self._shared_state
-            return FsCheckpointStreamFactory(
-                storage=self._storage, exclusive=exclusive, shared=self._shared_state, writing=self._writing
-            )
+            return self._streams(self._storage, exclusive, self._shared_state)
         path = reference.path
         scheme_of(path)
+        return self._streams(self._storage.allowing(path), path, path)
+
+    def _streams(self, storage: CheckpointStorage, exclusive: str, shared: str) -> FsCheckpointStreamFactory:
         return FsCheckpointStreamFactory(
-            storage=self._storage.allowing(path), exclusive=path, shared=path, writing=self._writing
+            storage=storage, exclusive=exclusive, shared=shared, writing=self._writing, manager=self._manager
         )
 
     @override
@@ -201,18 +203,27 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
 
     @override
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        return FsCheckpointStateToolset(self._storage, self._taskowned, self._attempt.epoch)
+        return CheckpointStateToolset(self._storage, self._taskowned, self._attempt.epoch)
 
     @override
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
     ) -> CheckpointStorageWorkerView:
-        if manager is None:
+        if manager is None and self._manager is None:
             return self
-        manager.restore_state_handles(environment.restored_streams)
-        return FsMergingCheckpointStorageAccess(
-            self._storage, self._attempt, writing=self._writing, savepoint_dir=self._savepoint_dir, manager=manager
-        )
+        if manager is not None:
+            manager.restore_state_handles(environment.restored_streams)
+        other = copy.copy(self)
+        other._manager = manager
+        return other
+
+    @override
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        manager = self._manager
+        if manager is None:
+            return super().make_durable(states)
+        manager.make_durable()
+        return tuple(with_streams(state, manager.final) for state in states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,42 +277,6 @@ class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLo
     @override
     def dispose_on_failure(self) -> None:
         self.storage.delete_directory(self.exclusive)
-
-
-class FsMergingCheckpointStorageAccess(FsCheckpointStorageAccess):
-    """Worker view that merges the files of checkpoints and savepoints; task-owned state is not merged."""
-
-    def __init__(
-        self,
-        storage: CheckpointStorage,
-        attempt: AttemptRef,
-        *,
-        manager: FileMergingSnapshotManager,
-        writing: StateWriting | None = None,
-        savepoint_dir: str | None = None,
-    ) -> None:
-        super().__init__(storage, attempt, writing=writing, savepoint_dir=savepoint_dir)
-        self._manager = manager
-
-    @override
-    def resolve_checkpoint_storage_location(
-        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
-    ) -> FsCheckpointStreamFactory:
-        return replace(super().resolve_checkpoint_storage_location(checkpoint_id, reference), manager=self._manager)
-
-    @override
-    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
-        self._manager.make_durable()
-        return tuple(with_streams(state, self._manager.final) for state in states)
-
-    @override
-    def to_file_merging_storage(
-        self, manager: FileMergingSnapshotManager | None, environment: Environment
-    ) -> CheckpointStorageWorkerView:
-        plain = FsCheckpointStorageAccess(
-            self._storage, self._attempt, writing=self._writing, savepoint_dir=self._savepoint_dir
-        )
-        return plain.to_file_merging_storage(manager, environment)
 
 
 @dataclass(frozen=True, slots=True)

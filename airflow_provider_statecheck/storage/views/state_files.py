@@ -1,9 +1,10 @@
 """
-State files of handles: reads, deletion and copies, and merging into one file per subtask.
+Contracts of checkpoint storage, and the state files of handles.
 
-A physical file is written once, as a whole, before the subtask acknowledges. Its parts are segments, with a handle each.
-The file is deleted when no checkpoint references any of its segments. Segments that are no longer referenced waste space
-until then; if they waste too much, later checkpoints rewrite the state of the other ones.
+State files can be read, deleted and copied, and merged into one file per subtask. A physical file is written once, as a
+whole, before the subtask acknowledges. Its parts are segments, with a handle each. The file is deleted when no checkpoint
+references any of its segments. Segments that are no longer referenced waste space until then; if they waste too much, later
+checkpoints rewrite the state of the other ones.
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ from urllib.parse import urlsplit
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import epoch_name, new_key
+from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
+    OperatorState,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
 from airflow_provider_statecheck.storage.uris import scheme_of
+from airflow_provider_statecheck.storage.views.state_streams import (
+    CheckpointMetadataOutputStream,
+    CheckpointStateOutputStream,
+    CheckpointStreamFactory,
+    CompletedCheckpointStorageLocation,
+)
 
 _SAME_SERVER = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "memory": "memory"}
 _BY_ACCOUNT = frozenset({"abfs", "abfss", "az"})
@@ -62,26 +70,9 @@ def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None
         storage.delete_file(handle.uri)
 
 
-class CheckpointStateToolset(Protocol):
-    """Operations on task-owned state."""
-
-    def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
-        """Return whether the storage server can copy the state of a handle."""
-        ...
-
-    def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
-        """
-        Copy state on the storage server and return the copies in the same order.
-
-        :raises InvalidConfigurationError: if a handle cannot be copied; nothing is copied.
-        :raises StorageError: if the storage fails; all copies are deleted.
-        """
-        ...
-
-
-class FsCheckpointStateToolset(CheckpointStateToolset):
+class CheckpointStateToolset:
     """
-    Toolset for whole files on the same servers; only some filesystems copy on their servers.
+    Operations on task-owned state: copies of whole files on the same servers. Only some filesystems copy on their servers.
 
     :param directory: Directory of the copies; ``None`` for a storage without files, which copies nothing.
     :param epoch: Epoch of the writing attempt.
@@ -92,13 +83,18 @@ class FsCheckpointStateToolset(CheckpointStateToolset):
         self._directory = directory
         self._epoch = epoch
 
-    @override
     def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
+        """Return whether the storage server can copy the state of a handle."""
         server = None if self._directory is None else _server(self._directory)
         return server is not None and isinstance(handle, FileStateHandle) and _server(handle.uri) == server
 
-    @override
     def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
+        """
+        Copy state on the storage server and return the copies in the same order.
+
+        :raises InvalidConfigurationError: if a handle cannot be copied; nothing is copied.
+        :raises StorageError: if the storage fails; all copies are deleted.
+        """
         files = [self._require_file(handle) for handle in handles]
         copies = [replace(file, uri=f"{self._directory}/{epoch_name(self._epoch)}") for file in files]
         try:
@@ -275,3 +271,140 @@ def files_to_retire(handles: Iterable[StreamStateHandle], max_amplification: flo
         stored -= sizes[uri] - live[uri]
         retired.append(uri)
     return frozenset(retired)
+
+
+class Environment(Protocol):
+    """Environment of a writing subtask."""
+
+    @property
+    def restored_streams(self) -> Iterable[StreamStateHandle]:
+        """Return the state from which the subtask was restored; handles may repeat."""
+        ...
+
+
+class CheckpointStorageWorkerView(Protocol):
+    """
+    What a subtask may do with checkpoint storage. It neither creates nor lists directories, as there are many subtasks.
+
+    For each checkpoint, the subtask opens any number of streams, then calls ``make_durable`` once and acknowledges.
+    """
+
+    def resolve_checkpoint_storage_location(
+        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
+    ) -> CheckpointStreamFactory:
+        """
+        Return the stream factory of a checkpoint.
+
+        :param checkpoint_id: ID of the checkpoint; ``NO_CHECKPOINT`` for state that the next checkpoint will reference.
+        :raises InvalidConfigurationError: if the reference cannot be decoded.
+        """
+        ...
+
+    def create_task_owned_state_stream(self) -> CheckpointStateOutputStream:
+        """Open a stream of task-owned state, which outlives the checkpoint and which only the task deletes."""
+        ...
+
+    def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
+        """Return the toolset for task-owned state."""
+        ...
+
+    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
+        """
+        Write all bytes of the closed streams to storage; call it before acknowledging.
+
+        :return: The states with their final handles.
+        :raises StorageError: if the storage fails; the checkpoint must not be acknowledged.
+        """
+        ...
+
+    def to_file_merging_storage(
+        self, manager: FileMergingSnapshotManager | None, environment: Environment
+    ) -> CheckpointStorageWorkerView:
+        """
+        Return a view that merges files, or this view if merging is disabled or not supported.
+
+        :param manager: The manager of the subtask, or ``None`` if merging is disabled.
+        """
+        ...
+
+
+class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
+    """Storage location of one checkpoint."""
+
+    @property
+    def location_reference(self) -> CheckpointStorageLocationReference:
+        """Return the reference that tasks resolve to this location."""
+        ...
+
+    def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
+        """
+        Open the metadata stream.
+
+        :raises StorageError: if metadata already exists, or the storage fails.
+        """
+        ...
+
+    def dispose_on_failure(self) -> None:
+        """
+        Delete the exclusive files of the checkpoint and retain shared state.
+
+        :raises StorageError: if a part may still exist.
+        """
+        ...
+
+
+class CheckpointStorageCoordinatorView(Protocol):
+    """Creates and resolves the locations of checkpoints."""
+
+    @property
+    def supports_highly_available_storage(self) -> bool:
+        """Return whether metadata outlives this process."""
+        ...
+
+    @property
+    def has_default_savepoint_location(self) -> bool:
+        """Return whether savepoints without a target have a default directory."""
+        ...
+
+    def resolve_checkpoint(self, pointer: str | None) -> CompletedCheckpointStorageLocation:
+        """
+        Resolve an external pointer to a completed checkpoint of any job.
+
+        :raises InvalidConfigurationError: if the pointer is missing or empty.
+        :raises StorageError: if the pointer is not a URI, or the storage fails.
+        :raises CheckpointNotFoundError: if the checkpoint does not exist.
+        """
+        ...
+
+    def initialize_base_locations_for_checkpoint(self) -> None:
+        """
+        Create the directories that all checkpoints share, unless they exist.
+
+        :raises StorageError: if the storage fails.
+        """
+        ...
+
+    def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
+        """
+        Create the location of a checkpoint.
+
+        :raises InvalidConfigurationError: if the id is negative.
+        :raises StorageError: if the storage fails.
+        """
+        ...
+
+    def initialize_location_for_savepoint(
+        self, checkpoint_id: int, external: str | None = None
+    ) -> CheckpointStorageLocation:
+        """
+        Create the location of a savepoint.
+
+        :param external: Parent directory of the savepoint, instead of the default.
+        :raises InvalidConfigurationError: if neither a target nor a default is set.
+        :raises StorageError: if the storage fails.
+        """
+        ...
+
+
+class CheckpointStorageAccess(CheckpointStorageCoordinatorView, CheckpointStorageWorkerView, Protocol):
+    """Coordinator view and worker view of one checkpoint storage."""

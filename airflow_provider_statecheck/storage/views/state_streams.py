@@ -314,85 +314,52 @@ def write_named_by_content(storage: CheckpointStorage, directory: str, epoch: in
     return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]}", data)
 
 
-class CheckpointMetadataOutputStream(Protocol):
+class CheckpointMetadataOutputStream:
     """
-    Output stream of checkpoint metadata.
+    Output stream of checkpoint metadata, which buffers all bytes in memory and publishes them only as a whole.
 
     Call ``write`` any number of times, then ``close_and_finalize_checkpoint``. Calling ``close`` first discards the metadata.
-    """
+    All methods but ``close`` raise ``StorageError`` if the stream is closed.
 
-    def write(self, data: bytes) -> None:
-        """
-        Append bytes.
-
-        :raises StorageError: if the stream is closed.
-        """
-        ...
-
-    def get_pos(self) -> int:
-        """Return the number of bytes written."""
-        ...
-
-    def flush(self) -> None:
-        """
-        Do nothing on an open stream: metadata is published only as a whole.
-
-        :raises StorageError: if the stream is closed.
-        """
-        ...
-
-    def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
-        """
-        Publish the metadata and return the completed location; the call may be repeated after a failure.
-
-        :raises StorageError: if the stream is closed, or the storage fails.
-        """
-        ...
-
-    def close(self) -> None:
-        """Discard the written bytes, unless they are published."""
-        ...
-
-
-class BufferedMetadataOutputStream(CheckpointMetadataOutputStream):
-    """
-    Metadata stream that buffers all bytes in memory.
-
-    :param publish: Publishes the metadata as a whole, and returns the completed location.
+    :param publish: Publishes the metadata, and returns the completed location.
     """
 
     def __init__(self, publish: Callable[[bytes], CompletedCheckpointStorageLocation]) -> None:
         self._publish = publish
         self._buffer = io.BytesIO()
 
-    @override
     def write(self, data: bytes) -> None:
+        """Append bytes."""
         self.flush()
         self._buffer.write(data)
 
-    @override
     def get_pos(self) -> int:
+        """Return the number of bytes written."""
         self.flush()
         return self._buffer.tell()
 
-    @override
     def flush(self) -> None:
+        """Do nothing on an open stream: metadata is published only as a whole."""
         if self._buffer.closed:
             raise StorageError("Expected an open metadata stream, found a closed stream; open another stream.")
 
-    @override
     def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
+        """
+        Publish the metadata and return the completed location; the call may be repeated after a failure.
+
+        :raises StorageError: if the storage fails.
+        """
         self.flush()
         completed = self._publish(self._buffer.getvalue())
         self.close()
         return completed
 
-    @override
     def close(self) -> None:
+        """Discard the written bytes, unless they are published."""
         self._buffer.close()
 
 
-def open_metadata_stream(storage: CheckpointStorage, directory: str) -> BufferedMetadataOutputStream:
+def open_metadata_stream(storage: CheckpointStorage, directory: str) -> CheckpointMetadataOutputStream:
     """
     Open the metadata stream of a directory.
 
@@ -403,7 +370,7 @@ def open_metadata_stream(storage: CheckpointStorage, directory: str) -> Buffered
         raise StorageError(
             f"Expected no metadata at {redact(uri)}, found a file; two checkpoints share a directory.", uri=redact(uri)
         )
-    return BufferedMetadataOutputStream(partial(publish_metadata, storage, directory))
+    return CheckpointMetadataOutputStream(partial(publish_metadata, storage, directory))
 
 
 def publish_metadata(storage: CheckpointStorage, directory: str, data: bytes) -> ResolvedPointer:

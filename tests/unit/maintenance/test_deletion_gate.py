@@ -34,7 +34,7 @@ _WRITERS = {
     "storage/snapshot_files.py",
     "storage/views/state_streams.py",
     "storage/views/fs_storage.py",
-    "storage/views/memory_storage.py",
+    "storage/views/loading.py",
     "storage/views/state_files.py",
 }
 """Who deletes without the gate: writers that remove what they have just written under a name of their own making."""

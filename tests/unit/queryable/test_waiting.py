@@ -17,9 +17,8 @@ from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracl
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import PythonKeys, StateQuery, StateReply
 from airflow_provider_statecheck.queryable.reads import KvStateServer
+from airflow_provider_statecheck.state.cached_reads import WouldWaitError, without_waiting
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.state.lru_cache import LruCache
-from airflow_provider_statecheck.state.waiting import WouldWaitError, without_waiting
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.queried_stage import QueriedStage
 from tests.messages import ManualClock
@@ -117,25 +116,6 @@ def test_event_loop_answers_from_each_new_checkpoint(served: Served) -> None:
         served.stage.put("balance", {"ann": expected})
         served.stage.checkpoint()
         assert [asyncio.run(value()) for _ in range(3)] == [expected] * 3
-
-
-def test_load_of_another_thread_is_not_waited_for() -> None:
-    cache, began, end = LruCache[str, str](10, len), Event(), Event()
-
-    def load() -> str:
-        began.set()
-        end.wait()
-        return "value"
-
-    loading = Thread(target=cache.get_or_load, args=("key", load))
-    loading.start()
-    began.wait()
-    with without_waiting(), pytest.raises(WouldWaitError):
-        cache.get_or_load("key", load)
-    end.set()
-    loading.join()
-    with without_waiting():
-        assert cache.get_or_load("key", load) == "value"
 
 
 def test_refusal_to_wait_is_not_shared_with_threads() -> None:

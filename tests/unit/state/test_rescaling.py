@@ -25,9 +25,8 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
+from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,

@@ -21,10 +21,6 @@ from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
-def _path(uri: str) -> Path:
-    return Path(uri.removeprefix("file://"))
-
-
 def _all_files(root: Path) -> set[str]:
     return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
 

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
+from tests.unit.written_stage import local_path
 
 
 class TestReading:
@@ -152,14 +153,6 @@ class TestLooking:
         assert local.list_files(f"{local.base_uri}/d") == {"g": 1}
 
 
-def _path(uri: str) -> Path:
-    return Path(uri.removeprefix("file://"))
-
-
-def _all_files(root: Path) -> set[str]:
-    return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
-
-
 class TestDeleting:
     def test_directory_goes_with_all_in_it_and_nothing_beside_or_above(
         self, storage: CheckpointStorage, job: str
@@ -173,11 +166,11 @@ class TestDeleting:
         job = f"{local.base_uri}/{'a' * 32}"
         local.write_bytes(f"{job}/chk-1/f", b"x")
         local.delete_directory(f"{job}/chk-1/")
-        assert _path(job).is_dir()
-        assert list(_path(job).iterdir()) == []
+        assert local_path(job).is_dir()
+        assert list(local_path(job).iterdir()) == []
 
     def test_empty_directory_goes(self, local: CheckpointStorage) -> None:
-        directory = _path(local.base_uri) / ("a" * 32) / "chk-1" / "empty"
+        directory = local_path(local.base_uri) / ("a" * 32) / "chk-1" / "empty"
         directory.mkdir(parents=True)
         local.delete_directory(f"file://{directory.parent}")
         assert not directory.parent.exists()
@@ -214,7 +207,7 @@ class TestDeleting:
         precious = tmp_path / "precious"
         precious.mkdir()
         (precious / "f").write_bytes(b"x")
-        job = _path(local.base_uri) / ("a" * 32)
+        job = local_path(local.base_uri) / ("a" * 32)
         (job / "chk-1").mkdir(parents=True)
         (job / "chk-1" / "inner").symlink_to(precious)
         (job / "chk-2").symlink_to(precious)

@@ -1,20 +1,38 @@
-"""The form of the metadata and what is refused."""
+"""The form of the metadata, the states in it, and what is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
-from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle, decode_metadata, encode_metadata
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorSubtaskState
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+)
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    InlineStateHandle,
+    decode_metadata,
+    document_uris,
+    encode_metadata,
+    is_relocatable,
+)
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.state_json import MAX_DEPTH, decode_state, encode_state
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
+from tests.unit.storage.operator_states import SAVEPOINT_URI, documents, make_operator_state, make_savepoint
 
 OPTIONAL = {
     "properties",
@@ -198,3 +216,241 @@ class TestRefusals:
     def test_arbitrary_json_is_refused_and_nothing_else_is_raised(self, values: Any) -> None:
         with pytest.raises(REFUSALS):
             decode_metadata(_with_body(json.dumps(values).encode()), uri=METADATA_URI)
+
+
+SAVEPOINT_METADATA = f"{SAVEPOINT_URI}/_metadata"
+FULL = make_document(
+    operator_states=(make_operator_state(),), master_states=make_savepoint().master_states, snapshots=()
+)
+
+
+def body_of(data: bytes) -> Any:
+    return json.loads(data.partition(b"\n")[2])
+
+
+def with_body(values: Any) -> bytes:
+    body = json.dumps(values).encode()
+    return b"statecheck-metadata 1 " + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def written_uris(values: Any) -> Iterator[str]:
+    if isinstance(values, dict):
+        yield from ([values["uri"]] if "uri" in values else [])
+        values = list(values.values())
+    for inner in values if isinstance(values, list) else ():
+        yield from written_uris(inner)
+
+
+class TestRoundTrip:
+    def test_every_kind_of_handle_comes_back_equal(self) -> None:
+        restored = decode_metadata(encode_metadata(FULL, uri=METADATA_URI), uri=METADATA_URI)
+        assert restored == FULL
+        assert restored.operator_states[0].subtask_states == FULL.operator_states[0].subtask_states
+
+    def test_savepoint_comes_back_equal(self) -> None:
+        data = encode_metadata(make_savepoint(), uri=SAVEPOINT_METADATA)
+        assert decode_metadata(data, uri=SAVEPOINT_METADATA) == make_savepoint()
+
+    @pytest.mark.parametrize(
+        "properties",
+        [
+            CheckpointProperties.for_checkpoint(is_full=True),
+            CheckpointProperties.for_sync_savepoint(terminate=True),
+            CheckpointProperties.for_unclaimed_snapshot(),
+        ],
+        ids=["full checkpoint", "stop with savepoint", "unclaimed"],
+    )
+    def test_properties_come_back_equal(self, properties: CheckpointProperties) -> None:
+        document = make_document(properties=properties)
+        assert decode_metadata(encode_metadata(document, uri=METADATA_URI), uri=METADATA_URI) == document
+
+    def test_empty_collections_are_kept(self) -> None:
+        state = replace(make_operator_state(), subtask_states={0: OperatorSubtaskState()}, coordinator_state=None)
+        document = make_document(operator_states=(state, replace(state, subtask_states={})), master_states=())
+        restored = decode_metadata(encode_metadata(document, uri=METADATA_URI), uri=METADATA_URI)
+        assert restored.operator_states[0].subtask_states == {0: OperatorSubtaskState()}
+        assert restored.operator_states[1].subtask_states == {}
+
+    @settings(max_examples=150, deadline=None)
+    @given(documents, st.sampled_from([METADATA_URI, SAVEPOINT_METADATA]))
+    def test_any_document_comes_back_equal(self, document: CheckpointDocument, uri: str) -> None:
+        restored = decode_metadata(encode_metadata(document, uri=uri), uri=uri)
+        assert restored == document
+        assert restored.relocatable is is_relocatable(document, uri=uri)
+
+    def test_equal_states_give_equal_bytes_in_whatever_order_subtasks_were_put(self) -> None:
+        (state,) = FULL.operator_states
+        turned = replace(state, subtask_states=dict(reversed(state.subtask_states.items())))
+        assert encode_metadata(FULL, uri=METADATA_URI) == encode_metadata(
+            replace(FULL, operator_states=(turned,)), uri=METADATA_URI
+        )
+
+    def test_document_of_before_loads_with_defaults(self) -> None:
+        values = body_of(encode_metadata(make_document(), uri=METADATA_URI))
+        for name in ("properties", "operator_states", "master_states", "relocatable"):
+            del values[name]
+        restored = decode_metadata(with_body(values), uri=METADATA_URI)
+        assert restored == make_document()
+        assert restored.relocatable is None
+
+    def test_unknown_optional_fields_are_skipped_at_every_place(self) -> None:
+        data = encode_metadata(make_savepoint(), uri=SAVEPOINT_METADATA)
+
+        def with_more(values: Any) -> Any:
+            if isinstance(values, list):
+                return [with_more(item) for item in values]
+            if isinstance(values, dict):
+                return {name: with_more(item) for name, item in values.items()} | {"later": {"any": ["thing"]}}
+            return values
+
+        assert decode_metadata(with_body(with_more(body_of(data))), uri=SAVEPOINT_METADATA) == make_savepoint()
+
+
+class TestRelocation:
+    def test_uris_of_a_savepoint_are_relative_to_its_directory(self) -> None:
+        values = body_of(encode_metadata(make_savepoint(), uri=SAVEPOINT_METADATA))
+        written = list(written_uris(values))
+        assert len(written) >= 9
+        assert all(uri.startswith("dir:") for uri in written)
+        assert values["state"]["uri"] == "dir:2-ff"
+        assert values["relocatable"] is True
+
+    @pytest.mark.parametrize("place", ["file:///elsewhere/renamed", "s3://other/a/b/savepoint-012345-0123456789ab"])
+    def test_moved_savepoint_still_loads(self, place: str) -> None:
+        data = encode_metadata(make_savepoint(), uri=SAVEPOINT_METADATA)
+        moved = decode_metadata(data, uri=f"{place}/_metadata")
+        assert moved == make_savepoint(place)
+        assert moved.relocatable
+
+    def test_bytes_of_a_moved_savepoint_directory_are_found(self, tmp_path: Path) -> None:
+        storage = CheckpointStorage.open(str(tmp_path))
+        directory = f"{storage.base_uri}/savepoint-012345-0123456789ab"
+        state = FileStateHandle(f"{directory}/2-ff", 5, hashlib.sha256(b"state").hexdigest())
+        storage.write_bytes(state.uri, b"state")
+        document = make_savepoint(directory, state=state)
+        storage.write_bytes(f"{directory}/_metadata", encode_metadata(document, uri=f"{directory}/_metadata"))
+        (tmp_path / "archive").mkdir()
+        (tmp_path / "savepoint-012345-0123456789ab").rename(tmp_path / "archive" / "kept")
+
+        place = resolve_checkpoint(storage, f"{storage.base_uri}/archive/kept")
+        moved = decode_metadata(storage.read_bytes(place.metadata_uri), uri=place.metadata_uri).state
+        assert isinstance(moved, FileStateHandle)
+        assert storage.read_verified(moved.uri, size=moved.size, sha256=moved.sha256) == b"state"
+
+    @pytest.mark.parametrize(
+        "elsewhere",
+        ["s3://saved/other/2-ff", "s3://saved/savepoint-012345-0123456789ab-more/x", f"{SAVEPOINT_URI}/../other/x"],
+        ids=["beside", "name that begins alike", "way out"],
+    )
+    def test_savepoint_that_names_anything_else_is_recorded_absolute_and_flagged(self, elsewhere: str) -> None:
+        document = make_savepoint(state=FileStateHandle(elsewhere, 7, "cd"))
+        data = encode_metadata(document, uri=SAVEPOINT_METADATA)
+        values = body_of(data)
+        assert values["relocatable"] is False
+        assert set(written_uris(values)) == set(document_uris(document))
+        copied = decode_metadata(data, uri="file:///elsewhere/_metadata")
+        assert copied == document
+        assert copied.relocatable is False
+
+    def test_checkpoint_stays_relative_to_its_job(self) -> None:
+        values = body_of(encode_metadata(FULL, uri=METADATA_URI))
+        assert all(uri.startswith("job:chk-3/") for uri in written_uris(values["operator_states"]))
+        assert values["relocatable"] is True
+        moved = decode_metadata(with_body(values), uri=f"s3://archive/{JOB_ID}/chk-3/_metadata")
+        assert moved.operator_states == (make_operator_state(f"s3://archive/{JOB_ID}/chk-3"),)
+
+    def test_checkpoint_with_files_elsewhere_keeps_the_rest_relative_and_is_flagged(self) -> None:
+        document = replace(FULL, snapshots=(make_snapshot(uri="s3://old/base/x"),))
+        values = body_of(encode_metadata(document, uri=METADATA_URI))
+        assert values["relocatable"] is False
+        assert values["snapshots"][0]["uri"] == "s3://old/base/x"
+        assert values["operator_states"][0]["coordinator_state"]["uri"] == "job:chk-3/2-ee"
+
+    @pytest.mark.parametrize("scheme", ["job", "dir"])
+    def test_scheme_called_like_a_prefix_is_no_prefix(self, scheme: str) -> None:
+        document = make_document(state=FileStateHandle(f"{scheme}://x/y", 1))
+        assert decode_metadata(encode_metadata(document, uri=METADATA_URI), uri=METADATA_URI) == document
+
+    @pytest.mark.parametrize("uri", ["job:chk-1/x", "dir:x"])
+    def test_what_would_be_taken_for_relative_cannot_be_written(self, uri: str) -> None:
+        with pytest.raises(InvalidConfigurationError, match="absolute URI"):
+            encode_metadata(make_document(state=FileStateHandle(uri, 1)), uri=METADATA_URI)
+
+    @pytest.mark.parametrize("uri", ["dir:../x", "dir:a/../../x", "job:..", "dir:", "job:/etc", "dir:a//b", "dir:./a"])
+    def test_relative_uri_that_leads_out_of_its_directory_is_refused(self, uri: str) -> None:
+        values = body_of(
+            encode_metadata(make_document(state=FileStateHandle(f"{JOB_URI}/chk-3/x", 1)), uri=METADATA_URI)
+        )
+        values["state"]["uri"] = uri
+        with pytest.raises(CorruptStateError, match="leads out of its directory"):
+            decode_metadata(with_body(values), uri=METADATA_URI)
+
+
+class TestRefusedStates:
+    DATA = encode_metadata(make_savepoint(), uri=SAVEPOINT_METADATA)
+
+    @pytest.mark.parametrize(
+        ("place", "value"),
+        [
+            (("operator_states",), 5),
+            (("operator_states", 0), {}),
+            (("operator_states", 0, "operator_id"), 5),
+            (("operator_states", 0, "parallelism"), "12"),
+            (("operator_states", 0, "max_parallelism"), True),
+            (("operator_states", 0, "is_fully_finished"), "no"),
+            (("operator_states", 0, "is_fully_finished"), True),
+            (("operator_states", 0, "subtask_states"), [[12, {}]]),
+            (("operator_states", 0, "subtask_states"), [["1", {}]]),
+            (("operator_states", 0, "coordinator_state"), {"kind": "placeholder", "state_size": 3}),
+            (("operator_states", 0, "coordinator_state"), {"kind": "pickle", "data": ""}),
+            (("operator_states", 0, "coordinator_state"), {"kind": "bytes", "name": "n", "data": "*"}),
+            (("operator_states", 0, "coordinator_state"), {"kind": "file", "uri": "s3://x", "size": 1.5}),
+            (("operator_states", 0, "subtask_states", 1, 1, "managed_keyed", 0, "kind"), "other"),
+            (("operator_states", 0, "subtask_states", 1, 1, "managed_keyed", 1, "private"), [0]),
+            (("operator_states", 0, "subtask_states", 1, 1, "managed_keyed", 1, "range"), [0]),
+            (("operator_states", 0, "subtask_states", 1, 1, "managed_operator", 0, "states"), [["a", {"mode": "x"}]]),
+            (("master_states", 0, "data"), 5),
+            (("properties", "snapshot_type"), "dump"),
+            (("properties", "savepoint_format"), None),
+            (("properties", "unclaimed"), 1),
+            (("properties",), []),
+            (("relocatable",), "yes"),
+        ],
+    )
+    def test_body_of_another_shape_is_corrupt_though_its_checksum_fits(
+        self, place: tuple[Any, ...], value: Any
+    ) -> None:
+        values = body_of(self.DATA)
+        target = values
+        for step in place[:-1]:
+            target = target[step]
+        target[place[-1]] = value
+        with pytest.raises(CorruptStateError, match="cannot be understood"):
+            decode_metadata(with_body(values), uri=SAVEPOINT_METADATA)
+
+    @settings(deadline=None)
+    @given(st.data())
+    def test_values_that_are_swapped_are_refused_or_understood_and_nothing_else_is_raised(
+        self, data: st.DataObject
+    ) -> None:
+        """The checksum fits: somebody made the file on purpose. Names of classes and functions in it are only text."""
+        values = body_of(self.DATA)
+        target: Any = values
+        while isinstance(target, dict | list) and target:
+            keys = sorted(target) if isinstance(target, dict) else list(range(len(target)))
+            key = data.draw(st.sampled_from(keys))
+            if data.draw(st.booleans()) or not isinstance(target[key], dict | list):
+                target[key] = data.draw(
+                    st.sampled_from([None, 5, -1, "", "os.system", [], {}, ["x"], {"kind": "file"}])
+                )
+                break
+            target = target[key]
+        with contextlib.suppress(CorruptStateError):
+            decode_metadata(with_body(values), uri=SAVEPOINT_METADATA)
+
+
+def test_every_named_uri_is_listed() -> None:
+    written = written_uris(body_of(encode_metadata(make_savepoint(), uri=SAVEPOINT_METADATA)))
+    assert sorted(document_uris(make_savepoint())) == sorted(
+        uri.replace("dir:", f"{SAVEPOINT_URI}/") for uri in written
+    )

@@ -34,10 +34,10 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     processes_batches,
     wants_end_of_input,
 )
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
-from airflow_provider_statecheck.state.snapshots import StateSize
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.stages.executor.vertex_task import (

@@ -42,13 +42,15 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import (
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedOperator
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
-from airflow_provider_statecheck.state.snapshots import StateSize
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
 from airflow_provider_statecheck.storage.uris import AllowedLocations
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
-from airflow_provider_statecheck.storage.views.state_files import FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStorageWorkerView,
+    FileMergingSnapshotManager,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkWriter

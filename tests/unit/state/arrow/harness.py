@@ -15,8 +15,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyGroupRange,
 )
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend, ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
+from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

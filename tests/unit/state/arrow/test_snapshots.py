@@ -1,22 +1,27 @@
-"""Snapshots write what is new, name what is there, and leave nothing behind when they fail."""
+"""Snapshots write what is new, name what is there, merge few runs, and leave nothing behind when they fail."""
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
-from airflow_provider_statecheck.exceptions import (
-    BackendRestoreError,
-    StorageError,
-)
+from airflow_provider_statecheck.exceptions import BackendRestoreError, StorageError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.state_runs import runs_to_merge
+from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateTtlConfig, ValueStateDescriptor
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateSize
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.function_harness import KeyedHarness
 from tests.unit.state.arrow.harness import GROUPS, FailingStreams, Job
 
 VALUE: ValueStateDescriptor[Any] = ValueStateDescriptor("value", int)
@@ -340,3 +345,101 @@ def test_change_replaces_what_was_read_ahead_also_after_it_became_rows(tmp_path:
         backend.set_current_key(key)
         found.append(state.value())
     assert found == [1, 2, None]
+
+
+def _run(raw_bytes: int, deletions: int = 0) -> Any:
+    """Return the sizes of a run with rows of one byte."""
+    return SimpleNamespace(raw_bytes=raw_bytes, deletions=deletions, num_rows=raw_bytes)
+
+
+def _after(runs: list[Any], new: int, deletions: int = 0) -> tuple[list[Any], int]:
+    count = runs_to_merge(new, deletions, runs)
+    merged = new + sum(run.raw_bytes for run in runs[:count])
+    left = 0 if count == len(runs) else deletions + sum(run.deletions for run in runs[:count])
+    return [_run(merged, left), *runs[count:]], merged
+
+
+def test_much_smaller_change_is_a_run_of_its_own() -> None:
+    assert runs_to_merge(10, 0, [_run(100), _run(1000)]) == 0
+
+
+def test_change_as_large_as_the_newest_runs_is_merged_with_them() -> None:
+    assert runs_to_merge(10, 0, [_run(10), _run(20), _run(1000)]) == 2
+
+
+@given(st.lists(st.integers(1, 50), min_size=100, max_size=300))
+def test_runs_stay_few_and_none_is_merged_often(changes: list[int]) -> None:
+    runs, written = [_run(5000)], 0
+    for change in changes:
+        runs, merged = _after(runs, change)
+        written += merged
+        assert len(runs) <= 24
+        assert sum(run.raw_bytes for run in runs[:-1]) <= runs[-1].raw_bytes
+    assert written <= 10 * sum(changes)
+
+
+def test_hundred_equal_changes_are_written_less_than_four_times() -> None:
+    runs, written = [_run(10_000)], 0
+    for _ in range(100):
+        runs, merged = _after(runs, 100)
+        written += merged
+        assert len(runs) <= 8
+    assert written <= 4 * 100 * 100
+
+
+def test_all_runs_are_merged_when_most_of_the_oldest_is_gone() -> None:
+    assert runs_to_merge(60, 60, [_run(100)]) == 1
+    assert runs_to_merge(10, 0, [_run(50, deletions=50), _run(100)]) == 2
+
+
+def test_first_change_has_nothing_to_merge_with() -> None:
+    assert runs_to_merge(10, 10, []) == 0
+
+
+TOTAL = ValueStateDescriptor("total", int)
+PLACES = MapStateDescriptor("places", str, int)
+
+
+def _storage() -> CheckpointStorage:
+    return CheckpointStorage.open(f"memory://{uuid.uuid4().hex}")
+
+
+def _write(backend: AbstractKeyedStateBackend, keys: list[str]) -> None:
+    for key in keys:
+        backend.set_current_key(key)
+        total: Any = backend.get_partitioned_state(TOTAL)
+        total.update(1)
+        places: Any = backend.get_partitioned_state(PLACES)
+        places.put("a", 1)
+        places.put("b", 2)
+
+
+def _sizes(keyed: KeyedHarness, backend: AbstractKeyedStateBackend) -> dict[str, StateSize]:
+    return {size.name: size for size in keyed.snapshot(backend).run().sizes}
+
+
+@pytest.mark.parametrize("kind", [MemoryStateBackend, ArrowStateBackend])
+def test_the_keys_of_a_value_are_counted_and_those_of_a_map_are_unknown(kind: type) -> None:
+    keyed = KeyedHarness(kind(), _storage())
+    backend = keyed.open()
+    _write(backend, ["a", "b", "c"])
+    sizes = _sizes(keyed, backend)
+    assert (sizes["total"].keys, sizes["places"].keys) == (3, None)
+
+
+def test_arrow_files_of_each_state_are_summed_over_checkpoints() -> None:
+    keyed = KeyedHarness(ArrowStateBackend(), _storage())
+    backend = keyed.open()
+    _write(backend, ["a", "b", "c"])
+    first = keyed.snapshot(backend).run()
+    backend.notify_checkpoint_complete(1)
+    second = keyed.snapshot(backend).run()
+    for result in (first, second):
+        assert result.handle is not None
+        parts = sum(stream.state_size for _, stream in result.handle.shared)
+        assert sum(size.size_bytes or 0 for size in result.sizes) == parts > 0
+
+
+def test_a_backend_without_state_has_no_sizes() -> None:
+    keyed = KeyedHarness(ArrowStateBackend(), _storage())
+    assert _sizes(keyed, keyed.open()) == {}

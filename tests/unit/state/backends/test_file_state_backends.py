@@ -30,13 +30,13 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.file_state_backends import (
+from airflow_provider_statecheck.state.backends.loading import (
     AbstractFileStateBackend,
+    ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
+    load_state_backend,
 )
-from airflow_provider_statecheck.state.backends.loading import load_state_backend
 from airflow_provider_statecheck.state.backends.state_backend import restoring
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
@@ -46,13 +46,11 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.memory_storage import (
-    DEFAULT_MAX_STATE_SIZE,
+from airflow_provider_statecheck.storage.views.loading import (
     MemoryBackendCheckpointStorageAccess,
 )
-from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
 from airflow_provider_statecheck.testing.function_harness import ATTEMPT, KEY_GROUPS, KeyedHarness
 from airflow_provider_statecheck.testing.keyed_ttl_contract import TTL
 
@@ -205,14 +203,11 @@ def test_state_above_the_limit_is_refused_naming_it() -> None:
     assert len(keyed.save(backend)) == 1
 
 
-def test_limit_is_five_mebibytes_by_default() -> None:
-    assert MemoryStateBackend().max_state_size == DEFAULT_MAX_STATE_SIZE == 5 * 1024 * 1024
-
-
 @pytest.mark.parametrize("size", [0, -1])
 def test_limit_must_be_above_zero(size: int) -> None:
     with pytest.raises(InvalidConfigurationError, match="max_state_size"):
         MemoryStateBackend(max_state_size=size)
+    assert MemoryStateBackend().max_state_size == 5 * 1024 * 1024
 
 
 def test_backends_are_storages_of_their_own(tmp_path: Path) -> None:
@@ -316,34 +311,28 @@ class Backend(AbstractFileStateBackend):
         return FsCheckpointStorageAccess(storage, attempt, savepoint_dir=self.savepoint_path)
 
 
-def test_an_argument_beats_the_configuration() -> None:
-    backend = Backend("file:///arg/chk", "file:///arg/sp", NEW)
-    assert (backend.checkpoint_path, backend.savepoint_path) == ("file:///arg/chk", "file:///arg/sp")
+@pytest.mark.parametrize(
+    ("backend", "paths"),
+    [
+        (Backend("file:///arg/chk", "file:///arg/sp", NEW), ("file:///arg/chk", "file:///arg/sp")),
+        (Backend("file:///arg/chk", None, NEW), ("file:///arg/chk", "file:///new/sp")),
+        (Backend("s3://bucket/chk/"), ("s3://bucket/chk", None)),
+        (Backend(config=OLD | NEW), ("file:///new/chk", "file:///new/sp")),
+        (Backend(config=CheckpointConfig.from_mapping(NEW)), ("file:///new/chk", "file:///new/sp")),
+        (pickle.loads(pickle.dumps(Backend(config=NEW))), ("file:///new/chk", "file:///new/sp")),
+        (Backend(), (None, None)),
+    ],
+    ids=["arguments", "each by itself", "slash at the end", "new spelling", "settings", "another process", "neither"],
+)
+def test_paths_are_those_of_arguments_and_then_of_the_configuration(backend: Backend, paths: tuple[str, str]) -> None:
+    assert (backend.checkpoint_path, backend.savepoint_path) == paths
 
 
-def test_each_path_is_looked_up_by_itself() -> None:
-    backend = Backend("file:///arg/chk", None, NEW)
-    assert (backend.checkpoint_path, backend.savepoint_path) == ("file:///arg/chk", "file:///new/sp")
-
-
-def test_the_configuration_beats_none_under_both_spellings_and_the_new_one_wins(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert Backend(config=NEW).checkpoint_path == "file:///new/chk"
+def test_old_spelling_of_a_setting_is_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        old, both = Backend(config=OLD), Backend(config=OLD | NEW)
+        old = Backend(config=OLD)
     assert (old.checkpoint_path, old.savepoint_path) == ("file:///old/chk", "file:///old/sp")
-    assert (both.checkpoint_path, both.savepoint_path) == ("file:///new/chk", "file:///new/sp")
     assert "state.checkpoints.dir" in caplog.text
-
-
-def test_an_object_of_settings_is_as_good_as_a_mapping() -> None:
-    assert Backend(config=CheckpointConfig.from_mapping(NEW)).savepoint_path == "file:///new/sp"
-
-
-def test_neither_is_none() -> None:
-    backend = Backend()
-    assert (backend.checkpoint_path, backend.savepoint_path) == (None, None)
 
 
 @pytest.mark.parametrize("path", ["/data/chk", "data", "", "file://", "file:///", "s3://bucket", "s3:///"])
@@ -351,10 +340,6 @@ def test_neither_is_none() -> None:
 def test_a_path_without_scheme_or_path_or_of_a_root_is_refused(name: str, path: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=name):
         Backend(*((path, None) if name == "base_checkpoint_path" else (None, path)))
-
-
-def test_a_slash_at_the_end_does_not_matter() -> None:
-    assert Backend("s3://bucket/chk/").checkpoint_path == "s3://bucket/chk"
 
 
 @pytest.mark.parametrize("has_directory", [True, False])
@@ -377,11 +362,6 @@ def test_what_is_no_pointer_is_refused() -> None:
             Backend().resolve_checkpoint(pointer)
     with pytest.raises(StorageError):
         Backend().resolve_checkpoint("no uri")
-
-
-def test_it_travels_to_other_processes() -> None:
-    backend = pickle.loads(pickle.dumps(Backend(config=NEW)))
-    assert backend.checkpoint_path == "file:///new/chk"
 
 
 @pytest.fixture

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.loading import ENTRY_POINT_GROUP, factory_of, load_state_backend
+from airflow_provider_statecheck.state.backends.loading import (
+    ENTRY_POINT_GROUP,
+    ArrowStateBackend,
+    FsStateBackend,
+    MemoryStateBackend,
+    factory_of,
+    load_state_backend,
+)
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 
 HERE = __name__
@@ -43,22 +48,18 @@ NO_FACTORY = 5
 MADE_FACTORY = OwnFactory()
 
 
-def test_application_backend_comes_before_the_configuration() -> None:
-    backend = load_state_backend(MemoryStateBackend(), {"state.backend": "filesystem"})
-    assert isinstance(backend, MemoryStateBackend)
-
-
-def test_configuration_comes_before_the_default() -> None:
-    assert isinstance(load_state_backend(None, {"state.backend": "filesystem"}), FsStateBackend)
-
-
-def test_arrow_is_the_default() -> None:
-    assert isinstance(load_state_backend(None, {}), ArrowStateBackend)
-
-
-def test_new_spelling_of_the_key_wins() -> None:
-    config = {"state.backend": "filesystem", "state.backend.type": "memory"}
-    assert isinstance(load_state_backend(None, config), MemoryStateBackend)
+@pytest.mark.parametrize(
+    ("application", "config", "kind"),
+    [
+        (MemoryStateBackend(), {"state.backend": "filesystem"}, MemoryStateBackend),
+        (None, {"state.backend": "filesystem"}, FsStateBackend),
+        (None, {"state.backend": "filesystem", "state.backend.type": "memory"}, MemoryStateBackend),
+        (None, {}, ArrowStateBackend),
+    ],
+    ids=["that of the application", "the configured one", "that of the new spelling", "the default"],
+)
+def test_backend_is_the_first_of_these(application: Any, config: dict[str, str], kind: type) -> None:
+    assert isinstance(load_state_backend(application, config), kind)
 
 
 def test_backend_that_is_not_configurable_is_taken_as_it_is() -> None:
@@ -84,24 +85,20 @@ def test_completing_a_backend_changes_a_copy_and_keeps_its_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kind", "identifier"),
     [
-        ("memory", MemoryStateBackend),
-        ("jobmanager", MemoryStateBackend),
-        ("hashmap", MemoryStateBackend),
-        ("HashMap", MemoryStateBackend),
-        ("filesystem", FsStateBackend),
-        ("fs", FsStateBackend),
-        ("arrow", ArrowStateBackend),
+        ("memory", MemoryStateBackend, "memory"),
+        ("jobmanager", MemoryStateBackend, "memory"),
+        ("hashmap", MemoryStateBackend, "memory"),
+        ("HashMap", MemoryStateBackend, "memory"),
+        ("filesystem", FsStateBackend, "filesystem"),
+        ("fs", FsStateBackend, "filesystem"),
+        ("arrow", ArrowStateBackend, "arrow"),
     ],
 )
-def test_names(name: str, kind: type) -> None:
+def test_names(name: str, kind: type, identifier: str) -> None:
     assert isinstance(load_state_backend(None, {"state.backend": name}), kind)
-
-
-@pytest.mark.parametrize("name", ["memory", "filesystem", "arrow"])
-def test_factory_tells_the_name_that_leads_to_it(name: str) -> None:
-    assert factory_of(name).get_identifier() == name
+    assert factory_of(name).get_identifier() == identifier
 
 
 def test_configured_backend_has_the_configured_directories() -> None:
@@ -110,15 +107,10 @@ def test_configured_backend_has_the_configured_directories() -> None:
     assert (backend.checkpoint_path, backend.savepoint_path) == ("file:///c", "file:///s")
 
 
-@pytest.mark.parametrize("path", [f"{HERE}.OwnFactory", f"{HERE}:OwnFactory", f"{HERE}.MADE_FACTORY"])
-def test_dotted_path_of_a_factory(path: str) -> None:
-    backend: Any = load_state_backend(None, {"state.backend": path, "own.size": 9})
-    assert backend.max_state_size == 9
-
-
-def test_entry_point_of_a_factory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [f"{HERE}.OwnFactory", f"{HERE}:OwnFactory", f"{HERE}.MADE_FACTORY", "own"])
+def test_factory_is_found_by_its_dotted_path_or_entry_point(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry_point(monkeypatch, f"{HERE}:OwnFactory")
-    backend: Any = load_state_backend(None, {"state.backend": "own", "own.size": 9})
+    backend: Any = load_state_backend(None, {"state.backend": name, "own.size": 9})
     assert backend.max_state_size == 9
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
+from operator import add
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,15 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointException, 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
+from airflow_provider_statecheck.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.state.functions.contexts import (
     FunctionInitializationContext,
     FunctionSnapshotContext,
@@ -29,11 +38,12 @@ from airflow_provider_statecheck.state.functions.user_functions import (
     FunctionLifecycle,
     RichMapFunction,
 )
+from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 TASK = TaskInfo(
@@ -47,15 +57,20 @@ STREAMS = MemoryCheckpointStreamFactory(max_state_size=1000)
 CHECKPOINT = CheckpointMetaData(5, datetime(2023, 11, 14, 22, 13, 20, 57_000, tzinfo=UTC))
 
 
-class RecordingStore:
-    """Stands for the store of a keyed backend: it says which of its methods was called, and with what."""
+SUM: Any = SimpleNamespace(create_accumulator=int, add=add, get_result=int, merge=add)
+STATES: dict[str, StateDescriptor[Any]] = {
+    "get_state": ValueStateDescriptor("state", int),
+    "get_list_state": ListStateDescriptor("state", int),
+    "get_reducing_state": ReducingStateDescriptor("state", max, int),
+    "get_aggregating_state": AggregatingStateDescriptor("state", SUM, int),
+    "get_folding_state": FoldingStateDescriptor("state", 0, add, int),
+    "get_map_state": MapStateDescriptor("state", str, int),
+}
 
-    def __getattr__(self, name: str) -> Callable[[Any], Any]:
-        return lambda descriptor: (name, descriptor)
 
-
-def recording_store() -> Any:
-    return RecordingStore()
+def keyed_store() -> KeyedStateStore:
+    """Return a store whose states are their descriptors."""
+    return KeyedStateStore(cast(Any, lambda descriptor: descriptor))
 
 
 def initialization(**values: Any) -> StateInitializationContext:
@@ -65,7 +80,7 @@ def initialization(**values: Any) -> StateInitializationContext:
 
 class TestInitialization:
     def test_it_gives_the_stores_and_what_was_restored(self) -> None:
-        operator, keyed = DefaultOperatorStateBackend(), recording_store()
+        operator, keyed = DefaultOperatorStateBackend(), keyed_store()
         context = initialization(
             is_restored=True, operator_state_store=operator, keyed_state_store=keyed, restored_checkpoint_id=7
         )
@@ -101,7 +116,7 @@ class TestInitialization:
         ],
     )
     def test_it_is_of_no_use_after_the_call(self, method: str) -> None:
-        context = initialization(keyed_state_store=recording_store())
+        context = initialization(keyed_state_store=keyed_store())
         getattr(context, method)()
         context.end()
         with pytest.raises(CoordinatorError, match="during initialize_state"):
@@ -150,36 +165,26 @@ class TestSnapshot:
 
 
 class TestRuntime:
-    METHODS = (
-        "get_state",
-        "get_list_state",
-        "get_reducing_state",
-        "get_aggregating_state",
-        "get_folding_state",
-        "get_map_state",
-    )
-
     def test_it_tells_where_the_function_runs(self) -> None:
         context = RuntimeContext(TASK)
         assert context.task_info.index_of_this_subtask == 1
         assert context.logical_date == datetime(2026, 1, 2, tzinfo=UTC)
 
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", STATES)
     def test_it_gives_keyed_state_of_each_kind(self, method: str) -> None:
-        descriptor = object()
-        assert getattr(RuntimeContext(TASK, recording_store()), method)(descriptor) == (method, descriptor)
+        assert getattr(RuntimeContext(TASK, keyed_store()), method)(STATES[method]) is STATES[method]
 
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", STATES)
     def test_keyed_state_of_an_operator_without_keys_is_refused(self, method: str) -> None:
         with pytest.raises(CoordinatorError, match="put key_by before it"):
-            getattr(RuntimeContext(TASK), method)(object())
+            getattr(RuntimeContext(TASK), method)(STATES[method])
 
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", STATES)
     def test_it_gives_no_state_after_close(self, method: str) -> None:
-        context = RuntimeContext(TASK, recording_store())
+        context = RuntimeContext(TASK, keyed_store())
         context.end()
         with pytest.raises(CoordinatorError, match="from open to close"):
-            getattr(context, method)(object())
+            getattr(context, method)(STATES[method])
 
 
 class TestKeyed:
@@ -312,14 +317,14 @@ def test_contexts_end_with_their_call_even_if_it_fails(failing: str) -> None:
 @pytest.mark.parametrize("failing", ["", "close"])
 def test_the_runtime_context_ends_after_close(failing: str) -> None:
     function = Recorder(failing)
-    lifecycle = started(function, keyed_state_store=object())
+    lifecycle = started(function, keyed_state_store=keyed_store())
     context = function.contexts["open"]
     try:
         lifecycle.close()
     except ValueError:
         assert failing
     with pytest.raises(CoordinatorError, match="from open to close"):
-        context.get_state(object())
+        context.get_state(STATES["get_state"])
 
 
 @pytest.mark.parametrize("function", [len, lambda value: value, object(), None])

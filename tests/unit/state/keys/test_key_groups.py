@@ -1,4 +1,4 @@
-"""The key groups of keys are those that Spark computed, one by one and column by column."""
+"""The key groups of keys are those that Spark computed, and a warning where their number leaves little room to grow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice, recommended_max_parallelism
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer, key_groups
 from airflow_provider_statecheck.state.keys.key_types import hash_bytes, hash_int, hash_long, key_group_of_hash
 from tests.key_values import EDGES, STRATEGIES, TYPES, decode
@@ -107,3 +109,29 @@ def test_a_number_is_hashed_as_its_bytes(number: int, seed: int) -> None:
 @pytest.mark.parametrize(("hashed", "expected"), [(0, 0), (129, 1), ((1 << 64) - 1, 127), (1 << 63, 0)])
 def test_a_hash_is_a_signed_number_and_its_key_group_is_never_negative(hashed: int, expected: int) -> None:
     assert key_group_of_hash(hashed, 128) == expected
+
+
+@pytest.mark.parametrize(("parallelism", "max_parallelism"), [(1, 1), (4, 15), (100, 128), (8192, 32767)])
+def test_fewer_key_groups_than_four_times_the_parallelism_are_warned_of(parallelism: int, max_parallelism: int) -> None:
+    advice = max_parallelism_advice(parallelism, max_parallelism)
+    assert advice is not None
+    assert f"max_parallelism={max_parallelism} is less than 4 times the parallelism of {parallelism}" in advice
+    assert f"Set max_parallelism={recommended_max_parallelism(parallelism)}" in advice
+    assert "airflow statecheck rescale" in advice
+
+
+@pytest.mark.parametrize(("parallelism", "max_parallelism"), [(1, 4), (4, 16), (32, 128), (20000, 32768)])
+def test_enough_key_groups_or_the_most_there_can_be_are_not(parallelism: int, max_parallelism: int) -> None:
+    assert max_parallelism_advice(parallelism, max_parallelism) is None
+
+
+@pytest.mark.parametrize(("parallelism", "wanted"), [(1, 4), (3, 16), (4, 16), (33, 256), (32768, 32768)])
+def test_the_recommended_number_is_a_power_of_two_of_at_least_four_times_the_parallelism(
+    parallelism: int, wanted: int
+) -> None:
+    assert recommended_max_parallelism(parallelism) == wanted
+
+
+def test_a_parallelism_out_of_bounds_is_refused() -> None:
+    with pytest.raises(InvalidConfigurationError, match="parallelism 9"):
+        max_parallelism_advice(9, 8)

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.state.operator.states import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
 
 
 def opened(streams: FsCheckpointStreamFactory | MemoryCheckpointStreamFactory) -> RawOperatorStateOutput:

@@ -41,9 +41,8 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.part_files import Part, decode_meta, encode_meta
-from airflow_provider_statecheck.state.backends.file_state_backends import FsStateBackend
+from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,

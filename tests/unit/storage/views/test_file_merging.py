@@ -22,9 +22,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageWorkerView
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryBackendCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.loading import MemoryBackendCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStorageWorkerView,
     FileMergingSnapshotManager,
     files_to_retire,
     read_state,
@@ -137,9 +137,11 @@ class TestSegments:
 
     def test_without_a_manager_and_in_memory_nothing_is_merged(self, storage: CheckpointStorage) -> None:
         access, memory = make_access(storage), MemoryBackendCheckpointStorageAccess(ATTEMPT)
-        view = merging(storage)
         assert access.to_file_merging_storage(None, Environment()) is access
-        assert type(view.to_file_merging_storage(None, Environment())) is type(access)
+        for view in (access, merging(storage).to_file_merging_storage(None, Environment())):
+            handles = write(view, b"a", b"b")
+            assert {type(handle) for handle in handles} == {FileStateHandle}
+            assert durable(view, *handles) == handles
         assert (
             memory.to_file_merging_storage(FileMergingSnapshotManager(1, CheckpointConfig()), Environment()) is memory
         )

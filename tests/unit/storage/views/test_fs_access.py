@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,22 +11,18 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageL
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import (
     NO_CHECKPOINT,
     FsCheckpointStorageAccess,
     make_savepoint_directory,
 )
-from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, discard_state, read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, make_access, save
+from tests.unit.written_stage import local_path
 
 DEFAULT = CheckpointStorageLocationReference.default()
 SCOPES = (EXCLUSIVE, SHARED)
-
-
-def _path(uri: str) -> Path:
-    return Path(uri.removeprefix("file://"))
 
 
 def test_it_is_both_views(storage: CheckpointStorage) -> None:
@@ -38,7 +33,7 @@ def test_it_is_both_views(storage: CheckpointStorage) -> None:
 def test_base_locations_are_made_and_may_be_there(local: CheckpointStorage) -> None:
     for _ in range(2):
         make_access(local).initialize_base_locations_for_checkpoint()
-    assert {p.name for p in _path(job_of(local)).iterdir()} == {"shared", "taskowned"}
+    assert {p.name for p in local_path(job_of(local)).iterdir()} == {"shared", "taskowned"}
 
 
 def test_base_locations_that_cannot_be_made_are_a_storage_error(local: CheckpointStorage) -> None:
@@ -56,7 +51,7 @@ def test_a_directory_below_a_file_is_a_storage_error(local: CheckpointStorage) -
 def test_a_checkpoint_gets_a_directory_and_the_default_reference(local: CheckpointStorage) -> None:
     location = make_access(local).initialize_location_for_checkpoint(4)
     assert location.location_reference == DEFAULT
-    assert _path(f"{job_of(local)}/chk-4").is_dir()
+    assert local_path(f"{job_of(local)}/chk-4").is_dir()
 
 
 def test_an_id_below_zero_is_refused(storage: CheckpointStorage) -> None:
@@ -154,7 +149,7 @@ class TestSavepoints:
 
     def test_an_empty_directory_is_taken_too(self, local: CheckpointStorage) -> None:
         taken, free = (f"{local.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{c * 12}" for c in "ab")
-        _path(taken).mkdir(parents=True)
+        local_path(taken).mkdir(parents=True)
         names = iter([taken, free])
         assert make_savepoint_directory(local, local.base_uri, ATTEMPT.job_id, lambda *_: next(names)) == free
 
@@ -165,7 +160,7 @@ class TestWorkers:
         streams = access.resolve_checkpoint_storage_location(4, DEFAULT)
         streams.create_checkpoint_state_output_stream(SHARED).close()
         access.create_task_owned_state_stream().close()
-        assert not _path(local.base_uri).exists()
+        assert not local_path(local.base_uri).exists()
 
     def test_the_default_reference_means_the_configured_place(self, storage: CheckpointStorage) -> None:
         streams = make_access(storage).resolve_checkpoint_storage_location(4, DEFAULT)

@@ -1,4 +1,4 @@
-"""Checkpoint storages by their names, and their settings."""
+"""Checkpoint storage whose state travels in handles, and storages by their names and settings."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.loading import (
     CHECKPOINT_STORAGES,
     CheckpointStorageFactory,
     FsCheckpointStorageFactory,
+    MemoryBackendCheckpointStorageAccess,
+    MemoryCheckpointOutputStream,
     load_checkpoint_storage,
 )
-from airflow_provider_statecheck.storage.views.memory_storage import MemoryBackendCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
-from tests.unit.storage.views.places import ATTEMPT, SHARED, files, save
+from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, save
 
 
 class OwnStorageFactory(CheckpointStorageFactory):
@@ -47,34 +48,29 @@ def load(storage: CheckpointStorage, **settings: Any) -> CheckpointStorageAccess
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kind", "identifier"),
     [
-        (None, FsCheckpointStorageAccess),
-        ("filesystem", FsCheckpointStorageAccess),
-        ("JobManager", MemoryBackendCheckpointStorageAccess),
-        ("memory", MemoryBackendCheckpointStorageAccess),
+        (None, FsCheckpointStorageAccess, "filesystem"),
+        ("filesystem", FsCheckpointStorageAccess, "filesystem"),
+        ("JobManager", MemoryBackendCheckpointStorageAccess, "jobmanager"),
+        ("memory", MemoryBackendCheckpointStorageAccess, "jobmanager"),
     ],
 )
-def test_a_storage_is_found_by_its_name(storage: CheckpointStorage, name: str | None, kind: type) -> None:
+def test_a_storage_is_found_by_its_name(
+    storage: CheckpointStorage, name: str | None, kind: type, identifier: str
+) -> None:
     assert type(load(storage, checkpoint_storage=name)) is kind
+    assert CHECKPOINT_STORAGES.find(name or "filesystem").get_identifier() == identifier
 
 
-@pytest.mark.parametrize("name", ["filesystem", "jobmanager"])
-def test_the_identifier_is_a_name(name: str) -> None:
-    assert CHECKPOINT_STORAGES.find(name).get_identifier() == name
-
-
-def test_a_storage_of_ones_own_is_found_by_its_path(storage: CheckpointStorage) -> None:
-    assert load(storage, checkpoint_storage=OWN).has_default_savepoint_location
-
-
-def test_a_storage_of_ones_own_is_found_by_its_entry_point(
-    storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [OWN, "own"])
+def test_a_storage_of_ones_own_is_found_by_its_path_or_entry_point(
+    storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     found = EntryPoint(name="own", value=OWN, group="airflow_provider_statecheck.checkpoint_storages")
     where = "airflow_provider_statecheck.storage.views.loading.entry_points"
     monkeypatch.setattr(where, lambda *, group, name: [found] if (group, name) == (found.group, found.name) else [])
-    assert load(storage, checkpoint_storage="own").has_default_savepoint_location
+    assert load(storage, checkpoint_storage=name).has_default_savepoint_location
 
 
 @pytest.mark.parametrize("name", ["rocks", "no.such.Factory", f"{__name__}:load"])
@@ -98,3 +94,140 @@ def test_state_of_the_storage_in_memory_is_in_its_handles(storage: CheckpointSto
     handle = save(streams.create_checkpoint_state_output_stream(SHARED), b"x" * (1 << 20))
     assert isinstance(handle, ByteStreamStateHandle)
     assert files(storage) == set()
+
+
+def _access(storage: CheckpointStorage | None = None, **settings: Any) -> MemoryBackendCheckpointStorageAccess:
+    return MemoryBackendCheckpointStorageAccess(ATTEMPT, storage, **settings)
+
+
+def test_it_is_both_views() -> None:
+    access: CheckpointStorageAccess = _access()
+    assert not access.has_default_savepoint_location
+
+
+def test_metadata_outlives_the_process_only_with_a_directory(storage: CheckpointStorage) -> None:
+    assert not _access().supports_highly_available_storage
+    assert _access(storage).supports_highly_available_storage
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_limit_must_be_above_zero(size: int) -> None:
+    with pytest.raises(InvalidConfigurationError, match="above 0"):
+        _access(max_state_size=size)
+
+
+def test_the_limit_is_5_mib_where_nothing_is_said() -> None:
+    stream = _access().create_task_owned_state_stream()
+    assert save(stream, b"x" * 5 * 1024 * 1024).state_size == 5 * 1024 * 1024
+    with pytest.raises(StorageError):
+        save(_access().create_task_owned_state_stream(), b"x" * (5 * 1024 * 1024 + 1))
+
+
+def test_state_above_the_limit_is_an_error_at_closing_that_says_both_sizes_and_what_to_do() -> None:
+    stream = MemoryCheckpointOutputStream(3)
+    stream.write(b"abcd")
+    with pytest.raises(StorageError, match=r"at most 3 bytes.*found 4.*execution.checkpointing.storage to filesystem"):
+        stream.close_and_get_handle()
+
+
+def test_state_travels_in_its_handle_and_nothing_is_none() -> None:
+    stream = MemoryCheckpointOutputStream(3)
+    stream.write(b"ab")
+    stream.flush_to_file()
+    assert stream.get_pos() == 2
+    handle = save(stream, b"c")
+    assert isinstance(handle, ByteStreamStateHandle)
+    assert handle.data == b"abc"
+    assert MemoryCheckpointOutputStream(3).close_and_get_handle() is None
+
+
+def test_a_closed_stream_takes_nothing_and_gives_nothing() -> None:
+    stream = MemoryCheckpointOutputStream(3)
+    stream.close()
+    for call in (lambda: stream.write(b"x"), stream.flush_to_file, stream.close_and_get_handle):
+        with pytest.raises(StorageError, match="closed"):
+            call()
+
+
+def test_a_checkpoint_without_directory_has_a_symbol_for_a_pointer_that_leads_nowhere() -> None:
+    access = _access()
+    location = access.initialize_location_for_checkpoint(1)
+    stream = location.create_metadata_output_stream()
+    stream.write(b"meta")
+    completed = stream.close_and_finalize_checkpoint()
+    assert isinstance(completed.metadata_handle, ByteStreamStateHandle)
+    assert completed.metadata_handle.data == b"meta"
+    with pytest.raises(StorageError, match="memory of its process"):
+        access.resolve_checkpoint(completed.external_pointer)
+    completed.dispose()
+    location.dispose_on_failure()
+
+
+def test_a_checkpoint_with_directory_is_found_again(storage: CheckpointStorage) -> None:
+    access = _access(storage)
+    location = access.initialize_location_for_checkpoint(1)
+    for scope in (EXCLUSIVE, SHARED):
+        assert isinstance(save(location.create_checkpoint_state_output_stream(scope), b"a"), ByteStreamStateHandle)
+    stream = location.create_metadata_output_stream()
+    stream.write(b"meta")
+    completed = stream.close_and_finalize_checkpoint()
+    assert files(storage) == {f"{job_of(storage)}/chk-1/_metadata"}
+    found = access.resolve_checkpoint(completed.external_pointer)
+    assert read_state(storage, found.metadata_handle) == b"meta"
+    location.dispose_on_failure()
+    assert files(storage) == set()
+
+
+def test_the_directory_is_made_with_the_checkpoint_not_before(local: CheckpointStorage) -> None:
+    access = _access(local)
+    access.initialize_base_locations_for_checkpoint()
+    assert not local.exists(local.base_uri)
+    access.initialize_location_for_checkpoint(1)
+    assert local.is_directory(f"{job_of(local)}/chk-1")
+
+
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_an_id_below_zero_is_refused(storage: CheckpointStorage, has_directory: bool) -> None:
+    with pytest.raises(InvalidConfigurationError, match="at least 0"):
+        _access(storage if has_directory else None).initialize_location_for_checkpoint(-1)
+
+
+def test_a_savepoint_is_a_file_without_a_directory_of_checkpoints_too(storage: CheckpointStorage) -> None:
+    access = _access(savepoint_dir=f"{storage.base_uri}/savepoints")
+    assert access.has_default_savepoint_location
+    location = access.initialize_location_for_savepoint(1)
+    stream = location.create_metadata_output_stream()
+    stream.write(b"meta")
+    completed = stream.close_and_finalize_checkpoint()
+    assert location.location_reference.path == completed.external_pointer
+    found = access.resolve_checkpoint(completed.external_pointer)
+    assert isinstance(found.metadata_handle, FileStateHandle)
+    assert read_state(storage, found.metadata_handle) == b"meta"
+    found.dispose()
+    assert files(storage) == set()
+
+
+def test_a_savepoint_needs_a_target() -> None:
+    with pytest.raises(InvalidConfigurationError, match="target"):
+        _access().initialize_location_for_savepoint(1)
+
+
+def test_tasks_write_into_memory_wherever_metadata_goes(storage: CheckpointStorage) -> None:
+    access = _access(storage)
+    for reference in (
+        CheckpointStorageLocationReference.default(),
+        CheckpointStorageLocationReference.of_path(f"{storage.base_uri}/x"),
+    ):
+        streams = access.resolve_checkpoint_storage_location(1, reference)
+        handle = save(streams.create_checkpoint_state_output_stream(SHARED), b"a")
+        assert isinstance(handle, ByteStreamStateHandle)
+
+
+def test_there_is_nothing_to_merge_or_to_copy() -> None:
+    access = _access()
+    environment: Any = None
+    assert access.to_file_merging_storage(environment, environment) is access
+    toolset = access.create_task_owned_checkpoint_state_toolset()
+    assert not toolset.can_fast_duplicate(FileStateHandle("memory://x/y", 1))
+    with pytest.raises(InvalidConfigurationError):
+        toolset.duplicate([ByteStreamStateHandle("n", b"x")])

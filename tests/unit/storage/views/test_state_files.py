@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.state_files import FsCheckpointStateToolset, discard_state, read_state
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStateToolset, discard_state, read_state
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.storage.views.places import EXCLUSIVE, files, make_access, save
 
@@ -181,4 +181,4 @@ def test_a_failure_leaves_no_copy(memory: CheckpointStorage) -> None:
     ],
 )
 def test_servers_copy_among_themselves_only(memory: CheckpointStorage, directory: str, uri: str, is_fast: bool) -> None:
-    assert FsCheckpointStateToolset(memory, directory, 1).can_fast_duplicate(FileStateHandle(uri, 1)) is is_fast
+    assert CheckpointStateToolset(memory, directory, 1).can_fast_duplicate(FileStateHandle(uri, 1)) is is_fast

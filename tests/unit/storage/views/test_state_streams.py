@@ -28,8 +28,8 @@ from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointSto
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
-    BufferedMetadataOutputStream,
     BufferedStateOutputStream,
+    CheckpointMetadataOutputStream,
     StateWriting,
     open_state_stream,
     publish_metadata,
@@ -66,11 +66,15 @@ def test_up_to_the_threshold_state_travels_in_its_handle(
     assert files(storage) == set()
 
 
-def test_above_the_threshold_state_is_a_file(new_stream: New, storage: CheckpointStorage) -> None:
-    handle = save(new_stream(1000), b"x" * 1001)
+@pytest.mark.parametrize(("threshold", "size"), [(1000, 1001), (0, 1)])
+def test_above_the_threshold_state_is_a_file_named_by_the_epoch_of_its_writer(
+    new_stream: New, storage: CheckpointStorage, threshold: int, size: int
+) -> None:
+    handle = save(new_stream(threshold), b"x" * size)
     assert isinstance(handle, FileStateHandle)
+    assert epoch_of(handle.uri.rpartition("/")[2]) == 7
     assert files(storage) == {handle.uri}
-    assert read_state(storage, handle) == b"x" * 1001
+    assert read_state(storage, handle) == b"x" * size
 
 
 @pytest.mark.parametrize("data", [None, b""])
@@ -83,10 +87,6 @@ def test_nothing_written_is_no_handle_and_no_file(
     stream.flush_to_file()
     assert stream.close_and_get_handle() is None
     assert files(storage) == set()
-
-
-def test_threshold_zero_always_makes_a_file(new_stream: New) -> None:
-    assert isinstance(save(new_stream(0), b"x"), FileStateHandle)
 
 
 def test_what_was_flushed_is_a_file_however_small(new_stream: New) -> None:
@@ -104,10 +104,6 @@ def test_flushing_nothing_does_not_send_later_bytes_to_a_file(new_stream: New) -
 
 def test_equal_small_states_have_handles_of_their_own(new_stream: New) -> None:
     assert save(new_stream(), b"x") != save(new_stream(), b"x")
-
-
-def test_a_file_name_carries_the_epoch_of_its_writer(new_stream: New) -> None:
-    assert epoch_of(save(new_stream(0), b"x").uri.rpartition("/")[2]) == 7
 
 
 def test_the_position_counts_buffered_bytes(new_stream: New) -> None:
@@ -138,12 +134,9 @@ def test_a_closed_stream_takes_nothing(new_stream: New) -> None:
     stream = new_stream()
     stream.close()
     stream.close()
-    with pytest.raises(StorageError, match="closed"):
-        stream.write(b"x")
-    with pytest.raises(StorageError, match="closed"):
-        stream.flush_to_file()
-    with pytest.raises(StorageError, match="closed"):
-        stream.close_and_get_handle()
+    for call in (lambda: stream.write(b"x"), stream.flush_to_file, stream.close_and_get_handle):
+        with pytest.raises(StorageError, match="closed"):
+            call()
 
 
 @pytest.mark.parametrize("threshold", [0, 1000])
@@ -217,20 +210,22 @@ def test_the_effective_buffer_holds_what_travels_inline() -> None:
     assert StateWriting(epoch=1, inline_threshold=10).effective_buffer_size == 4096
 
 
-@pytest.mark.parametrize("threshold", [-1, 1024 * 1024 + 1])
-def test_a_threshold_out_of_range_is_refused(threshold: int) -> None:
-    with pytest.raises(InvalidConfigurationError, match="inline threshold"):
-        StateWriting(epoch=1, inline_threshold=threshold)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inline_threshold": -1}, "inline threshold"),
+        ({"inline_threshold": 1024 * 1024 + 1}, "inline threshold"),
+        ({"write_buffer_size": 0}, "write buffer"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match=message):
+        StateWriting(epoch=1, **settings)
 
 
 def test_the_default_threshold_is_20_kib_and_the_largest_one_mib() -> None:
     assert StateWriting(epoch=1).inline_threshold == 20 * 1024
     assert StateWriting(epoch=1, inline_threshold=1024 * 1024).inline_threshold == 1024 * 1024
-
-
-def test_an_empty_write_buffer_is_refused() -> None:
-    with pytest.raises(InvalidConfigurationError, match="write buffer"):
-        StateWriting(epoch=1, write_buffer_size=0)
 
 
 def test_a_machine_without_space_is_a_storage_error_and_closes_the_stream(
@@ -314,7 +309,7 @@ def test_finalizing_may_be_repeated_after_a_failure(
     storage: CheckpointStorage, location: FsCheckpointStorageLocation, mode: FaultMode
 ) -> None:
     faulty = faulty_storage(storage, FaultPlan(1, mode))
-    stream = BufferedMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
+    stream = CheckpointMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
     stream.write(b"x")
     with pytest.raises(StorageError, match="Injected"):
         stream.close_and_finalize_checkpoint()
@@ -407,9 +402,6 @@ def test_repeating_after_a_failure_gives_the_same_states_and_files(
 def test_a_budget_below_zero_is_refused(storage: CheckpointStorage, job: str) -> None:
     with pytest.raises(InvalidConfigurationError, match="inline budget"):
         spill_above_budget((), storage, directory=f"{job}/chk-1", epoch=3, budget=-1)
-
-
-def test_the_budget_is_16_mib_where_nothing_is_said() -> None:
     assert DEFAULT_INLINE_BUDGET == 16 * 1024 * 1024
 
 

@@ -1,15 +1,15 @@
-"""What an LRU cache keeps, and how often it loads."""
+"""What an LRU cache keeps, how often it loads, and reads of it that do not wait."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Barrier
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.state.lru_cache import LruCache
+from airflow_provider_statecheck.state.cached_reads import LruCache, WouldWaitError, without_waiting
 
 
 def text_of(length: int) -> str:
@@ -64,3 +64,22 @@ def test_size_stays_within_the_capacity_when_threads_load_at_once() -> None:
         list(pool.map(load, range(4)))
     assert cache.nbytes <= 40
     assert cache.nbytes == sum(len(cache.get(n) or "") for n in range(30))
+
+
+def test_load_of_another_thread_is_not_waited_for() -> None:
+    cache, began, end = LruCache[str, str](10, len), Event(), Event()
+
+    def load() -> str:
+        began.set()
+        end.wait()
+        return "value"
+
+    loading = Thread(target=cache.get_or_load, args=("key", load))
+    loading.start()
+    began.wait()
+    with without_waiting(), pytest.raises(WouldWaitError):
+        cache.get_or_load("key", load)
+    end.set()
+    loading.join()
+    with without_waiting():
+        assert cache.get_or_load("key", load) == "value"
