@@ -6,7 +6,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, Resign
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -15,30 +14,18 @@ from airflow_provider_statecheck.checkpoint.records import AttemptOwner, Snapsho
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob
 from tests.conformance.databases import OnPostgres, OnSqlite
-from tests.contracts.maintenance_contract import BY_RUN, DAY, KnownRuns, MaintenanceContract, NoTokens
+from tests.contracts.maintenance_contract import BY_RUN, DAY, KnownRuns, MaintainedJobs, NoTokens
 from tests.job_savepoints import begin_savepoint
 from tests.messages import ManualClock, make_leadership, make_owner
 
 
-class RunWithSavepoint:
+class RunWithSavepoint(MaintainedJobs):
     """A job that is named after its run ends with the run, but not while a savepoint needs its checkpoints."""
 
     @pytest.fixture
-    def clock(self) -> ManualClock:
-        return ManualClock()
-
-    @pytest.fixture
-    def runs(self) -> KnownRuns:
-        return KnownRuns()
-
-    @pytest.fixture
-    def maintenance(self, store: JobStore, runs: KnownRuns, clock: ManualClock) -> JobMaintenance:
-        return JobMaintenance(store, runs, NoTokens(), clock)
-
-    @pytest.fixture
-    def stage(self, store: JobStore) -> AttemptRef:
+    def stage(self) -> AttemptRef:
         """The attempt of the only stage, which has completed two checkpoints and finished."""
-        return MaintenanceContract.complete_by_run(AttemptCoordinator(store))
+        return self.complete_by_run()
 
     @staticmethod
     def lead(store: JobStore) -> AttemptRef:
@@ -66,53 +53,39 @@ class RunWithSavepoint:
                 )
             )
 
-    def test_its_checkpoints_go_although_a_savepoint_was_taken(
-        self, store: JobStore, maintenance: JobMaintenance, runs: KnownRuns, stage: AttemptRef
-    ) -> None:
+    def test_its_checkpoints_go_although_a_savepoint_was_taken(self, store: JobStore, stage: AttemptRef) -> None:
         self.end_savepoint(store)
-        assert maintenance.settle_run(stage.job_id) == ()
-        runs.ended["run-1"] = JobStatus.FINISHED
-        assert maintenance.settle_run(stage.job_id) == (1, 2)
+        assert self.maintenance.settle_run(stage.job_id) == ()
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(stage.job_id) == (1, 2)
 
-    def test_its_checkpoints_stay_until_the_savepoint_has_ended(
-        self, store: JobStore, maintenance: JobMaintenance, runs: KnownRuns, stage: AttemptRef
-    ) -> None:
+    def test_its_checkpoints_stay_until_the_savepoint_has_ended(self, store: JobStore, stage: AttemptRef) -> None:
         begin_savepoint(AlignedCheckpoints(store), stage.operator_id, BY_RUN)
-        runs.ended["run-1"] = JobStatus.FINISHED
-        assert maintenance.settle_run(stage.job_id) == ()
-        assert all(c.is_restorable for c in maintenance.describe(stage.job_id).of_operator(stage.operator_id))
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(stage.job_id) == ()
+        assert all(c.is_restorable for c in self.maintenance.describe(stage.job_id).of_operator(stage.operator_id))
         self.end_savepoint(store)
-        assert maintenance.settle_run(stage.job_id) == (1, 2)
+        assert self.maintenance.settle_run(stage.job_id) == (1, 2)
 
     def test_a_savepoint_that_has_expired_keeps_none(
-        self,
-        store: JobStore,
-        maintenance: JobMaintenance,
-        runs: KnownRuns,
-        clock: ManualClock,
-        stage: AttemptRef,
+        self, store: JobStore, clock: ManualClock, stage: AttemptRef
     ) -> None:
         begun = begin_savepoint(AlignedCheckpoints(store), stage.operator_id, BY_RUN)
-        runs.ended["run-1"] = JobStatus.FINISHED
+        self.runs.ended["run-1"] = JobStatus.FINISHED
         clock.advance((begun.expires_at - begun.triggered_at).total_seconds() - 1)
-        assert maintenance.settle_run(stage.job_id) == ()
+        assert self.maintenance.settle_run(stage.job_id) == ()
         clock.advance(1)
-        assert maintenance.settle_run(stage.job_id) == (1, 2)
+        assert self.maintenance.settle_run(stage.job_id) == (1, 2)
 
     def test_a_savepoint_that_nobody_triggers_keeps_them_for_a_day(
-        self,
-        store: JobStore,
-        maintenance: JobMaintenance,
-        runs: KnownRuns,
-        clock: ManualClock,
-        stage: AttemptRef,
+        self, store: JobStore, clock: ManualClock, stage: AttemptRef
     ) -> None:
         self.ask(store, stage.job_id)
-        runs.ended["run-1"] = JobStatus.FINISHED
+        self.runs.ended["run-1"] = JobStatus.FINISHED
         clock.advance(DAY - 1)
-        assert maintenance.settle_run(stage.job_id) == ()
+        assert self.maintenance.settle_run(stage.job_id) == ()
         clock.advance(1)
-        assert maintenance.settle_run(stage.job_id) == (1, 2)
+        assert self.maintenance.settle_run(stage.job_id) == (1, 2)
 
     def test_a_savepoint_that_comes_while_the_run_is_looked_at_keeps_them(
         self, store: JobStore, clock: ManualClock, stage: AttemptRef
@@ -125,42 +98,32 @@ class RunWithSavepoint:
         assert JobMaintenance(store, Requesting(), NoTokens(), clock).settle_run(stage.job_id) == ()
 
     def test_the_job_is_removed_although_a_savepoint_was_taken_lately(
-        self,
-        store: JobStore,
-        maintenance: JobMaintenance,
-        runs: KnownRuns,
-        clock: ManualClock,
-        stage: AttemptRef,
+        self, store: JobStore, clock: ManualClock, stage: AttemptRef
     ) -> None:
-        runs.over.add("run-1")
+        self.runs.over.add("run-1")
         clock.advance(10 * DAY)
         self.end_savepoint(store)
         clock.advance(DAY)
-        assert maintenance.retire(RetireJob(job_id=stage.job_id, idle_seconds=5 * DAY)).kept_because == ()
+        assert self.maintenance.retire(RetireJob(job_id=stage.job_id, idle_seconds=5 * DAY)).kept_because == ()
 
     def test_the_job_stays_while_a_savepoint_is_in_progress_unless_it_is_named(
-        self,
-        store: JobStore,
-        maintenance: JobMaintenance,
-        runs: KnownRuns,
-        clock: ManualClock,
-        stage: AttemptRef,
+        self, store: JobStore, clock: ManualClock, stage: AttemptRef
     ) -> None:
-        runs.over.add("run-1")
+        self.runs.over.add("run-1")
         clock.advance(10 * DAY)
         self.ask(store, stage.job_id)
         request = RetireJob(job_id=stage.job_id, idle_seconds=DAY)
-        for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
+        for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
             [reason] = call(request).kept_because
             assert reason.endswith("is in progress")
-        assert maintenance.refusal(RetireJob(job_id=stage.job_id, is_named=True)).kept_because == ()
+        assert self.maintenance.refusal(RetireJob(job_id=stage.job_id, is_named=True)).kept_because == ()
 
     def test_the_leader_of_a_savepoint_that_was_killed_is_closed(
-        self, store: JobStore, maintenance: JobMaintenance, clock: ManualClock, stage: AttemptRef
+        self, store: JobStore, clock: ManualClock, stage: AttemptRef
     ) -> None:
         leader = self.lead(store)
         clock.advance(4 * DAY + 1)
-        assert MaintenanceContract.close_abandoned(maintenance, stage.job_id) == (leader,)
+        assert self.close_abandoned(self.maintenance, stage.job_id) == (leader,)
 
 
 class TestSqlite(OnSqlite, RunWithSavepoint): ...
