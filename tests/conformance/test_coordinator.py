@@ -15,7 +15,7 @@ from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.operator_uids_contract import of_cleared, registration
-from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import ManualClock
 
 

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.gateway.retrying import retrying
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
 from tests.contracts.coordinator_contract import CoordinatorContract
-from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 

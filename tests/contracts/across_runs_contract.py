@@ -22,8 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     RunSupersededError,
     StaleAttemptError,
 )
-from tests.contracts.running_tasks import RunningTasks
-from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsOfAJob, day, rows_of
+from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunningTasks, RunsOfAJob, day, rows_of
 from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,

@@ -11,8 +11,7 @@ from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
-from tests.contracts.running_tasks import RunningTasks
-from tests.contracts.runs_of_a_job import AGAIN, JOB, rows_of
+from tests.contracts.runs_of_a_job import AGAIN, JOB, RunningTasks, rows_of
 from tests.messages import complete_checkpoint, make_owner, make_registration
 
 

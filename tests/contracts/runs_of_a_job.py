@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,8 +13,23 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
-from tests.contracts.running_tasks import RunningTasks
 from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+
+
+class RunningTasks:
+    """A ``TaskLiveness`` that knows runs by their ids."""
+
+    def __init__(self, run_ids: Iterable[str] = ()) -> None:
+        self._run_ids = frozenset(run_ids)
+
+    def let_run(self, *run_ids: str) -> None:
+        """Let the tasks of these runs run, and no others."""
+        self._run_ids = frozenset(run_ids)
+
+    def is_running(self, owner: AttemptOwner) -> bool:
+        """Tell whether the owner's run is one of them."""
+        return owner.run_id in self._run_ids
+
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
