@@ -17,7 +17,7 @@ from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.retrying import retrying
 from airflow_provider_statecheck.maintenance.actions import ALIGNED
 from tests.conformance.api_process import DATABASE_FILE, MAINTENANCE_DAG, RUNNING_FILE, SECRET
-from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import ManualClock
 
 ROOT = Path(__file__).parents[2]

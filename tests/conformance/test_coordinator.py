@@ -15,17 +15,17 @@ from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.contracts.coordinator_contract import CoordinatorContract
 from tests.contracts.operator_uids_contract import of_cleared, registration
-from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import ManualClock
 
 
 class SqlContract(CoordinatorContract):
     @pytest.fixture
-    def gateway(self, engine: Engine, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
+    def coordinator(self, engine: Engine, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
         self.database = engine
         return AttemptCoordinator(SqlJobStore(engine, clock), liveness)
 
-    def lose_completed_checkpoints(self, gateway) -> None:
+    def lose_completed_checkpoints(self) -> None:
         with self.database.begin() as connection:
             connection.execute(text("UPDATE statecheck_checkpoint SET status = 'subsumed'"))
 
@@ -34,15 +34,13 @@ class SqlContract(CoordinatorContract):
         ["DELETE FROM statecheck_checkpoint", "DELETE FROM statecheck_statistics"],
         ids=["forgotten rows", "lost statistics"],
     )
-    def test_rows_or_statistics_alone_keep_an_operator_from_being_swapped_for_a_former_one(
-        self, gateway: AttemptCoordinator, lose: str
-    ) -> None:
-        self.ran(gateway, registration("totals"))
-        self.ran(gateway, registration("sums", allow_non_restored_state=True))
-        self.ran(gateway, of_cleared("sums"), checkpoints=0)
+    def test_rows_or_statistics_alone_keep_an_operator_from_being_swapped_for_a_former_one(self, lose: str) -> None:
+        self.ran(registration("totals"))
+        self.ran(registration("sums", allow_non_restored_state=True))
+        self.ran(of_cleared("sums"), checkpoints=0)
         with self.database.begin() as connection:
             connection.execute(text(lose))
-        assert gateway.register(of_cleared("sums", former_uids=("totals",))).uid == "sums"
+        assert self.gateway.register(of_cleared("sums", former_uids=("totals",))).uid == "sums"
 
 
 class TestSqlite(OnSqlite, SqlContract): ...

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.gateway.retrying import retrying
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
 from tests.contracts.coordinator_contract import CoordinatorContract
-from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import ManualClock
 from tests.sqlite_rows import new_engine
 
@@ -53,7 +53,7 @@ class HttpContract(CoordinatorContract):
         return FolderTasks(tmp_path)
 
     @pytest.fixture
-    def gateway(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> CheckpointCoordinatorGateway:
+    def coordinator(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> CheckpointCoordinatorGateway:
         self.folder = tmp_path
         self.prepare(tmp_path)
         new_engine(tmp_path / "state.db").dispose()
@@ -63,7 +63,7 @@ class HttpContract(CoordinatorContract):
     def prepare(self, folder: Path) -> None:
         """Make the server behave well."""
 
-    def lose_completed_checkpoints(self, gateway) -> None:
+    def lose_completed_checkpoints(self) -> None:
         engine = create_engine(f"sqlite:///{self.folder}/state.db")
         with engine.begin() as connection:
             connection.execute(text("UPDATE statecheck_checkpoint SET status = 'subsumed'"))

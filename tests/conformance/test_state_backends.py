@@ -1,4 +1,4 @@
-"""The state backends' contract with state in files and in metadata."""
+"""The contract of state backends, with state in metadata and in files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -37,6 +38,16 @@ class TestArrow(StateBackendContract):
     @pytest.fixture
     def state_backend(self) -> StateBackend:
         return ArrowStateBackend()
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> CheckpointStorage:
+        return CheckpointStorage.open(tmp_path.as_uri())
+
+
+class TestArrowWithSmallSizes(StateBackendContract):
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return ArrowStateBackend(ArrowStateSettings(block_rows=2, part_bytes=2048, memtable_bytes=1, cache_bytes=4096))
 
     @pytest.fixture
     def storage(self, tmp_path: Path) -> CheckpointStorage:

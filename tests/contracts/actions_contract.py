@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
@@ -53,7 +52,6 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 from airflow_provider_statecheck.maintenance.rewind import ForkPoint, JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
-from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
 from tests.messages import ManualClock, complete_checkpoint
 
@@ -65,15 +63,11 @@ _KEYS = count()
 class ActionsContract(RunsWithTasks):
     """What a user confirms happens once, to what the preview showed, and the rows tell how far it is."""
 
-    @pytest.fixture
-    def maintenance(self, store: JobStore, clock: ManualClock) -> JobMaintenance:
-        """Return the maintenance of the same rows."""
-        return JobMaintenance(store, UnknownRuns(), NoTokens(), clock, pause=lambda _: None)
-
-    @pytest.fixture
-    def actions(self, store: JobStore, liveness: RunningTasks) -> JobActions:
-        """Return what is tested."""
-        return JobActions(store, JobSavepoints(store), JobRewinding(store, liveness))
+    @pytest.fixture(autouse=True)
+    def _parts(self, _coordinator: None, store: JobStore, clock: ManualClock) -> None:
+        self.maintenance = JobMaintenance(store, UnknownRuns(), NoTokens(), clock, pause=lambda _: None)
+        self.rewinding = JobRewinding(store, self.liveness)
+        self.actions = JobActions(store, JobSavepoints(store), self.rewinding)
 
     @staticmethod
     def wanted(action: JobAction, **changes: Any) -> UserAction:
@@ -82,22 +76,21 @@ class ActionsContract(RunsWithTasks):
             **{"job_id": JOB, "action": action, "request_key": f"{next(_KEYS):032x}", "requested_by": "anna"} | changes
         )
 
-    def choose(self, actions: JobActions, checkpoint_id: int, **changes: Any) -> RequestedAction:
+    def choose(self, checkpoint_id: int, **changes: Any) -> RequestedAction:
         """Choose the checkpoint that the next attempt restores."""
-        return actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=checkpoint_id, **changes))
+        return self.actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=checkpoint_id, **changes))
 
-    @staticmethod
-    def listed(gateway: AttemptCoordinator) -> list[RequestedAction]:
+    def listed(self) -> list[RequestedAction]:
         """Return the requested actions, the oldest first."""
-        return list(reversed(requested_actions(gateway.describe(JOB))))
+        return list(reversed(requested_actions(self.gateway.describe(JOB))))
 
-    def statuses(self, gateway: AttemptCoordinator) -> list[RequestStatus]:
+    def statuses(self) -> list[RequestStatus]:
         """Return how far the actions are, the oldest first."""
-        return [each.status for each in self.listed(gateway)]
+        return [each.status for each in self.listed()]
 
-    def savepoint(self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore) -> CheckpointRecord:
+    def savepoint(self, store: JobStore) -> CheckpointRecord:
         """Let a user request a savepoint, and a command take it."""
-        key = actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
+        key = self.actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
         savepoints = JobSavepoints(store)
         begun = savepoints.begin(
             BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
@@ -108,75 +101,63 @@ class ActionsContract(RunsWithTasks):
 
     # Restores
 
-    def test_the_next_attempt_restores_the_chosen_checkpoint(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 2)
-        grant = self.begin(gateway, day(1), num_retained=3)
+    def test_the_next_attempt_restores_the_chosen_checkpoint(self) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(2)
+        grant = self.begin(day(1), num_retained=3)
         assert self.candidates(grant) == [2]
         assert grant.start_reason == (
             "retry after an attempt that failed, restored from checkpoint 2, which anna chose"
         )
-        assert self.ids(gateway) == [1, 2]
-        (done,) = self.listed(gateway)
+        assert self.ids() == [1, 2]
+        (done,) = self.listed()
         assert (done.status, done.message) == (RequestStatus.COMPLETED, "attempt 2 restores checkpoint 2")
 
-    def test_it_is_restored_once(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 1)
-        self.work(gateway, day(1), 2, FAILED, num_retained=3)
-        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [5, 4, 1]
+    def test_it_is_restored_once(self) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(1)
+        self.work(day(1), 2, FAILED, num_retained=3)
+        assert self.candidates(self.begin(day(1), num_retained=3)) == [5, 4, 1]
 
-    def test_a_retry_without_a_checkpoint_of_its_own_does_not_return_to_the_newer_ones(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 2)
-        self.work(gateway, day(1), 0, FAILED, num_retained=3)
-        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [2]
+    def test_a_retry_without_a_checkpoint_of_its_own_does_not_return_to_the_newer_ones(self) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(2)
+        self.work(day(1), 0, FAILED, num_retained=3)
+        assert self.candidates(self.begin(day(1), num_retained=3)) == [2]
 
     @pytest.mark.parametrize("tries", [1, 2])
-    def test_a_retry_does_not_fall_back_from_a_choice_that_was_not_restored(
-        self, gateway: AttemptCoordinator, actions: JobActions, tries: int
-    ) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 2)
+    def test_a_retry_does_not_fall_back_from_a_choice_that_was_not_restored(self, tries: int) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(2)
         for _ in range(tries):
-            self.begin(gateway, day(1), num_retained=3)
-        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [2], "its driver was killed"
+            self.begin(day(1), num_retained=3)
+        assert self.candidates(self.begin(day(1), num_retained=3)) == [2], "its driver was killed"
 
-    def test_another_choice_ends_the_retries_of_one_that_cannot_be_read(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 2)
-        self.work(gateway, day(1), 0, FAILED, num_retained=3)
-        self.choose(actions, 1)
-        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [1]
+    def test_another_choice_ends_the_retries_of_one_that_cannot_be_read(self) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(2)
+        self.work(day(1), 0, FAILED, num_retained=3)
+        self.choose(1)
+        assert self.candidates(self.begin(day(1), num_retained=3)) == [1]
 
-    def test_a_repeated_registration_gets_the_same_grant(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 2)
+    def test_a_repeated_registration_gets_the_same_grant(self) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(2)
         key = new_key()
-        first = self.begin(gateway, day(1), attempt_key=key, num_retained=3)
-        assert self.begin(gateway, day(1), attempt_key=key, num_retained=3) == first
+        first = self.begin(day(1), attempt_key=key, num_retained=3)
+        assert self.begin(day(1), attempt_key=key, num_retained=3) == first
 
-    def test_a_refused_registration_leaves_the_choice_to_the_next_one(
-        self, gateway: AttemptCoordinator, actions: JobActions, liveness: RunningTasks
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        self.begin(gateway, day(1))
-        liveness.let_run(day(1).run_id)
-        self.choose(actions, 1)
-        before = rows_of(gateway.describe(JOB))
+    def test_a_refused_registration_leaves_the_choice_to_the_next_one(self) -> None:
+        self.work(day(1), 2, FAILED)
+        self.begin(day(1))
+        self.liveness.let_run(day(1).run_id)
+        self.choose(1)
+        before = rows_of(self.gateway.describe(JOB))
         with pytest.raises(ConcurrentAttemptError):
-            self.begin(gateway, day(2))
-        assert rows_of(gateway.describe(JOB)) == before
-        liveness.let_run()
-        assert self.candidates(self.begin(gateway, day(2))) == [1]
+            self.begin(day(2))
+        assert rows_of(self.gateway.describe(JOB)) == before
+        self.liveness.let_run()
+        assert self.candidates(self.begin(day(2))) == [1]
 
     @pytest.mark.parametrize(
         ("owner", "settings"),
@@ -189,428 +170,364 @@ class ActionsContract(RunsWithTasks):
         ids=["cleared after success", "cleared to restart", "next run", "another run of the date"],
     )
     def test_it_replaces_what_the_coordinator_would_have_chosen(
-        self, gateway: AttemptCoordinator, actions: JobActions, owner: AttemptOwner, settings: dict[str, Any]
+        self, owner: AttemptOwner, settings: dict[str, Any]
     ) -> None:
-        self.work(gateway, day(1), 2)
-        self.choose(actions, 1)
-        assert self.candidates(self.begin(gateway, owner, **settings)) == [1]
+        self.work(day(1), 2)
+        self.choose(1)
+        assert self.candidates(self.begin(owner, **settings)) == [1]
 
-    def test_an_older_checkpoint_does_not_take_its_place(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 3)
-        grant = self.begin(gateway, day(1), num_retained=3)
+    def test_an_older_checkpoint_does_not_take_its_place(self) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(3)
+        grant = self.begin(day(1), num_retained=3)
         assert self.candidates(grant) == [3], "the driver cannot fall back"
 
-    def test_retention_keeps_it_while_an_attempt_goes_on(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        grant = self.begin(gateway, day(1), num_retained=1)
-        complete_checkpoint(gateway, grant.attempt)
-        self.choose(actions, 1)
+    def test_retention_keeps_it_while_an_attempt_goes_on(self) -> None:
+        grant = self.begin(day(1), num_retained=1)
+        complete_checkpoint(self.gateway, grant.attempt)
+        self.choose(1)
         for _ in range(3):
-            complete_checkpoint(gateway, grant.attempt)
-        assert self.ids(gateway) == [1, 4]
-        assert self.candidates(self.begin(gateway, day(1), num_retained=1)) == [1]
+            complete_checkpoint(self.gateway, grant.attempt)
+        assert self.ids() == [1, 4]
+        assert self.candidates(self.begin(day(1), num_retained=1)) == [1]
 
-    def test_what_is_rolled_back_stays_on_storage_until_the_work_is_done_again(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        self.choose(actions, 1)
-        grant = self.begin(gateway, day(1))
+    def test_what_is_rolled_back_stays_on_storage_until_the_work_is_done_again(self) -> None:
+        self.work(day(1), 2, FAILED)
+        self.choose(1)
+        grant = self.begin(day(1))
         assert grant.effects.discards == ()
-        gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=1))
-        complete_checkpoint(gateway, grant.attempt)
-        effects = gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
+        self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=1))
+        complete_checkpoint(self.gateway, grant.attempt)
+        effects = self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
         assert [c.checkpoint_id for c in effects.discards] == [2]
 
-    def test_its_open_commit_is_made_and_those_of_newer_ones_are_dropped(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        grant = self.begin(gateway, day(1), num_retained=3)
+    def test_its_open_commit_is_made_and_those_of_newer_ones_are_dropped(self) -> None:
+        grant = self.begin(day(1), num_retained=3)
         for _ in range(3):
-            complete_checkpoint(gateway, grant.attempt, has_commit=True)
-        self.choose(actions, 2)
-        assert self.begin(gateway, day(1), num_retained=3).effects.commits == (1, 2)
+            complete_checkpoint(self.gateway, grant.attempt, has_commit=True)
+        self.choose(2)
+        assert self.begin(day(1), num_retained=3).effects.commits == (1, 2)
 
-    def test_a_checkpoint_that_is_gone_fails_the_attempt_and_stays_chosen(
-        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        self.choose(actions, 1)
+    def test_a_checkpoint_that_is_gone_fails_the_attempt_and_stays_chosen(self, store: JobStore) -> None:
+        self.work(day(1), 2, FAILED)
+        self.choose(1)
         with store.transaction(JOB) as tx:
             row = tx.checkpoint(1)
             assert row is not None
             tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=CheckpointStatus.COMPLETED)
-        before = rows_of(gateway.describe(JOB))
+        before = rows_of(self.gateway.describe(JOB))
         for _ in range(2):
             with pytest.raises(NoRestorableCheckpointError, match=r"chosen .* subsumed; withdraw the choice"):
-                self.begin(gateway, day(1))
-        assert rows_of(gateway.describe(JOB)) == before, "a repeated message must not restore another one"
-        actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
-        assert self.candidates(self.begin(gateway, day(1))) == [2]
+                self.begin(day(1))
+        assert rows_of(self.gateway.describe(JOB)) == before, "a repeated message must not restore another one"
+        self.actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
+        assert self.candidates(self.begin(day(1))) == [2]
 
     @pytest.mark.parametrize("checkpoint_id", [1, 9])
-    def test_only_a_retained_checkpoint_is_chosen(
-        self, gateway: AttemptCoordinator, actions: JobActions, checkpoint_id: int
-    ) -> None:
-        self.work(gateway, day(1), 3, FAILED)
-        for ask in (actions.preview, actions.request):
+    def test_only_a_retained_checkpoint_is_chosen(self, checkpoint_id: int) -> None:
+        self.work(day(1), 3, FAILED)
+        for ask in (self.actions.preview, self.actions.request):
             with pytest.raises((CheckpointNotFoundError, NoRestorableCheckpointError)):
                 ask(self.wanted(JobAction.RESTORE, checkpoint_id=checkpoint_id))
-        assert self.listed(gateway) == []
+        assert self.listed() == []
 
-    def test_a_damaged_checkpoint_is_not_chosen(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        grant = self.begin(gateway, day(1))
+    def test_a_damaged_checkpoint_is_not_chosen(self) -> None:
+        self.work(day(1), 2, FAILED)
+        grant = self.begin(day(1))
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="a file is missing"),)
-        gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=1, skipped=skipped))
+        self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=1, skipped=skipped))
         with pytest.raises(NoRestorableCheckpointError, match="a file is missing"):
-            self.choose(actions, 2)
+            self.choose(2)
 
-    def test_a_later_choice_replaces_an_earlier_one(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
-        self.work(gateway, day(1), 3, FAILED, num_retained=3)
-        self.choose(actions, 1)
-        self.choose(actions, 2)
-        assert self.statuses(gateway) == [RequestStatus.FAILED, RequestStatus.QUEUED]
-        assert self.listed(gateway)[0].message == "replaced by the choice of checkpoint 2"
-        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [2]
+    def test_a_later_choice_replaces_an_earlier_one(self) -> None:
+        self.work(day(1), 3, FAILED, num_retained=3)
+        self.choose(1)
+        self.choose(2)
+        assert self.statuses() == [RequestStatus.FAILED, RequestStatus.QUEUED]
+        assert self.listed()[0].message == "replaced by the choice of checkpoint 2"
+        assert self.candidates(self.begin(day(1), num_retained=3)) == [2]
 
-    def test_a_withdrawn_choice_has_no_effect(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        self.choose(actions, 1)
-        actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR, requested_by="bert"))
-        assert self.listed(gateway)[0].message == "withdrawn by bert"
-        assert self.statuses(gateway) == [RequestStatus.FAILED, RequestStatus.COMPLETED]
-        assert self.candidates(self.begin(gateway, day(1))) == [2, 1]
+    def test_a_withdrawn_choice_has_no_effect(self) -> None:
+        self.work(day(1), 2, FAILED)
+        self.choose(1)
+        self.actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR, requested_by="bert"))
+        assert self.listed()[0].message == "withdrawn by bert"
+        assert self.statuses() == [RequestStatus.FAILED, RequestStatus.COMPLETED]
+        assert self.candidates(self.begin(day(1))) == [2, 1]
         with pytest.raises(CheckpointNotFoundError, match="found none"):
-            actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
+            self.actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
 
-    def test_a_repeated_request_returns_the_first_one_even_after_it_was_carried_out(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
+    def test_a_repeated_request_returns_the_first_one_even_after_it_was_carried_out(self) -> None:
+        self.work(day(1), 2, FAILED)
         wanted = self.wanted(JobAction.RESTORE, checkpoint_id=1)
-        actions.request(wanted)
-        grant = self.begin(gateway, day(1))
-        assert actions.request(wanted).status is RequestStatus.COMPLETED
-        gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
-        assert self.candidates(self.begin(gateway, day(1))) == [1], "it is not chosen again"
+        self.actions.request(wanted)
+        grant = self.begin(day(1))
+        assert self.actions.request(wanted).status is RequestStatus.COMPLETED
+        self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
+        assert self.candidates(self.begin(day(1))) == [1], "it is not chosen again"
 
-    def test_a_rewind_past_it_ends_the_choice(
-        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore, liveness: RunningTasks
-    ) -> None:
-        self.week(gateway, 1, 2)
-        self.choose(actions, 4)
-        JobRewinding(store, liveness).rewind(RewindJob(job_id=JOB, run_key=day(2).run_key))
-        assert self.statuses(gateway) == [RequestStatus.FAILED]
-        assert self.candidates(self.begin(gateway, day(2))) == [2]
+    def test_a_rewind_past_it_ends_the_choice(self, store: JobStore) -> None:
+        self.week(1, 2)
+        self.choose(4)
+        self.rewinding.rewind(RewindJob(job_id=JOB, run_key=day(2).run_key))
+        assert self.statuses() == [RequestStatus.FAILED]
+        assert self.candidates(self.begin(day(2))) == [2]
 
-    def test_a_rewind_that_keeps_the_chosen_checkpoint_replaces_the_choice(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.week(gateway, 1, 2, 3, retained_runs=3)
-        self.choose(actions, 2)
+    def test_a_rewind_that_keeps_the_chosen_checkpoint_replaces_the_choice(self) -> None:
+        self.week(1, 2, 3, retained_runs=3)
+        self.choose(2)
         wanted = self.wanted(JobAction.REWIND, run_key=day(3).run_key)
-        preview = actions.preview(wanted)
+        preview = self.actions.preview(wanted)
         assert _ids(preview.kept) == [4]
         assert "The choice of checkpoint 2 for operator 'aggregate' is withdrawn." in preview.notes
-        actions.request(wanted)
-        (choice, _) = self.listed(gateway)
+        self.actions.request(wanted)
+        (choice, _) = self.listed()
         assert (choice.status, choice.message) == (RequestStatus.FAILED, "replaced by a rewind")
-        assert self.candidates(self.begin(gateway, day(3), retained_runs=3)) == [4, 2]
+        assert self.candidates(self.begin(day(3), retained_runs=3)) == [4, 2]
 
-    def test_a_removed_job_leaves_no_choice_to_its_successor(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
-        self.choose(actions, 1)
-        maintenance.retire(RetireJob(job_id=JOB, is_named=True))
-        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
-        assert maintenance.remove(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
-        assert self.candidates(self.begin(gateway, day(1))) == []
-        assert self.listed(gateway) == []
+    def test_a_removed_job_leaves_no_choice_to_its_successor(self) -> None:
+        self.work(day(1), 1, FAILED)
+        self.choose(1)
+        self.maintenance.retire(RetireJob(job_id=JOB, is_named=True))
+        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
+        assert self.maintenance.remove(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
+        assert self.candidates(self.begin(day(1))) == []
+        assert self.listed() == []
 
-    def test_the_preview_of_a_restore_names_what_is_kept_and_what_is_done_again(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 1, num_retained=4)
-        self.work(gateway, day(2), 3, FAILED, num_retained=4)
-        before = rows_of(gateway.describe(JOB))
-        preview = actions.preview(self.wanted(JobAction.RESTORE, checkpoint_id=2))
+    def test_the_preview_of_a_restore_names_what_is_kept_and_what_is_done_again(self) -> None:
+        self.work(day(1), 1, num_retained=4)
+        self.work(day(2), 3, FAILED, num_retained=4)
+        before = rows_of(self.gateway.describe(JOB))
+        preview = self.actions.preview(self.wanted(JobAction.RESTORE, checkpoint_id=2))
         assert (
             "The files of the rolled-back checkpoints are deleted after a newer checkpoint completes." in preview.notes
         )
         assert (_ids(preview.kept), _ids(preview.recomputed), _ids(preview.deleted)) == ([2, 1], [4, 3], [4, 3])
-        assert rows_of(gateway.describe(JOB)) == before
-        of_earlier_run = actions.preview(self.wanted(JobAction.RESTORE, checkpoint_id=1))
+        assert rows_of(self.gateway.describe(JOB)) == before
+        of_earlier_run = self.actions.preview(self.wanted(JobAction.RESTORE, checkpoint_id=1))
         assert any(day(2).run_key in note for note in of_earlier_run.notes)
 
     # Savepoints
 
     @pytest.mark.parametrize(("action", "stops"), [(JobAction.SAVEPOINT, False), (JobAction.STOP, True)])
-    def test_a_running_stage_is_asked_for_a_savepoint(
-        self, gateway: AttemptCoordinator, actions: JobActions, action: JobAction, stops: bool
-    ) -> None:
-        grant = self.begin(gateway, day(1))
+    def test_a_running_stage_is_asked_for_a_savepoint(self, action: JobAction, stops: bool) -> None:
+        grant = self.begin(day(1))
         wanted = self.wanted(action, operator_id=OPERATOR)
-        assert "Attempt 1 (dag.task)" in actions.preview(wanted).effect
-        assert actions.request(wanted) == actions.request(wanted)
-        (asked,) = complete_checkpoint(gateway, grant.attempt).effects.savepoints
+        assert "Attempt 1 (dag.task)" in self.actions.preview(wanted).effect
+        assert self.actions.request(wanted) == self.actions.request(wanted)
+        (asked,) = complete_checkpoint(self.gateway, grant.attempt).effects.savepoints
         assert (asked.requested_by, asked.properties.is_synchronous) == ("anna", stops)
-        (listed,) = self.listed(gateway)
+        (listed,) = self.listed()
         assert (listed.action, listed.status, listed.uid) == (action, RequestStatus.QUEUED, "aggregate")
 
-    def test_a_stage_that_does_not_run_cannot_be_stopped(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
+    def test_a_stage_that_does_not_run_cannot_be_stopped(self) -> None:
+        self.work(day(1), 1, FAILED)
         with pytest.raises(CheckpointNotFoundError, match="running attempt"):
-            actions.preview(self.wanted(JobAction.STOP, operator_id=OPERATOR))
+            self.actions.preview(self.wanted(JobAction.STOP, operator_id=OPERATOR))
 
-    def test_a_stage_without_a_checkpoint_has_nothing_to_copy(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, day(1), 0, FAILED)
+    def test_a_stage_without_a_checkpoint_has_nothing_to_copy(self) -> None:
+        self.work(day(1), 0, FAILED)
         with pytest.raises(NoRestorableCheckpointError, match="to copy"):
-            actions.preview(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR))
+            self.actions.preview(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR))
 
-    def test_a_savepoint_of_an_idle_stage_copies_the_newest_checkpoint(
-        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        assert _ids(actions.preview(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).kept) == [2]
-        savepoint = self.savepoint(gateway, actions, store)
-        (listed,) = self.listed(gateway)
+    def test_a_savepoint_of_an_idle_stage_copies_the_newest_checkpoint(self, store: JobStore) -> None:
+        self.work(day(1), 2, FAILED)
+        assert _ids(self.actions.preview(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).kept) == [2]
+        savepoint = self.savepoint(store)
+        (listed,) = self.listed()
         assert (listed.status, listed.checkpoint_id) == (RequestStatus.COMPLETED, savepoint.checkpoint_id)
 
-    def test_a_savepoint_is_disposed_of_when_its_files_are_deleted(
-        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore, maintenance: JobMaintenance
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
-        savepoint = self.savepoint(gateway, actions, store)
+    def test_a_savepoint_is_disposed_of_when_its_files_are_deleted(self, store: JobStore) -> None:
+        self.work(day(1), 1, FAILED)
+        savepoint = self.savepoint(store)
         wanted = self.wanted(JobAction.DISPOSE, checkpoint_id=savepoint.checkpoint_id)
-        assert _ids(actions.preview(wanted).deleted) == [savepoint.checkpoint_id]
-        assert actions.request(wanted).status is RequestStatus.QUEUED
-        assert actions.request(wanted) == self.listed(gateway)[-1]
-        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(savepoint.checkpoint_id,)))
-        assert self.listed(gateway)[-1].status is RequestStatus.COMPLETED
+        assert _ids(self.actions.preview(wanted).deleted) == [savepoint.checkpoint_id]
+        assert self.actions.request(wanted).status is RequestStatus.QUEUED
+        assert self.actions.request(wanted) == self.listed()[-1]
+        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(savepoint.checkpoint_id,)))
+        assert self.listed()[-1].status is RequestStatus.COMPLETED
 
-    def test_a_checkpoint_is_not_disposed_of(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
-        self.work(gateway, day(1), 1, FAILED)
-        for ask in (actions.preview, actions.request):
+    def test_a_checkpoint_is_not_disposed_of(self) -> None:
+        self.work(day(1), 1, FAILED)
+        for ask in (self.actions.preview, self.actions.request):
             with pytest.raises(CheckpointNotFoundError, match="a completed savepoint"):
                 ask(self.wanted(JobAction.DISPOSE, checkpoint_id=1))
 
-    def test_a_savepoint_that_a_running_attempt_needs_is_not_disposed_of(
-        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
-        savepoint = self.savepoint(gateway, actions, store)
+    def test_a_savepoint_that_a_running_attempt_needs_is_not_disposed_of(self, store: JobStore) -> None:
+        self.work(day(1), 1, FAILED)
+        savepoint = self.savepoint(store)
         source = RestoreSource(
             pointer=savepoint.location,
             metadata_uri=f"{savepoint.location}/_metadata",
             metadata_size=10,
             metadata_sha256="a" * 64,
         )
-        self.begin(gateway, day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART, restore_from=source)
-        for ask in (actions.preview, actions.request):
+        self.begin(day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART, restore_from=source)
+        for ask in (self.actions.preview, self.actions.request):
             with pytest.raises(ConcurrentAttemptError, match="to need the savepoint"):
                 ask(self.wanted(JobAction.DISPOSE, checkpoint_id=savepoint.checkpoint_id))
 
     # Rewinding
 
-    def test_a_rewind_is_carried_out_at_once_and_only_once(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.week(gateway, 1, 2, 3, retained_runs=3)
+    def test_a_rewind_is_carried_out_at_once_and_only_once(self) -> None:
+        self.week(1, 2, 3, retained_runs=3)
         wanted = self.wanted(JobAction.REWIND, run_key=day(3).run_key)
-        preview = actions.preview(wanted)
+        preview = self.actions.preview(wanted)
         assert (_ids(preview.kept), _ids(preview.recomputed)) == ([4], [6, 5])
-        assert self.ids(gateway) == [2, 4, 5, 6]
-        assert actions.request(wanted).status is RequestStatus.COMPLETED
-        self.work(gateway, day(3), 1, retained_runs=3)
-        actions.request(wanted)
-        assert self.ids(gateway) == [2, 4, 7], "the repetition does not roll the new checkpoint back"
+        assert self.ids() == [2, 4, 5, 6]
+        assert self.actions.request(wanted).status is RequestStatus.COMPLETED
+        self.work(day(3), 1, retained_runs=3)
+        self.actions.request(wanted)
+        assert self.ids() == [2, 4, 7], "the repetition does not roll the new checkpoint back"
 
-    def test_a_rewind_is_refused_while_a_task_runs(
-        self, gateway: AttemptCoordinator, actions: JobActions, liveness: RunningTasks
-    ) -> None:
-        self.work(gateway, day(1), 1)
-        self.begin(gateway, day(2))
-        liveness.let_run(day(2).run_id)
-        for ask in (actions.preview, actions.request):
+    def test_a_rewind_is_refused_while_a_task_runs(self) -> None:
+        self.work(day(1), 1)
+        self.begin(day(2))
+        self.liveness.let_run(day(2).run_id)
+        for ask in (self.actions.preview, self.actions.request):
             with pytest.raises(ConcurrentAttemptError):
                 ask(self.wanted(JobAction.REWIND, run_key=day(1).run_key))
-        assert self.listed(gateway) == []
+        assert self.listed() == []
 
     # Removals
 
-    def remove(
-        self, maintenance: JobMaintenance, asked: RequestedAction, *, confirm: bool = True
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def remove(self, asked: RequestedAction, *, confirm: bool = True) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Carry a request out as ``prune`` does, and return why each step was refused."""
         message = RetireJob(job_id=JOB, request_key=asked.request_key)
-        retired = maintenance.retire(message).kept_because
+        retired = self.maintenance.retire(message).kept_because
         if confirm and not retired:
-            ids = tuple(c.checkpoint_id for c in maintenance.describe(JOB).checkpoints)
-            maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=ids))
-        return retired, maintenance.remove(message).kept_because
+            ids = tuple(c.checkpoint_id for c in self.maintenance.describe(JOB).checkpoints)
+            self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=ids))
+        return retired, self.maintenance.remove(message).kept_because
 
     def test_a_requested_removal_is_previewed_and_changes_nothing_by_itself(
-        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore, clock: ManualClock
+        self, store: JobStore, clock: ManualClock
     ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        savepoint = self.savepoint(gateway, actions, store).checkpoint_id
-        preview = actions.preview(self.wanted(JobAction.PRUNE))
+        self.work(day(1), 2, FAILED)
+        savepoint = self.savepoint(store).checkpoint_id
+        preview = self.actions.preview(self.wanted(JobAction.PRUNE))
         assert (_ids(preview.kept), _ids(preview.deleted)) == ([savepoint], [2, 1])
         clock.advance(1)
-        before = rows_of(gateway.describe(JOB))
-        actions.request(self.wanted(JobAction.PRUNE))
-        assert rows_of(gateway.describe(JOB)) == before
-        assert self.statuses(gateway)[-1] is RequestStatus.QUEUED
+        before = rows_of(self.gateway.describe(JOB))
+        self.actions.request(self.wanted(JobAction.PRUNE))
+        assert rows_of(self.gateway.describe(JOB)) == before
+        assert self.statuses()[-1] is RequestStatus.QUEUED
 
-    def test_a_requested_removal_is_shown_when_the_job_begins_anew(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
+    def test_a_requested_removal_is_shown_when_the_job_begins_anew(self, clock: ManualClock) -> None:
+        self.work(day(1), 2, FAILED)
         clock.advance(1)
-        asked = actions.request(self.wanted(JobAction.PRUNE))
-        assert self.remove(maintenance, asked) == ((), ())
+        asked = self.actions.request(self.wanted(JobAction.PRUNE))
+        assert self.remove(asked) == ((), ())
         with pytest.raises(CheckpointNotFoundError):
-            gateway.describe(JOB)
-        grant = self.begin(gateway, day(1))
+            self.gateway.describe(JOB)
+        grant = self.begin(day(1))
         assert grant.candidates == ()
-        (done,) = self.listed(gateway)
+        (done,) = self.listed()
         assert (done.request_key, done.status) == (asked.request_key, RequestStatus.COMPLETED)
         assert done.message == "the job and its 1 attempts were removed"
 
-    def test_a_requested_removal_waits_until_the_files_are_deleted(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
+    def test_a_requested_removal_waits_until_the_files_are_deleted(self, clock: ManualClock) -> None:
+        self.work(day(1), 2, FAILED)
         clock.advance(1)
-        asked = actions.request(self.wanted(JobAction.PRUNE))
+        asked = self.actions.request(self.wanted(JobAction.PRUNE))
         for _ in range(2):
-            retired, removed = self.remove(maintenance, asked, confirm=False)
+            retired, removed = self.remove(asked, confirm=False)
             assert (retired, removed) == ((), ("the deletion of its files is not confirmed",))
-            assert self.statuses(gateway) == [RequestStatus.RUNNING]
+            assert self.statuses() == [RequestStatus.RUNNING]
         with pytest.raises(CheckpointNotFoundError, match="one that has begun"):
-            actions.request(self.wanted(JobAction.WITHDRAW))
-        assert self.remove(maintenance, asked) == ((), ())
+            self.actions.request(self.wanted(JobAction.WITHDRAW))
+        assert self.remove(asked) == ((), ())
 
-    def test_a_job_with_a_running_attempt_is_not_removed_on_request(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.begin(gateway, day(1))
-        for ask in (actions.preview, actions.request):
+    def test_a_job_with_a_running_attempt_is_not_removed_on_request(self) -> None:
+        self.begin(day(1))
+        for ask in (self.actions.preview, self.actions.request):
             with pytest.raises(ConcurrentAttemptError, match="has not ended"):
                 ask(self.wanted(JobAction.PRUNE))
-        assert self.listed(gateway) == []
+        assert self.listed() == []
 
     @pytest.mark.parametrize("ends", [False, True], ids=["running", "ended"])
     @pytest.mark.parametrize("seconds", [0, 1], ids=["at the same time", "later"])
     def test_an_attempt_that_starts_after_the_request_keeps_the_job(
-        self,
-        gateway: AttemptCoordinator,
-        actions: JobActions,
-        maintenance: JobMaintenance,
-        clock: ManualClock,
-        ends: bool,
-        seconds: int,
+        self, clock: ManualClock, ends: bool, seconds: int
     ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
+        self.work(day(1), 2, FAILED)
         clock.advance(1)
-        asked = actions.request(self.wanted(JobAction.PRUNE))
+        asked = self.actions.request(self.wanted(JobAction.PRUNE))
         clock.advance(seconds)
-        grant = self.begin(gateway, day(1))
+        grant = self.begin(day(1))
         if ends:
-            gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
-        retired, removed = self.remove(maintenance, asked)
+            self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
+        retired, removed = self.remove(asked)
         assert ("has started since the request" if ends else "has not ended") in retired[0]
         assert removed != ()
-        (failed,) = self.listed(gateway)
+        (failed,) = self.listed()
         assert failed.status is RequestStatus.FAILED
         assert failed.message == f"the job is kept: {retired[0]}"
-        assert self.ids(gateway) == [1, 2]
+        assert self.ids() == [1, 2]
 
-    def test_an_attempt_that_starts_while_the_files_are_deleted_keeps_what_it_writes(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
+    def test_an_attempt_that_starts_while_the_files_are_deleted_keeps_what_it_writes(self, clock: ManualClock) -> None:
+        self.work(day(1), 2, FAILED)
         clock.advance(1)
-        asked = actions.request(self.wanted(JobAction.PRUNE))
-        self.remove(maintenance, asked, confirm=False)
+        asked = self.actions.request(self.wanted(JobAction.PRUNE))
+        self.remove(asked, confirm=False)
         clock.advance(1)
-        self.work(gateway, day(1), 1)
-        assert "has started since" in self.remove(maintenance, asked)[0][0]
-        assert self.ids(gateway) == [3]
+        self.work(day(1), 1)
+        assert "has started since" in self.remove(asked)[0][0]
+        assert self.ids() == [3]
 
-    def test_a_removal_by_name_completes_the_request(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
+    def test_a_removal_by_name_completes_the_request(self, clock: ManualClock) -> None:
+        self.work(day(1), 1, FAILED)
         clock.advance(1)
-        asked = actions.request(self.wanted(JobAction.PRUNE))
+        asked = self.actions.request(self.wanted(JobAction.PRUNE))
         named = RetireJob(job_id=JOB, is_named=True)
-        assert maintenance.retire(named).kept_because == ()
-        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
-        assert maintenance.remove(named).kept_because == ()
+        assert self.maintenance.retire(named).kept_because == ()
+        self.maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
+        assert self.maintenance.remove(named).kept_because == ()
         with pytest.raises(CheckpointNotFoundError):
-            maintenance.retire(RetireJob(job_id=JOB, request_key=asked.request_key))
+            self.maintenance.retire(RetireJob(job_id=JOB, request_key=asked.request_key))
         clock.advance(1)
-        self.work(gateway, day(1), 1, FAILED)
-        assert self.remove(maintenance, asked)[0] == ("the request to remove it has ended",)
-        assert self.statuses(gateway) == [RequestStatus.COMPLETED]
+        self.work(day(1), 1, FAILED)
+        assert self.remove(asked)[0] == ("the request to remove it has ended",)
+        assert self.statuses() == [RequestStatus.COMPLETED]
 
-    def test_a_later_removal_replaces_an_earlier_one(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
+    def test_a_later_removal_replaces_an_earlier_one(self, clock: ManualClock) -> None:
+        self.work(day(1), 1, FAILED)
         clock.advance(1)
-        first = actions.request(self.wanted(JobAction.PRUNE))
-        assert "This replaces the request of anna." in actions.preview(self.wanted(JobAction.PRUNE)).notes
-        second = actions.request(self.wanted(JobAction.PRUNE, requested_by="bert"))
-        assert self.statuses(gateway) == [RequestStatus.FAILED, RequestStatus.QUEUED]
-        assert self.remove(maintenance, first)[0] == ("the request to remove it has ended",)
-        assert self.remove(maintenance, second) == ((), ())
+        first = self.actions.request(self.wanted(JobAction.PRUNE))
+        assert "This replaces the request of anna." in self.actions.preview(self.wanted(JobAction.PRUNE)).notes
+        second = self.actions.request(self.wanted(JobAction.PRUNE, requested_by="bert"))
+        assert self.statuses() == [RequestStatus.FAILED, RequestStatus.QUEUED]
+        assert self.remove(first)[0] == ("the request to remove it has ended",)
+        assert self.remove(second) == ((), ())
 
-    def test_a_withdrawn_removal_has_no_effect(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
+    def test_a_withdrawn_removal_has_no_effect(self, clock: ManualClock) -> None:
+        self.work(day(1), 1, FAILED)
         clock.advance(1)
-        asked = actions.request(self.wanted(JobAction.PRUNE))
-        assert "which anna requested" in actions.preview(self.wanted(JobAction.WITHDRAW)).effect
-        actions.request(self.wanted(JobAction.WITHDRAW, requested_by="bert"))
-        assert self.listed(gateway)[0].message == "withdrawn by bert"
-        assert self.remove(maintenance, asked)[0] == ("the request to remove it has ended",)
+        asked = self.actions.request(self.wanted(JobAction.PRUNE))
+        assert "which anna requested" in self.actions.preview(self.wanted(JobAction.WITHDRAW)).effect
+        self.actions.request(self.wanted(JobAction.WITHDRAW, requested_by="bert"))
+        assert self.listed()[0].message == "withdrawn by bert"
+        assert self.remove(asked)[0] == ("the request to remove it has ended",)
         with pytest.raises(CheckpointNotFoundError, match="found none"):
-            actions.request(self.wanted(JobAction.WITHDRAW))
+            self.actions.request(self.wanted(JobAction.WITHDRAW))
 
     @pytest.mark.parametrize("key", ["0" * 32, "f" * 32])
-    def test_a_key_that_no_user_sent_removes_nothing(
-        self, gateway: AttemptCoordinator, maintenance: JobMaintenance, actions: JobActions, key: str
-    ) -> None:
-        self.work(gateway, day(1), 1, FAILED)
-        self.choose(actions, 1, request_key="f" * 32)
-        before = rows_of(gateway.describe(JOB))
+    def test_a_key_that_no_user_sent_removes_nothing(self, key: str) -> None:
+        self.work(day(1), 1, FAILED)
+        self.choose(1, request_key="f" * 32)
+        before = rows_of(self.gateway.describe(JOB))
         message = RetireJob(job_id=JOB, request_key=key)
-        for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
+        for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
             assert call(message).kept_because == ("the request to remove it has ended",)
-        assert rows_of(gateway.describe(JOB)) == before
+        assert rows_of(self.gateway.describe(JOB)) == before
 
     # Forks
 
-    def test_a_fork_starts_one_run_and_changes_nothing_else(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
+    def test_a_fork_starts_one_run_and_changes_nothing_else(self) -> None:
         for number in (1, 2):
-            self.work(gateway, _in_airflow(number), 2, retained_runs=3, num_retained=3)
-        wanted, before = self.wanted(JobAction.FORK, checkpoint_id=2), gateway.describe(JOB)
-        preview = actions.preview(wanted)
+            self.work(_in_airflow(number), 2, retained_runs=3, num_retained=3)
+        wanted, before = self.wanted(JobAction.FORK, checkpoint_id=2), self.gateway.describe(JOB)
+        preview = self.actions.preview(wanted)
         assert (_ids(preview.kept), _ids(preview.recomputed), preview.deleted) == ([2], [4, 3], ())
         started: list[ForkPoint] = []
 
@@ -618,9 +535,9 @@ class ActionsContract(RunsWithTasks):
             started.append(point)
             return "fork__1"
 
-        done = actions.fork(wanted, start)
-        assert actions.fork(wanted, start) == done
-        assert self.listed(gateway) == [done]
+        done = self.actions.fork(wanted, start)
+        assert self.actions.fork(wanted, start) == done
+        assert self.listed() == [done]
         assert (done.status, done.run_key, done.message) == (
             RequestStatus.COMPLETED,
             "fork__1",
@@ -629,61 +546,55 @@ class ActionsContract(RunsWithTasks):
         (point,) = started
         assert (point.checkpoint.checkpoint_id, point.dag_id) == (2, done.dag_id)
         assert (point.dag_id, point.run_id) == ("nightly", "run of day 1")
-        assert rows_of(gateway.describe(JOB)) == rows_of(before)
+        assert rows_of(self.gateway.describe(JOB)) == rows_of(before)
 
-    def test_a_fork_whose_run_does_not_start_leaves_no_row(
-        self, gateway: AttemptCoordinator, actions: JobActions
-    ) -> None:
-        self.work(gateway, _in_airflow(1), 2)
+    def test_a_fork_whose_run_does_not_start_leaves_no_row(self) -> None:
+        self.work(_in_airflow(1), 2)
 
         def refuse(point: ForkPoint) -> str:
             raise InvalidConfigurationError("the Dag refuses it")
 
         with pytest.raises(InvalidConfigurationError, match="the Dag refuses it"):
-            actions.fork(self.wanted(JobAction.FORK, checkpoint_id=2), refuse)
-        assert self.listed(gateway) == []
+            self.actions.fork(self.wanted(JobAction.FORK, checkpoint_id=2), refuse)
+        assert self.listed() == []
 
-    def test_only_a_readable_checkpoint_is_forked(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
-        self.work(gateway, _in_airflow(1), 3, FAILED, num_retained=1)
+    def test_only_a_readable_checkpoint_is_forked(self) -> None:
+        self.work(_in_airflow(1), 3, FAILED, num_retained=1)
         wanted = self.wanted(JobAction.FORK, checkpoint_id=1)
         with pytest.raises(NoRestorableCheckpointError, match="subsumed"):
-            actions.preview(wanted)
+            self.actions.preview(wanted)
         with pytest.raises(NoRestorableCheckpointError, match="subsumed"):
-            actions.fork(wanted, lambda point: pytest.fail("it must not start"))
+            self.actions.fork(wanted, lambda point: pytest.fail("it must not start"))
 
     # Rows
 
     @pytest.mark.parametrize("key", ["", "x" * 32, "0" * 31])
-    def test_a_request_needs_a_key(self, gateway: AttemptCoordinator, actions: JobActions, key: str) -> None:
-        self.work(gateway, day(1), 1, FAILED)
+    def test_a_request_needs_a_key(self, key: str) -> None:
+        self.work(day(1), 1, FAILED)
         with pytest.raises(InvalidConfigurationError, match="request_key"):
-            self.choose(actions, 1, request_key=key)
+            self.choose(1, request_key=key)
 
-    def test_an_unknown_operator_is_refused(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
-        self.work(gateway, day(1), 1, FAILED)
+    def test_an_unknown_operator_is_refused(self) -> None:
+        self.work(day(1), 1, FAILED)
         for action in (JobAction.SAVEPOINT, JobAction.STOP, JobAction.WITHDRAW, JobAction.REWIND):
             with pytest.raises(CheckpointNotFoundError, match="name one of its stages"):
-                actions.request(self.wanted(action, operator_id="0" * 32, run_key=day(1).run_key))
+                self.actions.request(self.wanted(action, operator_id="0" * 32, run_key=day(1).run_key))
 
-    def test_old_actions_are_forgotten_and_open_ones_are_not(
-        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.work(gateway, day(1), 2, FAILED)
-        self.choose(actions, 1)
-        self.choose(actions, 2)
+    def test_old_actions_are_forgotten_and_open_ones_are_not(self, clock: ManualClock) -> None:
+        self.work(day(1), 2, FAILED)
+        self.choose(1)
+        self.choose(2)
         clock.advance(timedelta(days=40).total_seconds())
-        maintenance.forget(ForgetRows(job_id=JOB, age_seconds=timedelta(days=30).total_seconds()))
-        assert self.statuses(gateway) == [RequestStatus.QUEUED]
+        self.maintenance.forget(ForgetRows(job_id=JOB, age_seconds=timedelta(days=30).total_seconds()))
+        assert self.statuses() == [RequestStatus.QUEUED]
 
-    def test_an_ended_run_without_its_checkpoints_fails_a_choice_of_one(
-        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
-    ) -> None:
-        self.work(gateway, day(1), 1)
-        self.choose(actions, 1)
+    def test_an_ended_run_without_its_checkpoints_fails_a_choice_of_one(self, store: JobStore) -> None:
+        self.work(day(1), 1)
+        self.choose(1)
         with store.transaction(JOB) as tx:
             discard_ended(tx, {OPERATOR: JobStatus.FINISHED})
         with pytest.raises(NoRestorableCheckpointError, match="subsumed"):
-            self.begin(gateway, day(1, clear_marker=AGAIN))
+            self.begin(day(1, clear_marker=AGAIN))
 
 
 def _in_airflow(number: int) -> AttemptOwner:

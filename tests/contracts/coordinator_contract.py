@@ -1,7 +1,7 @@
 """
 The contract of a checkpoint coordinator, as a suite that every form of it passes.
 
-Subclass :class:`CoordinatorContract` and give the fixtures ``clock``, ``liveness`` and ``gateway``.
+Subclass :class:`CoordinatorContract` and give the fixtures ``clock``, ``liveness`` and ``coordinator``.
 """
 
 from __future__ import annotations
@@ -71,193 +71,189 @@ class CoordinatorContract(
         """Return the clock that the coordinator uses."""
         return ManualClock()
 
+    @pytest.fixture(autouse=True)
+    def _gateway(self, coordinator: Gateway) -> None:
+        self.gateway = coordinator
+
     # --- register
 
-    def test_first_attempt_starts_fresh_with_epoch_and_generation_one(self, gateway: Gateway) -> None:
-        grant = gateway.register(make_registration())
+    def test_first_attempt_starts_fresh_with_epoch_and_generation_one(self) -> None:
+        grant = self.gateway.register(make_registration())
         assert (grant.attempt.epoch, grant.generation, grant.is_restore) == (1, 1, False)
 
-    def test_registration_repeated_with_one_key_gives_the_same_epoch(self, gateway: Gateway) -> None:
+    def test_registration_repeated_with_one_key_gives_the_same_epoch(self) -> None:
         request = make_registration()
-        first = gateway.register(request)
-        complete_checkpoint(gateway, first.attempt)
-        again = gateway.register(request)
+        first = self.gateway.register(request)
+        complete_checkpoint(self.gateway, first.attempt)
+        again = self.gateway.register(request)
         assert again.attempt == first.attempt
         assert not again.is_restore
 
-    def test_registration_of_a_replaced_attempt_repeated_is_stale(self, gateway: Gateway) -> None:
+    def test_registration_of_a_replaced_attempt_repeated_is_stale(self) -> None:
         request = make_registration()
-        gateway.register(request)
-        gateway.register(make_registration())
+        self.gateway.register(request)
+        self.gateway.register(make_registration())
         with pytest.raises(StaleAttemptError):
-            gateway.register(request)
+            self.gateway.register(request)
 
-    def test_retry_restores_the_newest_completed_checkpoint(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        complete_checkpoint(gateway, first.attempt)
-        retry = gateway.register(make_registration())
+    def test_retry_restores_the_newest_completed_checkpoint(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        complete_checkpoint(self.gateway, first.attempt)
+        retry = self.gateway.register(make_registration())
         assert retry.is_restore
         assert [c.checkpoint_id for c in retry.candidates] == [2, 1]
         assert retry.generation == first.generation
 
-    def test_retry_without_any_completed_checkpoint_is_a_fresh_start_in_a_new_generation(
-        self, gateway: Gateway
-    ) -> None:
-        gateway.register(make_registration())
-        retry = gateway.register(make_registration())
+    def test_retry_without_any_completed_checkpoint_is_a_fresh_start_in_a_new_generation(self) -> None:
+        self.gateway.register(make_registration())
+        retry = self.gateway.register(make_registration())
         assert (retry.is_restore, retry.generation) == (False, 2)
 
-    def test_pending_checkpoint_of_the_fenced_attempt_is_aborted_and_awaits_its_discard(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        gateway.trigger(TriggerCheckpoint(attempt=first.attempt, request_key=new_key()))
-        retry = gateway.register(make_registration())
-        assert _statuses(gateway) == {1: CheckpointStatus.ABORTED}
+    def test_pending_checkpoint_of_the_fenced_attempt_is_aborted_and_awaits_its_discard(self) -> None:
+        first = self.gateway.register(make_registration())
+        self.gateway.trigger(TriggerCheckpoint(attempt=first.attempt, request_key=new_key()))
+        retry = self.gateway.register(make_registration())
+        assert _statuses(self.gateway) == {1: CheckpointStatus.ABORTED}
         assert [c.checkpoint_id for c in retry.effects.discards] == [1]
 
-    def test_fenced_attempt_is_recorded_as_fenced(self, gateway: Gateway) -> None:
-        gateway.register(make_registration())
-        gateway.register(make_registration())
-        assert [a.status for a in gateway.describe(JOB).attempts] == [AttemptStatus.FENCED, AttemptStatus.RUNNING]
+    def test_fenced_attempt_is_recorded_as_fenced(self) -> None:
+        self.gateway.register(make_registration())
+        self.gateway.register(make_registration())
+        assert [a.status for a in self.gateway.describe(JOB).attempts] == [AttemptStatus.FENCED, AttemptStatus.RUNNING]
 
-    def test_settings_out_of_range_are_refused_before_anything_is_written(self, gateway: Gateway) -> None:
+    def test_settings_out_of_range_are_refused_before_anything_is_written(self) -> None:
         with pytest.raises(InvalidConfigurationError, match="num_retained"):
-            gateway.register(make_registration(num_retained=0))
+            self.gateway.register(make_registration(num_retained=0))
         with pytest.raises(CheckpointNotFoundError):
-            gateway.describe(JOB)
+            self.gateway.describe(JOB)
 
     # --- clear and retry
 
     @pytest.mark.parametrize("ended", [AttemptStatus.FAILED, None], ids=["failed", "died"])
-    def test_clear_after_failure_restores_and_compares_fingerprints(
-        self, gateway: Gateway, ended: AttemptStatus | None
-    ) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
+    def test_clear_after_failure_restores_and_compares_fingerprints(self, ended: AttemptStatus | None) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
         if ended is not None:
-            _finish(gateway, first, ended)
-        cleared = gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
+            _finish(self.gateway, first, ended)
+        cleared = self.gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
         assert (cleared.is_restore, cleared.verify_fingerprints) == (True, True)
 
-    def test_clear_after_success_restarts_in_a_new_generation(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        _finish(gateway, first, AttemptStatus.FINISHED)
-        cleared = gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
+    def test_clear_after_success_restarts_in_a_new_generation(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        _finish(self.gateway, first, AttemptStatus.FINISHED)
+        cleared = self.gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
         assert (cleared.is_restore, cleared.generation) == (False, 2)
 
-    def test_retry_after_a_success_that_airflow_never_saw_restores(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        _finish(gateway, first, AttemptStatus.FINISHED)
-        assert gateway.register(make_registration()).is_restore
+    def test_retry_after_a_success_that_airflow_never_saw_restores(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        _finish(self.gateway, first, AttemptStatus.FINISHED)
+        assert self.gateway.register(make_registration()).is_restore
 
-    def test_on_clear_resume_keeps_changed_steps_even_after_success(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        _finish(gateway, first, AttemptStatus.FINISHED)
+    def test_on_clear_resume_keeps_changed_steps_even_after_success(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        _finish(self.gateway, first, AttemptStatus.FINISHED)
         owner = make_owner(clear_marker="5/0")
-        cleared = gateway.register(make_registration(owner=owner, on_clear=OnClear.RESUME))
+        cleared = self.gateway.register(make_registration(owner=owner, on_clear=OnClear.RESUME))
         assert (cleared.is_restore, cleared.verify_fingerprints) == (True, False)
 
-    def test_on_clear_restart_starts_over_after_a_clear_but_not_after_a_retry(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration(on_clear=OnClear.RESTART))
-        complete_checkpoint(gateway, first.attempt)
-        assert gateway.register(make_registration(on_clear=OnClear.RESTART)).is_restore
+    def test_on_clear_restart_starts_over_after_a_clear_but_not_after_a_retry(self) -> None:
+        first = self.gateway.register(make_registration(on_clear=OnClear.RESTART))
+        complete_checkpoint(self.gateway, first.attempt)
+        assert self.gateway.register(make_registration(on_clear=OnClear.RESTART)).is_restore
         owner = make_owner(clear_marker="5/0")
-        assert not gateway.register(make_registration(owner=owner, on_clear=OnClear.RESTART)).is_restore
+        assert not self.gateway.register(make_registration(owner=owner, on_clear=OnClear.RESTART)).is_restore
 
-    def test_new_run_under_an_old_logical_date_restarts(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        again = gateway.register(make_registration(owner=make_owner(run_id="manual__2")))
+    def test_new_run_under_an_old_logical_date_restarts(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        again = self.gateway.register(make_registration(owner=make_owner(run_id="manual__2")))
         assert (again.is_restore, again.generation) == (False, 2)
 
-    def test_new_run_under_an_old_logical_date_resumes_in_the_test_namespace(self, gateway: Gateway) -> None:
+    def test_new_run_under_an_old_logical_date_resumes_in_the_test_namespace(self) -> None:
         name = "test/sales"
-        first = gateway.register(make_registration(job_name=name))
-        complete_checkpoint(gateway, first.attempt)
-        again = gateway.register(make_registration(job_name=name, owner=make_owner(run_id="temporary__2")))
+        first = self.gateway.register(make_registration(job_name=name))
+        complete_checkpoint(self.gateway, first.attempt)
+        again = self.gateway.register(make_registration(job_name=name, owner=make_owner(run_id="temporary__2")))
         assert again.is_restore
 
-    def test_a_named_job_goes_on_in_the_next_run(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        _finish(gateway, first, AttemptStatus.FINISHED)
+    def test_a_named_job_goes_on_in_the_next_run(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        _finish(self.gateway, first, AttemptStatus.FINISHED)
         tomorrow = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")
-        assert gateway.register(make_registration(owner=tomorrow)).is_restore
+        assert self.gateway.register(make_registration(owner=tomorrow)).is_restore
 
-    def test_a_restart_that_dies_before_its_first_checkpoint_does_not_fall_back_to_the_old_generation(
-        self, gateway: Gateway
-    ) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        _finish(gateway, first, AttemptStatus.FINISHED)
+    def test_a_restart_that_dies_before_its_first_checkpoint_does_not_fall_back_to_the_old_generation(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        _finish(self.gateway, first, AttemptStatus.FINISHED)
         owner = make_owner(clear_marker="5/0")
-        gateway.register(make_registration(owner=owner))
-        retry = gateway.register(make_registration(owner=owner))
+        self.gateway.register(make_registration(owner=owner))
+        retry = self.gateway.register(make_registration(owner=owner))
         assert not retry.is_restore
 
     # --- trigger, acknowledge, decline
 
-    def test_ids_start_at_one_and_are_never_used_again(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
+    def test_ids_start_at_one_and_are_never_used_again(self) -> None:
+        first = self.gateway.register(make_registration())
         trigger = TriggerCheckpoint(attempt=first.attempt, request_key=new_key())
-        assert gateway.trigger(trigger).checkpoint_id == 1
-        second = gateway.register(make_registration())
-        assert gateway.trigger(replace(trigger, attempt=second.attempt, request_key=new_key())).checkpoint_id == 2
+        assert self.gateway.trigger(trigger).checkpoint_id == 1
+        second = self.gateway.register(make_registration())
+        assert self.gateway.trigger(replace(trigger, attempt=second.attempt, request_key=new_key())).checkpoint_id == 2
 
-    def test_ids_begin_above_what_the_storage_holds_and_the_attempt_is_warned(self, gateway: Gateway) -> None:
+    def test_ids_begin_above_what_the_storage_holds_and_the_attempt_is_warned(self) -> None:
         """Rows that came from a backup know less than the storage."""
-        grant = gateway.register(make_registration(newest_on_storage=7))
+        grant = self.gateway.register(make_registration(newest_on_storage=7))
         assert "contains checkpoint 7, which is not in the database" in grant.warning
         trigger = TriggerCheckpoint(attempt=grant.attempt, request_key=new_key())
-        assert gateway.trigger(trigger).checkpoint_id == 8
-        again = gateway.register(make_registration(newest_on_storage=8))
+        assert self.gateway.trigger(trigger).checkpoint_id == 8
+        again = self.gateway.register(make_registration(newest_on_storage=8))
         assert again.warning == ""
-        assert gateway.trigger(replace(trigger, attempt=again.attempt, request_key=new_key())).checkpoint_id == 9
+        assert self.gateway.trigger(replace(trigger, attempt=again.attempt, request_key=new_key())).checkpoint_id == 9
 
-    def test_a_driver_that_registers_again_tells_what_the_storage_holds(self, gateway: Gateway) -> None:
+    def test_a_driver_that_registers_again_tells_what_the_storage_holds(self) -> None:
         request = make_registration()
-        attempt = gateway.register(request).attempt
-        again = gateway.register(replace(request, newest_on_storage=7))
+        attempt = self.gateway.register(request).attempt
+        again = self.gateway.register(replace(request, newest_on_storage=7))
         assert again.attempt == attempt
         assert "contains checkpoint 7" in again.warning
-        assert gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id == 8
+        assert self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id == 8
 
     @pytest.mark.parametrize("found", [-1, 10_000_001])
-    def test_a_number_on_storage_that_no_coordinator_draws_is_refused(self, gateway: Gateway, found: int) -> None:
+    def test_a_number_on_storage_that_no_coordinator_draws_is_refused(self, found: int) -> None:
         with pytest.raises(InvalidConfigurationError, match="newest_on_storage"):
-            gateway.register(make_registration(newest_on_storage=found))
+            self.gateway.register(make_registration(newest_on_storage=found))
 
-    def test_a_pending_checkpoint_carries_the_key_that_its_metadata_repeat(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_a_pending_checkpoint_carries_the_key_that_its_metadata_repeat(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         key = new_key()
-        assert gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=key)).request_key == key
+        assert self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=key)).request_key == key
 
     @pytest.mark.parametrize(
         "uri", [f"memory://base/{'f' * 32}/chk-1/_metadata", f"memory://base/{JOB}/chk-1", "memory://base/_metadata"]
     )
-    def test_metadata_elsewhere_than_in_the_directory_of_the_checkpoint_are_refused(
-        self, gateway: Gateway, uri: str
-    ) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_metadata_elsewhere_than_in_the_directory_of_the_checkpoint_are_refused(self, uri: str) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
-            complete_checkpoint(gateway, attempt, metadata_uri=uri)
-        assert _statuses(gateway) == {1: CheckpointStatus.PENDING}
+            complete_checkpoint(self.gateway, attempt, metadata_uri=uri)
+        assert _statuses(self.gateway) == {1: CheckpointStatus.PENDING}
 
-    def test_trigger_repeated_with_one_key_leaves_one_pending_checkpoint(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_trigger_repeated_with_one_key_leaves_one_pending_checkpoint(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         request = TriggerCheckpoint(attempt=attempt, request_key=new_key())
-        assert gateway.trigger(request) == gateway.trigger(request)
-        assert len(gateway.describe(JOB).checkpoints) == 1
+        assert self.gateway.trigger(request) == self.gateway.trigger(request)
+        assert len(self.gateway.describe(JOB).checkpoints) == 1
 
-    def test_acknowledgement_completes_and_keeps_what_it_said(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    def test_acknowledgement_completes_and_keeps_what_it_said(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        pending = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         message = make_acknowledgement(attempt, pending.checkpoint_id, state_size_bytes=7, full_size_bytes=9)
-        reply = gateway.acknowledge(message)
-        latest = gateway.latest(JOB, OPERATOR)
+        reply = self.gateway.acknowledge(message)
+        latest = self.gateway.latest(JOB, OPERATOR)
         assert reply.result is (AcknowledgeResult.DUPLICATE if self.loses_replies else AcknowledgeResult.SUCCESS)
         assert latest is not None
         assert (latest.metadata_uri, latest.state_size_bytes, latest.full_size_bytes, latest.counts) == (
@@ -267,126 +263,124 @@ class CoordinatorContract(
             {"snapshots": 1},
         )
 
-    def test_repeated_acknowledgement_answers_with_the_open_effects(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration(num_retained=1)).attempt
-        complete_checkpoint(gateway, attempt)
-        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    def test_repeated_acknowledgement_answers_with_the_open_effects(self) -> None:
+        attempt = self.gateway.register(make_registration(num_retained=1)).attempt
+        complete_checkpoint(self.gateway, attempt)
+        pending = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         message = make_acknowledgement(attempt, pending.checkpoint_id)
-        first, again = gateway.acknowledge(message), gateway.acknowledge(message)
+        first, again = self.gateway.acknowledge(message), self.gateway.acknowledge(message)
         assert again.result is AcknowledgeResult.DUPLICATE
         assert again.effects == first.effects
         assert [c.checkpoint_id for c in again.effects.discards] == [1]
 
-    def test_acknowledgement_of_an_unknown_checkpoint_changes_nothing(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        assert gateway.acknowledge(make_acknowledgement(attempt, 99)).result is AcknowledgeResult.UNKNOWN
-        assert gateway.latest(JOB, OPERATOR) is None
+    def test_acknowledgement_of_an_unknown_checkpoint_changes_nothing(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        assert self.gateway.acknowledge(make_acknowledgement(attempt, 99)).result is AcknowledgeResult.UNKNOWN
+        assert self.gateway.latest(JOB, OPERATOR) is None
 
-    def test_acknowledgement_after_the_timeout_is_discarded(self, gateway: Gateway, clock: ManualClock) -> None:
-        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
-        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    def test_acknowledgement_after_the_timeout_is_discarded(self, clock: ManualClock) -> None:
+        attempt = self.gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
+        pending = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         clock.advance(11)
-        reply = gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id))
-        row = gateway.describe(JOB).checkpoints[0]
+        reply = self.gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id))
+        row = self.gateway.describe(JOB).checkpoints[0]
         assert reply.result is AcknowledgeResult.DISCARDED
         assert row.failure_reason == CheckpointFailureReason.CHECKPOINT_EXPIRED
         assert [c.checkpoint_id for c in reply.effects.discards] == [1]
 
     def test_a_checkpoint_whose_id_is_drawn_before_its_work_has_the_time_that_it_asked_for(
-        self, gateway: Gateway, clock: ManualClock
+        self, clock: ManualClock
     ) -> None:
-        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
+        attempt = self.gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
         request = TriggerCheckpoint(attempt=attempt, request_key=new_key(), timeout_seconds=100.0)
-        pending = gateway.trigger(request)
+        pending = self.gateway.trigger(request)
         clock.advance(99)
-        assert gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id)).is_completed
-        late = gateway.trigger(replace(request, request_key=new_key()))
+        assert self.gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id)).is_completed
+        late = self.gateway.trigger(replace(request, request_key=new_key()))
         clock.advance(101)
-        assert not gateway.acknowledge(make_acknowledgement(attempt, late.checkpoint_id)).is_completed
+        assert not self.gateway.acknowledge(make_acknowledgement(attempt, late.checkpoint_id)).is_completed
 
     @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e12])
-    def test_a_time_out_of_range_is_refused(self, gateway: Gateway, seconds: float) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_a_time_out_of_range_is_refused(self, seconds: float) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         with pytest.raises(InvalidConfigurationError, match="timeout_seconds"):
-            gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key(), timeout_seconds=seconds))
-        assert gateway.describe(JOB).checkpoints == ()
+            self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key(), timeout_seconds=seconds))
+        assert self.gateway.describe(JOB).checkpoints == ()
 
-    def test_time_within_a_job_never_runs_backwards(self, gateway: Gateway, clock: ManualClock) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_time_within_a_job_never_runs_backwards(self, clock: ManualClock) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         clock.advance(100)
-        first = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        first = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         clock.advance(-50)
-        second = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        second = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         assert second.triggered_at == first.triggered_at
 
-    def test_a_job_follows_a_clock_that_was_far_ahead_and_was_set_right(
-        self, gateway: Gateway, clock: ManualClock
-    ) -> None:
-        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
+    def test_a_job_follows_a_clock_that_was_far_ahead_and_was_set_right(self, clock: ManualClock) -> None:
+        attempt = self.gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
         clock.advance(24 * 3600)
-        complete_checkpoint(gateway, attempt)
-        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
+        complete_checkpoint(self.gateway, attempt)
+        pending = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
         clock.advance(-24 * 3600)
-        assert gateway.describe(JOB).read_at == clock.now()
-        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(), attempt=attempt))
-        view = gateway.describe(JOB)
+        assert self.gateway.describe(JOB).read_at == clock.now()
+        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(), attempt=attempt))
+        view = self.gateway.describe(JOB)
         done, open_row = view.checkpoints
         assert view.job.seen_at == clock.now()
         assert (done.triggered_at, done.completed_at) == (clock.now(), clock.now())
         assert open_row.triggered_at == clock.now()
         clock.advance(600)
         assert open_row.expires_at == clock.now()
-        assert not gateway.acknowledge(make_acknowledgement(attempt, pending)).is_completed
+        assert not self.gateway.acknowledge(make_acknowledgement(attempt, pending)).is_completed
 
     def test_a_checkpoint_that_was_pending_before_the_clock_was_far_ahead_keeps_its_time(
-        self, gateway: Gateway, clock: ManualClock
+        self, clock: ManualClock
     ) -> None:
-        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
-        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        other = gateway.register(make_registration(uid="other")).attempt
+        attempt = self.gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
+        pending = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        other = self.gateway.register(make_registration(uid="other")).attempt
         clock.advance(24 * 3600)
-        complete_checkpoint(gateway, other)
+        complete_checkpoint(self.gateway, other)
         clock.advance(-24 * 3600 + 300)
-        complete_checkpoint(gateway, other)
-        row = gateway.describe(JOB).checkpoints[0]
+        complete_checkpoint(self.gateway, other)
+        row = self.gateway.describe(JOB).checkpoints[0]
         assert (row.triggered_at, row.expires_at) == (pending.triggered_at, pending.expires_at)
-        assert gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id)).is_completed
+        assert self.gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id)).is_completed
 
-    def test_completion_aborts_older_pending_checkpoints_of_the_operator(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        complete_checkpoint(gateway, attempt)
-        rows = gateway.describe(JOB).checkpoints
+    def test_completion_aborts_older_pending_checkpoints_of_the_operator(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        complete_checkpoint(self.gateway, attempt)
+        rows = self.gateway.describe(JOB).checkpoints
         assert [r.status for r in rows] == [CheckpointStatus.ABORTED, CheckpointStatus.COMPLETED]
         assert rows[0].failure_reason == CheckpointFailureReason.CHECKPOINT_SUBSUMED
 
-    def test_decline_aborts_once_and_keeps_its_reason(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    def test_decline_aborts_once_and_keeps_its_reason(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        pending = self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         reason = CheckpointFailureReason.IO_EXCEPTION
         message = DeclineCheckpoint(
             attempt=attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message="disk full"
         )
-        gateway.decline(message)
-        gateway.decline(replace(message, reason=CheckpointFailureReason.CHECKPOINT_DECLINED))
-        row = gateway.describe(JOB).checkpoints[0]
+        self.gateway.decline(message)
+        self.gateway.decline(replace(message, reason=CheckpointFailureReason.CHECKPOINT_DECLINED))
+        row = self.gateway.describe(JOB).checkpoints[0]
         assert (row.failure_reason, row.failure_message) == (reason, "disk full")
 
-    def test_decline_of_a_completed_checkpoint_changes_nothing(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        complete_checkpoint(gateway, attempt)
+    def test_decline_of_a_completed_checkpoint_changes_nothing(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        complete_checkpoint(self.gateway, attempt)
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        gateway.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=1, reason=reason))
-        assert _statuses(gateway) == {1: CheckpointStatus.COMPLETED}
+        self.gateway.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=1, reason=reason))
+        assert _statuses(self.gateway) == {1: CheckpointStatus.COMPLETED}
 
     # --- retention, effects, pins
 
-    def test_the_newest_two_are_retained_by_default(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_the_newest_two_are_retained_by_default(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         for _ in range(2):
-            complete_checkpoint(gateway, attempt)
-        reply = complete_checkpoint(gateway, attempt)
-        assert _statuses(gateway) == {
+            complete_checkpoint(self.gateway, attempt)
+        reply = complete_checkpoint(self.gateway, attempt)
+        assert _statuses(self.gateway) == {
             1: CheckpointStatus.SUBSUMED,
             2: CheckpointStatus.COMPLETED,
             3: CheckpointStatus.COMPLETED,
@@ -394,241 +388,243 @@ class CoordinatorContract(
         assert [c.checkpoint_id for c in reply.effects.discards] == [1]
         assert [c.checkpoint_id for c in reply.effects.retained] == [2, 3]
 
-    def test_a_confirmed_discard_is_no_longer_open(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration(num_retained=1)).attempt
+    def test_a_confirmed_discard_is_no_longer_open(self) -> None:
+        attempt = self.gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(2):
-            complete_checkpoint(gateway, attempt)
-        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
-        assert complete_checkpoint(gateway, attempt).effects.discards[0].checkpoint_id == 2
+            complete_checkpoint(self.gateway, attempt)
+        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
+        assert complete_checkpoint(self.gateway, attempt).effects.discards[0].checkpoint_id == 2
 
-    def test_a_discard_of_a_retained_checkpoint_cannot_be_confirmed(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        complete_checkpoint(gateway, attempt)
-        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1, 99), attempt=attempt))
-        latest = gateway.latest(JOB, OPERATOR)
+    def test_a_discard_of_a_retained_checkpoint_cannot_be_confirmed(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        complete_checkpoint(self.gateway, attempt)
+        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1, 99), attempt=attempt))
+        latest = self.gateway.latest(JOB, OPERATOR)
         assert latest is not None
         assert latest.discarded_at is None
 
-    def test_a_discard_of_a_pinned_checkpoint_cannot_be_confirmed(self, gateway: Gateway) -> None:
+    def test_a_discard_of_a_pinned_checkpoint_cannot_be_confirmed(self) -> None:
         """Its bytes may be gone by mistake, and a row that says so would hide it."""
-        complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
-        attempt = gateway.register(make_registration(num_retained=1)).attempt
-        assert complete_checkpoint(gateway, attempt).effects.discards == ()
-        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
-        [pinned, _] = gateway.describe(JOB).checkpoints
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration(num_retained=1)).attempt)
+        attempt = self.gateway.register(make_registration(num_retained=1)).attempt
+        assert complete_checkpoint(self.gateway, attempt).effects.discards == ()
+        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
+        [pinned, _] = self.gateway.describe(JOB).checkpoints
         assert (pinned.status, pinned.discarded_at) == (CheckpointStatus.SUBSUMED, None)
 
-    def test_an_attempt_cannot_confirm_discards_of_another_operator(self, gateway: Gateway) -> None:
-        mine = gateway.register(make_registration(num_retained=1)).attempt
+    def test_an_attempt_cannot_confirm_discards_of_another_operator(self) -> None:
+        mine = self.gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(2):
-            complete_checkpoint(gateway, mine)
-        other = gateway.register(make_registration(uid="other")).attempt
-        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=other))
-        assert gateway.describe(JOB).checkpoints[0].discarded_at is None
+            complete_checkpoint(self.gateway, mine)
+        other = self.gateway.register(make_registration(uid="other")).attempt
+        self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=other))
+        assert self.gateway.describe(JOB).checkpoints[0].discarded_at is None
 
-    def test_latest_is_what_a_restore_would_start_from(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
+    def test_latest_is_what_a_restore_would_start_from(self) -> None:
+        first = self.gateway.register(make_registration())
         for _ in range(2):
-            complete_checkpoint(gateway, first.attempt)
-        retry = gateway.register(make_registration())
+            complete_checkpoint(self.gateway, first.attempt)
+        retry = self.gateway.register(make_registration())
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
-        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
-        latest = gateway.latest(JOB, OPERATOR)
+        self.gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
+        latest = self.gateway.latest(JOB, OPERATOR)
         assert latest is not None
         assert latest.checkpoint_id == 1
-        _finish(gateway, retry, AttemptStatus.FINISHED)
-        gateway.register(make_registration(owner=make_owner(clear_marker="6/1")))
-        assert gateway.latest(JOB, OPERATOR) is None, "a new generation has none yet"
+        _finish(self.gateway, retry, AttemptStatus.FINISHED)
+        self.gateway.register(make_registration(owner=make_owner(clear_marker="6/1")))
+        assert self.gateway.latest(JOB, OPERATOR) is None, "a new generation has none yet"
 
-    def test_what_an_attempt_restored_from_is_pinned_until_it_ends(self, gateway: Gateway) -> None:
-        complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
-        retry = gateway.register(make_registration(num_retained=1))
-        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1))
-        reply = complete_checkpoint(gateway, retry.attempt)
-        assert _statuses(gateway)[1] is CheckpointStatus.SUBSUMED
+    def test_what_an_attempt_restored_from_is_pinned_until_it_ends(self) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration(num_retained=1)).attempt)
+        retry = self.gateway.register(make_registration(num_retained=1))
+        self.gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1))
+        reply = complete_checkpoint(self.gateway, retry.attempt)
+        assert _statuses(self.gateway)[1] is CheckpointStatus.SUBSUMED
         assert reply.effects.discards == ()
         assert [c.checkpoint_id for c in reply.effects.retained] == [1, 2]
-        effects = gateway.finish(FinishAttempt(attempt=retry.attempt, status=AttemptStatus.FINISHED))
+        effects = self.gateway.finish(FinishAttempt(attempt=retry.attempt, status=AttemptStatus.FINISHED))
         assert [c.checkpoint_id for c in effects.discards] == [1]
 
-    def test_an_unusable_checkpoint_takes_no_place_in_retention(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
+    def test_an_unusable_checkpoint_takes_no_place_in_retention(self) -> None:
+        first = self.gateway.register(make_registration())
         for _ in range(2):
-            complete_checkpoint(gateway, first.attempt)
-        retry = gateway.register(make_registration())
+            complete_checkpoint(self.gateway, first.attempt)
+        retry = self.gateway.register(make_registration())
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
-        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
-        complete_checkpoint(gateway, retry.attempt)
-        assert _statuses(gateway) == dict.fromkeys((1, 2, 3), CheckpointStatus.COMPLETED)
-        complete_checkpoint(gateway, retry.attempt)
-        assert [i for i, s in _statuses(gateway).items() if s is CheckpointStatus.SUBSUMED] == [1, 2]
+        self.gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
+        complete_checkpoint(self.gateway, retry.attempt)
+        assert _statuses(self.gateway) == dict.fromkeys((1, 2, 3), CheckpointStatus.COMPLETED)
+        complete_checkpoint(self.gateway, retry.attempt)
+        assert [i for i, s in _statuses(self.gateway).items() if s is CheckpointStatus.SUBSUMED] == [1, 2]
 
-    def test_a_checkpoint_that_can_be_read_again_counts_again(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
+    def test_a_checkpoint_that_can_be_read_again_counts_again(self) -> None:
+        first = self.gateway.register(make_registration())
         for _ in range(2):
-            complete_checkpoint(gateway, first.attempt)
-        retry = gateway.register(make_registration())
+            complete_checkpoint(self.gateway, first.attempt)
+        retry = self.gateway.register(make_registration())
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
-        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
-        again = gateway.register(make_registration())
+        self.gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
+        again = self.gateway.register(make_registration())
         assert [c.checkpoint_id for c in again.candidates] == [2, 1]
-        gateway.confirm_restore(ConfirmRestore(attempt=again.attempt, checkpoint_id=2))
-        assert [c.unusable_reason for c in gateway.describe(JOB).checkpoints] == [None, None]
+        self.gateway.confirm_restore(ConfirmRestore(attempt=again.attempt, checkpoint_id=2))
+        assert [c.unusable_reason for c in self.gateway.describe(JOB).checkpoints] == [None, None]
 
-    def test_restore_of_something_that_is_not_a_completed_checkpoint_is_refused(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    def test_restore_of_something_that_is_not_a_completed_checkpoint_is_refused(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         with pytest.raises(CheckpointNotFoundError, match="pending"):
-            gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
+            self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
 
-    def test_two_operators_of_one_job_never_subsume_each_other(self, gateway: Gateway) -> None:
-        slow = gateway.register(make_registration(uid="slow", num_retained=1))
-        fast = gateway.register(make_registration(uid="fast", num_retained=1))
-        slow_reply = complete_checkpoint(gateway, slow.attempt)
+    def test_two_operators_of_one_job_never_subsume_each_other(self) -> None:
+        slow = self.gateway.register(make_registration(uid="slow", num_retained=1))
+        fast = self.gateway.register(make_registration(uid="fast", num_retained=1))
+        slow_reply = complete_checkpoint(self.gateway, slow.attempt)
         for _ in range(4):
-            complete_checkpoint(gateway, fast.attempt)
-        fast_reply = complete_checkpoint(gateway, fast.attempt)
-        assert gateway.latest(JOB, slow.attempt.operator_id) == slow_reply.checkpoint
-        assert gateway.latest(JOB, fast.attempt.operator_id) == fast_reply.checkpoint
+            complete_checkpoint(self.gateway, fast.attempt)
+        fast_reply = complete_checkpoint(self.gateway, fast.attempt)
+        assert self.gateway.latest(JOB, slow.attempt.operator_id) == slow_reply.checkpoint
+        assert self.gateway.latest(JOB, fast.attempt.operator_id) == fast_reply.checkpoint
         assert 1 not in {c.checkpoint_id for c in fast_reply.effects.discards}
 
     # --- reading
 
-    def test_a_job_is_read_at_the_coordinators_own_time(self, gateway: Gateway, clock: ManualClock) -> None:
-        complete_checkpoint(gateway, gateway.register(make_registration()).attempt)
+    def test_a_job_is_read_at_the_coordinators_own_time(self, clock: ManualClock) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration()).attempt)
         clock.advance(90)
-        assert gateway.describe(JOB).read_at == clock.now()
+        assert self.gateway.describe(JOB).read_at == clock.now()
 
-    def test_time_does_not_run_backwards_for_a_reader(self, gateway: Gateway, clock: ManualClock) -> None:
-        gateway.register(make_registration())
+    def test_time_does_not_run_backwards_for_a_reader(self, clock: ManualClock) -> None:
+        self.gateway.register(make_registration())
         clock.advance(-90)
-        view = gateway.describe(JOB)
+        view = self.gateway.describe(JOB)
         assert view.read_at == view.job.seen_at
 
     # --- the end of an attempt
 
-    def test_finish_aborts_what_is_pending_and_may_be_repeated(self, gateway: Gateway) -> None:
-        grant = gateway.register(make_registration())
-        gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
+    def test_finish_aborts_what_is_pending_and_may_be_repeated(self) -> None:
+        grant = self.gateway.register(make_registration())
+        self.gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
         message = FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, message="boom")
-        assert gateway.finish(message) == gateway.finish(message)
-        attempt = gateway.describe(JOB).attempts[0]
+        assert self.gateway.finish(message) == self.gateway.finish(message)
+        attempt = self.gateway.describe(JOB).attempts[0]
         assert (attempt.status, attempt.message) == (AttemptStatus.FAILED, "boom")
-        assert _statuses(gateway) == {1: CheckpointStatus.ABORTED}
+        assert _statuses(self.gateway) == {1: CheckpointStatus.ABORTED}
 
-    def test_an_error_whose_text_no_database_keeps_ends_an_attempt(self, gateway: Gateway) -> None:
+    def test_an_error_whose_text_no_database_keeps_ends_an_attempt(self) -> None:
         """It may quote data, and be longer than a message may be."""
-        attempt = gateway.register(make_registration()).attempt
+        attempt = self.gateway.register(make_registration()).attempt
         text = "row \0 \udcff of " + "x" * 2_000_000
-        gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message=text))
-        [row] = gateway.describe(JOB).attempts
+        self.gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message=text))
+        [row] = self.gateway.describe(JOB).attempts
         assert (row.status, row.message[:8], len(row.message)) == (AttemptStatus.FAILED, "row \ufffd ? ", 2000)
 
-    def test_an_attempt_cannot_end_as_running(self, gateway: Gateway) -> None:
-        grant = gateway.register(make_registration())
+    def test_an_attempt_cannot_end_as_running(self) -> None:
+        grant = self.gateway.register(make_registration())
         with pytest.raises(InvalidConfigurationError):
-            gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.RUNNING))
+            self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.RUNNING))
 
-    def test_an_ended_attempt_takes_no_more_checkpoints(self, gateway: Gateway) -> None:
-        grant = gateway.register(make_registration())
-        _finish(gateway, grant, AttemptStatus.FINISHED)
+    def test_an_ended_attempt_takes_no_more_checkpoints(self) -> None:
+        grant = self.gateway.register(make_registration())
+        _finish(self.gateway, grant, AttemptStatus.FINISHED)
         with pytest.raises(StaleAttemptError, match="already ended"):
-            gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
+            self.gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
 
-    def test_damaged_snapshots_are_told_to_later_attempts_of_the_generation(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
+    def test_damaged_snapshots_are_told_to_later_attempts_of_the_generation(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
         for uris in (("file:///a/1-x",), ("file:///b/1-y", "file:///a/1-x")):
-            grant = gateway.register(make_registration())
+            grant = self.gateway.register(make_registration())
             message = FinishAttempt(
                 attempt=grant.attempt, status=AttemptStatus.FAILED, message="boom", damaged_snapshots=uris
             )
-            assert gateway.finish(message) == gateway.finish(message)
-        retry = gateway.register(make_registration())
+            assert self.gateway.finish(message) == self.gateway.finish(message)
+        retry = self.gateway.register(make_registration())
         assert (first.damaged_snapshots, retry.is_restore) == ((), True)
         assert retry.damaged_snapshots == ("file:///a/1-x", "file:///b/1-y")
-        fresh = gateway.register(make_registration(on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared")))
+        fresh = self.gateway.register(
+            make_registration(on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared"))
+        )
         assert (fresh.is_restore, fresh.damaged_snapshots) == (False, ())
 
-    def test_the_grant_tells_each_checkpoint_directory_of_the_operator_once(self, gateway: Gateway) -> None:
-        gateway.register(make_registration(uid="other", storage_base="memory://of-another"))
+    def test_the_grant_tells_each_checkpoint_directory_of_the_operator_once(self) -> None:
+        self.gateway.register(make_registration(uid="other", storage_base="memory://of-another"))
         for base in ("memory://old", "memory://new", "memory://old"):
-            _finish(gateway, gateway.register(make_registration(storage_base=base)), AttemptStatus.FAILED)
+            _finish(self.gateway, self.gateway.register(make_registration(storage_base=base)), AttemptStatus.FAILED)
         registration = make_registration(storage_base="memory://new")
-        assert gateway.register(registration).storage_bases == ("memory://new", "memory://old")
-        assert gateway.register(registration).storage_bases == ("memory://new", "memory://old")
+        assert self.gateway.register(registration).storage_bases == ("memory://new", "memory://old")
+        assert self.gateway.register(registration).storage_bases == ("memory://new", "memory://old")
 
-    def test_only_the_latest_damaged_snapshots_are_kept(self, gateway: Gateway) -> None:
+    def test_only_the_latest_damaged_snapshots_are_kept(self) -> None:
         uris = tuple(f"file:///a/{number}" for number in range(150))
-        grant = gateway.register(make_registration())
-        gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, damaged_snapshots=uris))
-        assert gateway.describe(JOB).operators[0].damaged_snapshots == uris[-100:]
+        grant = self.gateway.register(make_registration())
+        self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, damaged_snapshots=uris))
+        assert self.gateway.describe(JOB).operators[0].damaged_snapshots == uris[-100:]
 
     # --- adoption: a driver outlives the Airflow task that started it
 
-    def test_a_later_try_of_the_same_task_adopts_the_running_attempt(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(label="try 2")))
-        complete_checkpoint(gateway, attempt)
-        row = gateway.describe(JOB).attempts[0]
+    def test_a_later_try_of_the_same_task_adopts_the_running_attempt(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        self.gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(label="try 2")))
+        complete_checkpoint(self.gateway, attempt)
+        row = self.gateway.describe(JOB).attempts[0]
         assert (row.status, row.owner.label) == (AttemptStatus.RUNNING, "try 2")
 
     @pytest.mark.parametrize("other", [{"logical_task": "dag/other"}, {"run_id": "manual__1"}], ids=["task", "run"])
-    def test_another_task_or_run_cannot_adopt_an_attempt(self, gateway: Gateway, other: dict[str, str]) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_another_task_or_run_cannot_adopt_an_attempt(self, other: dict[str, str]) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         with pytest.raises(StaleAttemptError, match="register an attempt instead"):
-            gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(**other)))
+            self.gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(**other)))
 
-    def test_an_ended_attempt_cannot_be_adopted(self, gateway: Gateway) -> None:
-        grant = gateway.register(make_registration())
-        _finish(gateway, grant, AttemptStatus.FAILED)
+    def test_an_ended_attempt_cannot_be_adopted(self) -> None:
+        grant = self.gateway.register(make_registration())
+        _finish(self.gateway, grant, AttemptStatus.FAILED)
         with pytest.raises(StaleAttemptError, match="already ended"):
-            gateway.adopt(AdoptAttempt(attempt=grant.attempt, owner=make_owner()))
+            self.gateway.adopt(AdoptAttempt(attempt=grant.attempt, owner=make_owner()))
 
     # --- the fence
 
-    def test_a_zombie_changes_nothing(self, gateway: Gateway) -> None:
-        zombie = gateway.register(make_registration(num_retained=1)).attempt
+    def test_a_zombie_changes_nothing(self) -> None:
+        zombie = self.gateway.register(make_registration(num_retained=1)).attempt
         for _ in range(2):
-            complete_checkpoint(gateway, zombie)
-        pending = gateway.trigger(TriggerCheckpoint(attempt=zombie, request_key=new_key()))
-        gateway.register(make_registration(num_retained=1))
-        before = gateway.describe(JOB)
+            complete_checkpoint(self.gateway, zombie)
+        pending = self.gateway.trigger(TriggerCheckpoint(attempt=zombie, request_key=new_key()))
+        self.gateway.register(make_registration(num_retained=1))
+        before = self.gateway.describe(JOB)
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
         calls: list[Callable[[], object]] = [
-            lambda: gateway.trigger(TriggerCheckpoint(attempt=zombie, request_key=new_key())),
-            lambda: gateway.acknowledge(make_acknowledgement(zombie, pending.checkpoint_id)),
-            lambda: gateway.acknowledge(make_acknowledgement(zombie, 2)),
-            lambda: gateway.decline(DeclineCheckpoint(attempt=zombie, checkpoint_id=2, reason=reason)),
-            lambda: gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=zombie)),
-            lambda: gateway.confirm_restore(ConfirmRestore(attempt=zombie, checkpoint_id=2)),
-            lambda: gateway.finish(FinishAttempt(attempt=zombie, status=AttemptStatus.FINISHED)),
-            lambda: gateway.finish(
+            lambda: self.gateway.trigger(TriggerCheckpoint(attempt=zombie, request_key=new_key())),
+            lambda: self.gateway.acknowledge(make_acknowledgement(zombie, pending.checkpoint_id)),
+            lambda: self.gateway.acknowledge(make_acknowledgement(zombie, 2)),
+            lambda: self.gateway.decline(DeclineCheckpoint(attempt=zombie, checkpoint_id=2, reason=reason)),
+            lambda: self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=zombie)),
+            lambda: self.gateway.confirm_restore(ConfirmRestore(attempt=zombie, checkpoint_id=2)),
+            lambda: self.gateway.finish(FinishAttempt(attempt=zombie, status=AttemptStatus.FINISHED)),
+            lambda: self.gateway.finish(
                 FinishAttempt(attempt=zombie, status=AttemptStatus.FAILED, damaged_snapshots=("file:///a/1-x",))
             ),
         ]
         for call in calls:
             with pytest.raises(StaleAttemptError, match="replaced by attempt 2"):
                 call()
-        after = gateway.describe(JOB)
+        after = self.gateway.describe(JOB)
         assert (after.attempts, after.checkpoints, after.operators) == (
             before.attempts,
             before.checkpoints,
             before.operators,
         )
 
-    def test_an_attempt_that_never_registered_is_refused(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
+    def test_an_attempt_that_never_registered_is_refused(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
         with pytest.raises(StaleAttemptError, match="not registered"):
-            gateway.trigger(TriggerCheckpoint(attempt=replace(attempt, epoch=7), request_key=new_key()))
+            self.gateway.trigger(TriggerCheckpoint(attempt=replace(attempt, epoch=7), request_key=new_key()))
 
-    def test_a_lost_history_is_an_error_and_never_an_empty_start(self, gateway: Gateway) -> None:
-        first = gateway.register(make_registration())
-        complete_checkpoint(gateway, first.attempt)
-        self.lose_completed_checkpoints(gateway)
+    def test_a_lost_history_is_an_error_and_never_an_empty_start(self) -> None:
+        first = self.gateway.register(make_registration())
+        complete_checkpoint(self.gateway, first.attempt)
+        self.lose_completed_checkpoints()
         with pytest.raises(NoRestorableCheckpointError, match="restart"):
-            gateway.register(make_registration())
+            self.gateway.register(make_registration())
 
-    def lose_completed_checkpoints(self, gateway: Gateway) -> None:
+    def lose_completed_checkpoints(self) -> None:
         """Subsume every completed checkpoint behind the coordinator's back; subclasses know where the rows are."""
         pytest.skip("this form of the coordinator does not let a test reach its rows")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
@@ -55,7 +54,6 @@ from airflow_provider_statecheck.maintenance.job_restore import (
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
-from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
 from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement
 
@@ -75,25 +73,16 @@ NEXT = {
 class InPlaceRestoreContract(RunsWithTasks):
     """All stages of a job return to a savepoint together, and none leaves it before it has completed a checkpoint."""
 
-    @pytest.fixture
-    def restoring(self, store: JobStore, liveness: RunningTasks) -> JobRestoring:
-        """Return what is tested."""
-        return JobRestoring(store, liveness)
+    @pytest.fixture(autouse=True)
+    def _parts(self, _coordinator: None, store: JobStore) -> None:
+        self.restoring = JobRestoring(store, self.liveness)
+        self.rewinding = JobRewinding(store, self.liveness)
+        self.actions = JobActions(store, JobSavepoints(store), self.rewinding)
 
     @pytest.fixture
-    def rewinding(self, store: JobStore, liveness: RunningTasks) -> JobRewinding:
-        """Return the rewinding of the same rows."""
-        return JobRewinding(store, liveness)
-
-    @pytest.fixture
-    def actions(self, store: JobStore, rewinding: JobRewinding) -> JobActions:
-        """Return the actions of users on the same rows."""
-        return JobActions(store, JobSavepoints(store), rewinding)
-
-    @pytest.fixture
-    def three_days(self, gateway: AttemptCoordinator) -> None:
+    def three_days(self) -> None:
         """Let three runs complete the checkpoints 1 and 2, 3 and 4, and 5 and 6."""
-        self.week(gateway, 1, 2, 3, retained_runs=3, num_retained=3)
+        self.week(1, 2, 3, retained_runs=3, num_retained=3)
 
     @staticmethod
     def part(number: int, checkpoint_id: int, uid: str = "aggregate", generation: int = 1) -> SavepointPart:
@@ -109,44 +98,38 @@ class InPlaceRestoreContract(RunsWithTasks):
         )
         return SavepointPart(uid=uid, checkpoint_id=checkpoint_id, generation=generation, run=source.run, source=source)
 
-    def restore(
-        self, restoring: JobRestoring, *parts: SavepointPart, pointer: str = POINTER, dry_run: bool = False
-    ) -> RestoredJob:
+    def restore(self, *parts: SavepointPart, pointer: str = POINTER, dry_run: bool = False) -> RestoredJob:
         """Restore the job in place; by default from a savepoint of the stage at checkpoint 3, in the second run."""
         place: Any = {"pointer": pointer, "metadata_uri": f"{pointer}/_metadata"}
         moved = [replace(p, source=replace(p.source, **place)) for p in parts or (self.part(2, 3),)]
         savepoint = JobSavepoint(pointer=pointer, parts=tuple(moved))
-        return restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
+        return self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
 
-    @staticmethod
-    def confirm(gateway: AttemptCoordinator, grant: AttemptGrant, **changes: Any) -> None:
+    def confirm(self, grant: AttemptGrant, **changes: Any) -> None:
         """Let a driver confirm what it was granted."""
         restored = grant.candidates[0].checkpoint_id
-        gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=restored, **changes))
+        self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=restored, **changes))
 
-    @staticmethod
-    def fail(gateway: AttemptCoordinator, grant: AttemptGrant) -> None:
+    def fail(self, grant: AttemptGrant) -> None:
         """Let an attempt fail."""
-        gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
+        self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
 
-    def restored_run(self, gateway: AttemptCoordinator, number: int, **settings: Any) -> AttemptGrant:
+    def restored_run(self, number: int, **settings: Any) -> AttemptGrant:
         """Let the run of a day restore the part and complete one checkpoint."""
-        grant = self.begin(gateway, day(number, clear_marker=AGAIN), retained_runs=3, num_retained=3, **settings)
-        self.confirm(gateway, grant)
-        complete_checkpoint(gateway, grant.attempt)
-        gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
+        grant = self.begin(day(number, clear_marker=AGAIN), retained_runs=3, num_retained=3, **settings)
+        self.confirm(grant)
+        complete_checkpoint(self.gateway, grant.attempt)
+        self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
         return grant
 
-    @staticmethod
-    def requests(gateway: AttemptCoordinator) -> list[tuple[RequestStatus, str]]:
+    def requests(self) -> list[tuple[RequestStatus, str]]:
         """Return how far the restores in place are, and their outcome; the oldest first."""
-        listed = reversed(requested_actions(gateway.describe(JOB)))
+        listed = reversed(requested_actions(self.gateway.describe(JOB)))
         return [(each.status, each.message) for each in listed if each.pointer is not None]
 
-    @staticmethod
-    def operator(gateway: AttemptCoordinator, uid: str = "aggregate") -> OperatorRecord:
+    def operator(self, uid: str = "aggregate") -> OperatorRecord:
         """Return the row of an operator."""
-        return next(o for o in gateway.describe(JOB).operators if o.uid == uid)
+        return next(o for o in self.gateway.describe(JOB).operators if o.uid == uid)
 
     @staticmethod
     def is_part(grant: AttemptGrant) -> bool:
@@ -157,41 +140,37 @@ class InPlaceRestoreContract(RunsWithTasks):
 
     @pytest.mark.usefixtures("three_days")
     @pytest.mark.parametrize("scheme", ["s3", "s3a"])
-    def test_the_savepoint_of_a_restore_that_waits_is_not_disposed(
-        self, gateway: AttemptCoordinator, store: JobStore, restoring: JobRestoring, scheme: str
-    ) -> None:
+    def test_the_savepoint_of_a_restore_that_waits_is_not_disposed(self, store: JobStore, scheme: str) -> None:
         pointer = f"s3a://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
         dispose = DisposeSavepoint(job_id=JOB, pointer=pointer.replace("s3a", scheme))
-        self.restore(restoring, pointer=pointer)
+        self.restore(pointer=pointer)
         with pytest.raises(
             ConcurrentAttemptError, match="found that the restore in place of operator 'aggregate' waits"
         ):
             JobSavepoints(store).dispose(dispose)
-        grant = self.begin(gateway, day(2, clear_marker=AGAIN))
+        grant = self.begin(day(2, clear_marker=AGAIN))
         with pytest.raises(ConcurrentAttemptError, match="wait until it has ended"):
             JobSavepoints(store).dispose(dispose)
-        self.fail(gateway, grant)
+        self.fail(grant)
         with pytest.raises(ConcurrentAttemptError, match="withdraw the restore; then dispose of the savepoint again"):
             JobSavepoints(store).dispose(dispose)
-        self.restored_run(gateway, 2)
+        self.restored_run(2)
         assert JobSavepoints(store).dispose(dispose).checkpoint is None
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_savepoint_that_no_restore_waits_for_is_disposed(self, store: JobStore, restoring: JobRestoring) -> None:
-        self.restore(restoring)
+    def test_a_savepoint_that_no_restore_waits_for_is_disposed(self, store: JobStore) -> None:
+        self.restore()
         assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=OTHER)).checkpoint is None
-        self.restore(restoring, pointer=OTHER)
+        self.restore(pointer=OTHER)
         assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=POINTER)).checkpoint is None
 
     # What the next attempt restores
 
     @pytest.mark.usefixtures("three_days")
     @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
-    def test_the_next_attempt_restores_the_part_whatever_it_is(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, owner: Any, settings: dict[str, Any]
-    ) -> None:
-        self.restore(restoring)
-        grant = self.begin(gateway, owner, **settings)
+    def test_the_next_attempt_restores_the_part_whatever_it_is(self, owner: Any, settings: dict[str, Any]) -> None:
+        self.restore()
+        grant = self.begin(owner, **settings)
         (part,) = grant.candidates
         assert (part.location, part.properties.part, part.run_key) == (POINTER, "aggregate", day(2).run_key)
         assert (part.status, part.properties.unclaimed) == (CheckpointStatus.PENDING, True)
@@ -204,298 +183,257 @@ class InPlaceRestoreContract(RunsWithTasks):
     @pytest.mark.parametrize("confirms", [False, True], ids=["before it read the part", "after it restored the part"])
     @pytest.mark.parametrize(("owner", "settings"), NEXT.values(), ids=NEXT)
     def test_an_attempt_after_one_without_a_checkpoint_restores_the_part_again(
-        self,
-        gateway: AttemptCoordinator,
-        restoring: JobRestoring,
-        owner: Any,
-        settings: dict[str, Any],
-        confirms: bool,
+        self, owner: Any, settings: dict[str, Any], confirms: bool
     ) -> None:
-        self.restore(restoring)
-        first = self.begin(gateway, day(2, clear_marker=AGAIN))
+        self.restore()
+        first = self.begin(day(2, clear_marker=AGAIN))
         if confirms:
-            self.confirm(gateway, first)
-        self.fail(gateway, first)
-        again = self.begin(gateway, owner, **settings)
+            self.confirm(first)
+        self.fail(first)
+        again = self.begin(owner, **settings)
         assert self.is_part(again)
-        assert [status for status, _ in self.requests(gateway)] == [RequestStatus.QUEUED]
+        assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
 
     @pytest.mark.usefixtures("three_days")
-    def test_the_first_checkpoint_ends_it(self, gateway: AttemptCoordinator, restoring: JobRestoring) -> None:
-        self.restore(restoring)
-        self.restored_run(gateway, 2)
-        assert self.requests(gateway) == [(RequestStatus.COMPLETED, f"attempt 4 restored its part of {POINTER}")]
-        assert self.operator(gateway).in_place_restore is None
-        grant = self.begin(gateway, day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
+    def test_the_first_checkpoint_ends_it(self) -> None:
+        self.restore()
+        self.restored_run(2)
+        assert self.requests() == [(RequestStatus.COMPLETED, f"attempt 4 restored its part of {POINTER}")]
+        assert self.operator().in_place_restore is None
+        grant = self.begin(day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
         assert self.candidates(grant) == [8, 7], "its own checkpoint, then the part"
         assert grant.restore_from is None
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_savepoint_of_the_user_does_not_end_it(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, actions: JobActions
-    ) -> None:
-        self.restore(restoring)
-        grant = self.begin(gateway, day(2, clear_marker=AGAIN))
-        self.confirm(gateway, grant)
-        key = actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
+    def test_a_savepoint_of_the_user_does_not_end_it(self) -> None:
+        self.restore()
+        grant = self.begin(day(2, clear_marker=AGAIN))
+        self.confirm(grant)
+        key = self.actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
         trigger = TriggerCheckpoint(
             attempt=grant.attempt, request_key=new_key(), serves=key, savepoint_dir="memory://mine"
         )
-        pending = gateway.trigger(trigger)
-        gateway.acknowledge(make_acknowledgement(grant.attempt, pending))
-        self.fail(gateway, grant)
-        assert self.is_part(self.begin(gateway, day(2, clear_marker=AGAIN)))
+        pending = self.gateway.trigger(trigger)
+        self.gateway.acknowledge(make_acknowledgement(grant.attempt, pending))
+        self.fail(grant)
+        assert self.is_part(self.begin(day(2, clear_marker=AGAIN)))
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_repeated_registration_gets_the_same_grant(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
+    def test_a_repeated_registration_gets_the_same_grant(self) -> None:
+        self.restore()
         key = new_key()
-        first = self.begin(gateway, day(2), attempt_key=key)
-        assert self.begin(gateway, day(2), attempt_key=key) == first
-        self.confirm(gateway, first)
-        again = self.begin(gateway, day(2), attempt_key=key)
+        first = self.begin(day(2), attempt_key=key)
+        assert self.begin(day(2), attempt_key=key) == first
+        self.confirm(first)
+        again = self.begin(day(2), attempt_key=key)
         assert (self.candidates(again), again.restore_from) == (self.candidates(first), first.restore_from)
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_registration_that_is_refused_leaves_it_to_the_next_one(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, liveness: RunningTasks
-    ) -> None:
-        self.restore(restoring)
-        before = gateway.describe(JOB)
+    def test_a_registration_that_is_refused_leaves_it_to_the_next_one(self) -> None:
+        self.restore()
+        before = self.gateway.describe(JOB)
         with pytest.raises(RunSupersededError, match="found the earlier run"):
-            self.begin(gateway, day(1, clear_marker=AGAIN))
-        assert rows_of(gateway.describe(JOB)) == rows_of(before)
-        first = self.begin(gateway, day(2))
-        liveness.let_run(day(2).run_id)
+            self.begin(day(1, clear_marker=AGAIN))
+        assert rows_of(self.gateway.describe(JOB)) == rows_of(before)
+        first = self.begin(day(2))
+        self.liveness.let_run(day(2).run_id)
         with pytest.raises(ConcurrentAttemptError):
-            self.begin(gateway, day(3))
-        self.fail(gateway, first)
-        assert self.is_part(self.begin(gateway, day(3)))
+            self.begin(day(3))
+        self.fail(first)
+        assert self.is_part(self.begin(day(3)))
 
     @pytest.mark.usefixtures("three_days")
-    def test_the_task_claims_nothing(self, gateway: AttemptCoordinator, restoring: JobRestoring) -> None:
+    def test_the_task_claims_nothing(self) -> None:
         """A task with ``claim_mode="claim"`` asks to own the savepoint that it names, which this is not."""
-        self.restore(restoring)
+        self.restore()
         own = replace(self.part(2, 3).source, pointer=OTHER, mode=RestoreMode.CLAIM, part="")
-        grant = self.begin(gateway, day(2), restore_from=own)
+        grant = self.begin(day(2), restore_from=own)
         assert self.is_part(grant)
-        self.confirm(gateway, grant, claim=True)
-        (adopted,) = [c for c in gateway.describe(JOB).checkpoints if c.location == POINTER]
+        self.confirm(grant, claim=True)
+        (adopted,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
         assert (adopted.status, adopted.properties.unclaimed) == (CheckpointStatus.COMPLETED, True)
 
     # Order of runs
 
     @pytest.mark.usefixtures("three_days")
-    def test_the_runs_after_the_part_follow_in_their_order(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        self.restored_run(gateway, 2)
-        third = self.work(gateway, day(3, clear_marker=AGAIN), 1, retained_runs=3, num_retained=3)
-        fourth = self.work(gateway, day(4), 1, retained_runs=3, num_retained=3)
+    def test_the_runs_after_the_part_follow_in_their_order(self) -> None:
+        self.restore()
+        self.restored_run(2)
+        third = self.work(day(3, clear_marker=AGAIN), 1, retained_runs=3, num_retained=3)
+        fourth = self.work(day(4), 1, retained_runs=3, num_retained=3)
         assert [self.candidates(third), self.candidates(fourth)] == [[8, 7], [9, 8, 7]]
         with pytest.raises(RunSupersededError):
-            self.begin(gateway, day(3, clear_marker="10/10"))
+            self.begin(day(3, clear_marker="10/10"))
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_run_after_the_part_that_starts_over_returns_to_the_part(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        self.restored_run(gateway, 3)
-        again = self.begin(gateway, day(3, clear_marker="10/10"), retained_runs=3, num_retained=3)
+    def test_a_run_after_the_part_that_starts_over_returns_to_the_part(self) -> None:
+        self.restore()
+        self.restored_run(3)
+        again = self.begin(day(3, clear_marker="10/10"), retained_runs=3, num_retained=3)
         assert self.candidates(again) == [7]
 
     @pytest.mark.usefixtures("three_days")
-    def test_the_run_of_the_part_does_not_start_over_with_nothing(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        self.restored_run(gateway, 2)
+    def test_the_run_of_the_part_does_not_start_over_with_nothing(self) -> None:
+        self.restore()
+        self.restored_run(2)
         with pytest.raises(NoRestorableCheckpointError, match="before run"):
-            self.begin(gateway, day(2, clear_marker="10/10"))
+            self.begin(day(2, clear_marker="10/10"))
 
-    def test_a_first_run_that_starts_over_begins_with_nothing(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.work(gateway, day(1), 2)
-        self.restore(restoring, self.part(1, 1))
-        self.restored_run(gateway, 1)
-        assert self.begin(gateway, day(1, clear_marker="10/10")).is_restore is False
+    def test_a_first_run_that_starts_over_begins_with_nothing(self) -> None:
+        self.work(day(1), 2)
+        self.restore(self.part(1, 1))
+        self.restored_run(1)
+        assert self.begin(day(1, clear_marker="10/10")).is_restore is False
 
     # Stages without a part
 
-    def test_a_stage_without_a_part_starts_without_state(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
+    def test_a_stage_without_a_part_starts_without_state(self) -> None:
         for uid in ("aggregate", "late"):
-            self.week(gateway, 1, 2, uid=uid)
-        done = self.restore(restoring, self.part(1, 1), self.part(1, 9, uid="loads[b]"))
+            self.week(1, 2, uid=uid)
+        done = self.restore(self.part(1, 1), self.part(1, 9, uid="loads[b]"))
         assert [(each.uid, each.part is not None) for each in done.operators] == [("aggregate", True), ("late", False)]
         assert [each.uid for each in done.missing] == ["loads[b]"]
-        late = self.begin(gateway, day(2), uid="late")
+        late = self.begin(day(2), uid="late")
         assert (late.is_restore, late.candidates, late.generation) == (False, (), 2)
         assert late.start_reason.endswith(f"without state in the savepoint {POINTER} of the job")
-        self.fail(gateway, late)
-        again = self.begin(gateway, day(2), uid="late")
+        self.fail(late)
+        again = self.begin(day(2), uid="late")
         assert again.is_restore is False
-        complete_checkpoint(gateway, again.attempt)
+        complete_checkpoint(self.gateway, again.attempt)
         assert (RequestStatus.COMPLETED, f"attempt 4 started without state, which {POINTER} does not contain") in (
-            self.requests(gateway)
+            self.requests()
         )
 
-    def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
+    def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(self) -> None:
         for uid in ("aggregate", "late"):
-            self.week(gateway, 1, uid=uid)
-        self.restore(restoring, self.part(1, 1))
+            self.week(1, uid=uid)
+        self.restore(self.part(1, 1))
         own = replace(self.part(1, 1, uid="late").source, pointer=OTHER, part="", problem="gone")
         for status in (FAILED, None):
-            late = self.begin(gateway, day(1, clear_marker=AGAIN), uid="late", restore_from=own)
+            late = self.begin(day(1, clear_marker=AGAIN), uid="late", restore_from=own)
             assert (late.is_restore, late.candidates, late.restore_from) == (False, (), None)
             if status is not None:
-                self.fail(gateway, late)
+                self.fail(late)
 
     # The request
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_part_that_another_job_took_shares_no_ids_with_this_one(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        retained = self.ids(gateway)
-        (done,) = self.restore(restoring, replace(self.part(2, 3), is_foreign=True)).operators
+    def test_a_part_that_another_job_took_shares_no_ids_with_this_one(self) -> None:
+        retained = self.ids()
+        (done,) = self.restore(replace(self.part(2, 3), is_foreign=True)).operators
         assert [c.checkpoint_id for c in reversed(done.taken_back)] == retained
         assert done.warning == ""
-        self.restored_run(gateway, 2)
-        assert self.operator(gateway).first_run == ""
+        self.restored_run(2)
+        assert self.operator().first_run == ""
 
-    def test_a_part_from_before_a_fresh_start_comes_with_a_warning(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
+    def test_a_part_from_before_a_fresh_start_comes_with_a_warning(self) -> None:
         part = self.part(1, 2)
-        self.week(gateway, 1)
-        assert self.restore(restoring, part, dry_run=True).operators[0].warning == ""
-        self.work(gateway, day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART)
-        (done,) = self.restore(restoring, part).operators
+        self.week(1)
+        assert self.restore(part, dry_run=True).operators[0].warning == ""
+        self.work(day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART)
+        (done,) = self.restore(part).operators
         assert "'aggregate' has started over since its part was taken" in done.warning
-        assert self.restore(restoring, part).operators == (done,)
-        self.fail(gateway, self.begin(gateway, day(1)))
-        (again,) = self.restore(restoring, part).operators
+        assert self.restore(part).operators == (done,)
+        self.fail(self.begin(day(1)))
+        (again,) = self.restore(part).operators
         assert again.warning == done.warning
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_part_from_before_a_restore_in_place_comes_without_a_warning(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        self.fail(gateway, self.begin(gateway, day(2)))
-        self.restored_run(gateway, 2)
-        assert self.operator(gateway).generation == 3
-        (done,) = self.restore(restoring).operators
+    def test_a_part_from_before_a_restore_in_place_comes_without_a_warning(self) -> None:
+        self.restore()
+        self.fail(self.begin(day(2)))
+        self.restored_run(2)
+        assert self.operator().generation == 3
+        (done,) = self.restore().operators
         assert done.warning == ""
 
     @pytest.mark.usefixtures("three_days")
-    def test_the_result_names_what_is_taken_back(self, restoring: JobRestoring) -> None:
-        (done,) = self.restore(restoring).operators
+    def test_the_result_names_what_is_taken_back(self) -> None:
+        (done,) = self.restore().operators
         assert [c.checkpoint_id for c in done.taken_back] == [6, 5, 4]
         assert done.newest is not None
         assert (done.first_run, done.newest.owner) == (day(2).run_key, day(3))
 
-    def test_nothing_is_restored_while_a_task_runs(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, liveness: RunningTasks
-    ) -> None:
-        self.week(gateway, 1, 2, uid="aggregate")
-        self.week(gateway, 1, uid="late")
-        self.begin(gateway, day(2), uid="late")
-        liveness.let_run(day(2).run_id)
-        before = gateway.describe(JOB)
+    def test_nothing_is_restored_while_a_task_runs(self) -> None:
+        self.week(1, 2, uid="aggregate")
+        self.week(1, uid="late")
+        self.begin(day(2), uid="late")
+        self.liveness.let_run(day(2).run_id)
+        before = self.gateway.describe(JOB)
         with pytest.raises(ConcurrentAttemptError, match="nothing was changed"):
-            self.restore(restoring, self.part(1, 1))
-        after = gateway.describe(JOB)
+            self.restore(self.part(1, 1))
+        after = self.gateway.describe(JOB)
         assert (rows_of(after), after.actions) == (rows_of(before), ())
 
     @pytest.mark.usefixtures("three_days")
-    def test_an_attempt_whose_task_is_dead_is_fenced(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        dead = self.begin(gateway, day(4))
-        (done,) = self.restore(restoring).operators
+    def test_an_attempt_whose_task_is_dead_is_fenced(self) -> None:
+        dead = self.begin(day(4))
+        (done,) = self.restore().operators
         assert done.fenced is not None
         assert done.fenced.owner == day(4)
         with pytest.raises(StaleAttemptError):
-            complete_checkpoint(gateway, dead.attempt)
+            complete_checkpoint(self.gateway, dead.attempt)
 
     @pytest.mark.usefixtures("three_days")
-    def test_a_dry_run_says_the_same_and_changes_nothing(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, clock: ManualClock
-    ) -> None:
-        before = gateway.describe(JOB)
+    def test_a_dry_run_says_the_same_and_changes_nothing(self, clock: ManualClock) -> None:
+        before = self.gateway.describe(JOB)
         clock.advance(60)
-        dry = self.restore(restoring, dry_run=True)
-        after = gateway.describe(JOB)
+        dry = self.restore(dry_run=True)
+        after = self.gateway.describe(JOB)
         assert (after.job, rows_of(after), after.actions) == (before.job, rows_of(before), ())
-        assert self.restore(restoring) == dry
+        assert self.restore() == dry
 
-    def test_a_job_that_is_not_there_is_told(self, restoring: JobRestoring) -> None:
+    def test_a_job_that_is_not_there_is_told(self) -> None:
         with pytest.raises(CheckpointNotFoundError):
-            self.restore(restoring)
+            self.restore()
 
     @pytest.mark.usefixtures("three_days")
-    def test_it_may_be_repeated_until_the_first_checkpoint(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        first = self.restore(restoring)
-        assert self.restore(restoring) == first
-        grant = self.begin(gateway, day(2))
-        self.confirm(gateway, grant)
-        self.fail(gateway, grant)
-        (again,) = self.restore(restoring).operators
+    def test_it_may_be_repeated_until_the_first_checkpoint(self) -> None:
+        first = self.restore()
+        assert self.restore() == first
+        grant = self.begin(day(2))
+        self.confirm(grant)
+        self.fail(grant)
+        (again,) = self.restore().operators
         assert again.taken_back == first.operators[0].taken_back
-        assert [status for status, _ in self.requests(gateway)] == [RequestStatus.QUEUED]
-        assert self.is_part(self.begin(gateway, day(2)))
+        assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
+        assert self.is_part(self.begin(day(2)))
 
     @pytest.mark.usefixtures("three_days")
-    def test_after_its_end_it_may_be_requested_once_more(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        self.restored_run(gateway, 2)
-        (done,) = self.restore(restoring).operators
+    def test_after_its_end_it_may_be_requested_once_more(self) -> None:
+        self.restore()
+        self.restored_run(2)
+        (done,) = self.restore().operators
         assert [c.checkpoint_id for c in done.taken_back] == [8, 7], "of another generation than the part"
-        assert self.is_part(self.begin(gateway, day(2)))
+        assert self.is_part(self.begin(day(2)))
 
     @pytest.mark.usefixtures("three_days")
     @pytest.mark.parametrize("fault", [CoordinatorUnavailableError, CommitStateUnknownError])
-    def test_a_repetition_after_a_fault_has_one_result(
-        self, gateway: AttemptCoordinator, store: JobStore, liveness: RunningTasks, fault: type[Exception]
-    ) -> None:
+    def test_a_repetition_after_a_fault_has_one_result(self, store: JobStore, fault: type[Exception]) -> None:
         faulty: Any = FaultyStore(store, fault)
+        self.restoring = JobRestoring(faulty, self.liveness)
         with pytest.raises(fault):
-            self.restore(JobRestoring(faulty, liveness))
-        assert len(self.requests(gateway)) == (fault is CommitStateUnknownError)
-        self.restore(JobRestoring(store, liveness))
-        assert [status for status, _ in self.requests(gateway)] == [RequestStatus.QUEUED]
+            self.restore()
+        assert len(self.requests()) == (fault is CommitStateUnknownError)
+        self.restoring = JobRestoring(store, self.liveness)
+        self.restore()
+        assert [status for status, _ in self.requests()] == [RequestStatus.QUEUED]
 
     @pytest.mark.usefixtures("three_days")
     @pytest.mark.parametrize("is_running", [True, False])
-    def test_a_known_request_changes_nothing_whatever_has_happened_since(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, liveness: RunningTasks, is_running: bool
-    ) -> None:
+    def test_a_known_request_changes_nothing_whatever_has_happened_since(self, is_running: bool) -> None:
         savepoint = JobSavepoint(pointer=POINTER, parts=(self.part(2, 3), self.part(2, 3, uid="gone")))
         request = RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna")
-        first = restoring.restore(request)
-        self.restored_run(gateway, 2)
-        self.begin(gateway, day(3, clear_marker=AGAIN), uid="late")
+        first = self.restoring.restore(request)
+        self.restored_run(2)
+        self.begin(day(3, clear_marker=AGAIN), uid="late")
         if is_running:
-            self.begin(gateway, day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
-            liveness.let_run(day(3).run_id)
-        before = gateway.describe(JOB)
-        again = restoring.restore(request)
+            self.begin(day(3, clear_marker=AGAIN), retained_runs=3, num_retained=3)
+            self.liveness.let_run(day(3).run_id)
+        before = self.gateway.describe(JOB)
+        again = self.restoring.restore(request)
         assert ([o.uid for o in again.operators], again.missing) == (["aggregate"], first.missing)
-        after = gateway.describe(JOB)
+        after = self.gateway.describe(JOB)
         assert (rows_of(after), after.actions) == (rows_of(before), before.actions)
 
     @pytest.mark.usefixtures("three_days")
@@ -510,60 +448,51 @@ class InPlaceRestoreContract(RunsWithTasks):
         ],
         ids=lambda change: next(iter(change)),
     )
-    def test_a_part_that_is_not_of_the_savepoint_is_refused_and_changes_nothing(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, change: dict[str, Any]
-    ) -> None:
+    def test_a_part_that_is_not_of_the_savepoint_is_refused_and_changes_nothing(self, change: dict[str, Any]) -> None:
         part = self.part(2, 3)
         wrong = replace(part, source=replace(part.source, **change))
         savepoint = JobSavepoint(pointer=POINTER, parts=(self.part(2, 3, uid="first"), wrong))
         with pytest.raises(InvalidConfigurationError, match="part of stage 'aggregate' to be one of the savepoint"):
-            restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna"))
-        assert gateway.describe(JOB).actions == ()
+            self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna"))
+        assert self.gateway.describe(JOB).actions == ()
 
     # Files
 
     @pytest.mark.usefixtures("three_days")
-    def test_the_first_checkpoint_is_full_and_the_part_is_never_deleted(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        self.restored_run(gateway, 2)
-        rows = {c.checkpoint_id: c for c in gateway.describe(JOB).checkpoints}
+    def test_the_first_checkpoint_is_full_and_the_part_is_never_deleted(self) -> None:
+        self.restore()
+        self.restored_run(2)
+        rows = {c.checkpoint_id: c for c in self.gateway.describe(JOB).checkpoints}
         assert rows[8].properties.snapshot_type is CheckpointType.FULL_CHECKPOINT
-        self.work(gateway, day(3, clear_marker=AGAIN), 3, num_retained=1, retained_runs=0)
-        (part,) = [c for c in gateway.describe(JOB).checkpoints if c.location == POINTER]
+        self.work(day(3, clear_marker=AGAIN), 3, num_retained=1, retained_runs=0)
+        (part,) = [c for c in self.gateway.describe(JOB).checkpoints if c.location == POINTER]
         assert (part.status, part.awaits_discard) == (CheckpointStatus.SUBSUMED, False)
 
     @pytest.mark.usefixtures("three_days")
-    def test_what_was_there_before_stays_until_the_first_checkpoint(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        grant = self.begin(gateway, day(2), retained_runs=3, num_retained=3)
-        self.confirm(gateway, grant)
-        assert self.ids(gateway) == [2, 4, 5, 6, 7]
+    def test_what_was_there_before_stays_until_the_first_checkpoint(self) -> None:
+        self.restore()
+        grant = self.begin(day(2), retained_runs=3, num_retained=3)
+        self.confirm(grant)
+        assert self.ids() == [2, 4, 5, 6, 7]
         assert [c.checkpoint_id for c in grant.effects.discards] == [1, 3]
-        complete_checkpoint(gateway, grant.attempt)
-        assert self.ids(gateway) == [7, 8]
+        complete_checkpoint(self.gateway, grant.attempt)
+        assert self.ids() == [7, 8]
 
     @pytest.mark.usefixtures("three_days")
-    def test_readers_see_the_part_once_it_is_restored(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring
-    ) -> None:
-        self.restore(restoring)
-        assert self.read(gateway) == 6
-        first = self.begin(gateway, day(2))
-        assert self.read(gateway) == 6
-        self.confirm(gateway, first)
-        assert self.read(gateway) == 7
-        self.fail(gateway, first)
-        self.begin(gateway, day(2))
-        assert self.read(gateway) == 7
+    def test_readers_see_the_part_once_it_is_restored(self) -> None:
+        self.restore()
+        assert self.read() == 6
+        first = self.begin(day(2))
+        assert self.read() == 6
+        self.confirm(first)
+        assert self.read() == 7
+        self.fail(first)
+        self.begin(day(2))
+        assert self.read() == 7
 
-    @staticmethod
-    def read(gateway: AttemptCoordinator) -> int:
+    def read(self) -> int:
         """Return the checkpoint that readers of the state get."""
-        latest = gateway.latest_checkpoints(JOB)
+        latest = self.gateway.latest_checkpoints(JOB)
         assert latest is not None
         return latest.checkpoints[0].checkpoint_id
 
@@ -576,14 +505,14 @@ class InPlaceRestoreContract(RunsWithTasks):
             **{"job_id": JOB, "action": action, "request_key": new_key(), "requested_by": "bob"} | changes
         )
 
-    def half_restored(self, gateway: AttemptCoordinator, restoring: JobRestoring, tries: str) -> None:
+    def half_restored(self, tries: str) -> None:
         """Restore in place and let attempts fail before or after they confirm."""
-        self.restore(restoring)
+        self.restore()
         for has_confirmed in tries:
-            grant = self.begin(gateway, day(3, clear_marker=AGAIN))
+            grant = self.begin(day(3, clear_marker=AGAIN))
             if has_confirmed == "c":
-                self.confirm(gateway, grant)
-            self.fail(gateway, grant)
+                self.confirm(grant)
+            self.fail(grant)
 
     TRIES = pytest.mark.parametrize(
         "tries",
@@ -593,134 +522,114 @@ class InPlaceRestoreContract(RunsWithTasks):
 
     @pytest.mark.usefixtures("three_days")
     @TRIES
-    def test_a_withdrawal_returns_to_the_checkpoints_of_before(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, actions: JobActions, tries: str
-    ) -> None:
-        self.half_restored(gateway, restoring, tries)
+    def test_a_withdrawal_returns_to_the_checkpoints_of_before(self, tries: str) -> None:
+        self.half_restored(tries)
         wanted = self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR)
-        assert [c.checkpoint_id for c in actions.preview(wanted).kept] == [6, 5, 4, 2]
-        actions.request(wanted)
-        assert self.requests(gateway) == [(RequestStatus.FAILED, "withdrawn by bob")]
-        assert self.read(gateway) == 6
-        grant = self.begin(gateway, day(4), retained_runs=3, num_retained=3)
+        assert [c.checkpoint_id for c in self.actions.preview(wanted).kept] == [6, 5, 4, 2]
+        self.actions.request(wanted)
+        assert self.requests() == [(RequestStatus.FAILED, "withdrawn by bob")]
+        assert self.read() == 6
+        grant = self.begin(day(4), retained_runs=3, num_retained=3)
         assert (self.candidates(grant), grant.restore_from) == ([6, 5, 4, 2], None)
-        completed = complete_checkpoint(gateway, grant.attempt).checkpoint
+        completed = complete_checkpoint(self.gateway, grant.attempt).checkpoint
         assert completed is not None
-        assert self.read(gateway) == completed.checkpoint_id
+        assert self.read() == completed.checkpoint_id
 
     @pytest.mark.usefixtures("three_days")
     @TRIES
-    def test_a_fresh_start_after_a_withdrawal_is_one(
-        self,
-        gateway: AttemptCoordinator,
-        restoring: JobRestoring,
-        actions: JobActions,
-        rewinding: JobRewinding,
-        tries: str,
-    ) -> None:
+    def test_a_fresh_start_after_a_withdrawal_is_one(self, tries: str) -> None:
         """The generation of the restore is used again."""
-        self.half_restored(gateway, restoring, tries)
-        actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
+        self.half_restored(tries)
+        self.actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
         rerun = day(1, run_id="manual", clear_marker=AGAIN)
         with pytest.raises(RunSupersededError):
-            self.begin(gateway, rerun)
-        rewinding.rewind(RewindJob(job_id=JOB, run_key=day(1).run_key))
+            self.begin(rerun)
+        self.rewinding.rewind(RewindJob(job_id=JOB, run_key=day(1).run_key))
         for _ in range(2):
-            grant = self.begin(gateway, day(1))
+            grant = self.begin(day(1))
             assert (grant.is_restore, grant.candidates) == (False, ())
-            self.fail(gateway, grant)
+            self.fail(grant)
 
     @pytest.mark.usefixtures("three_days")
     @TRIES
-    def test_a_rewind_starts_from_the_checkpoints_of_before(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, rewinding: JobRewinding, tries: str
-    ) -> None:
-        self.half_restored(gateway, restoring, tries)
+    def test_a_rewind_starts_from_the_checkpoints_of_before(self, tries: str) -> None:
+        self.half_restored(tries)
         request = RewindJob(job_id=JOB, run_key=day(3).run_key)
-        before = gateway.describe(JOB)
-        dry = rewinding.rewind(replace(request, dry_run=True))
-        assert (rows_of(gateway.describe(JOB)), gateway.describe(JOB).actions) == (rows_of(before), before.actions)
-        assert rewinding.rewind(request) == dry
+        before = self.gateway.describe(JOB)
+        dry = self.rewinding.rewind(replace(request, dry_run=True))
+        assert (rows_of(self.gateway.describe(JOB)), self.gateway.describe(JOB).actions) == (
+            rows_of(before),
+            before.actions,
+        )
+        assert self.rewinding.rewind(request) == dry
         (done,) = dry
         assert ([c.checkpoint_id for c in done.taken_back], done.withdrawn_restore) == ([6, 5], POINTER)
-        assert self.requests(gateway) == [(RequestStatus.FAILED, "replaced by a rewind")]
-        assert self.candidates(self.begin(gateway, day(3, clear_marker=AGAIN))) == [4, 2]
+        assert self.requests() == [(RequestStatus.FAILED, "replaced by a rewind")]
+        assert self.candidates(self.begin(day(3, clear_marker=AGAIN))) == [4, 2]
 
     @pytest.mark.usefixtures("three_days")
     @TRIES
-    def test_the_choice_of_a_checkpoint_ends_it(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, actions: JobActions, tries: str
-    ) -> None:
-        self.half_restored(gateway, restoring, tries)
-        actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=5))
-        assert self.requests(gateway) == [(RequestStatus.FAILED, "replaced by the choice of checkpoint 5")]
-        assert self.candidates(self.begin(gateway, day(3))) == [5]
+    def test_the_choice_of_a_checkpoint_ends_it(self, tries: str) -> None:
+        self.half_restored(tries)
+        self.actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=5))
+        assert self.requests() == [(RequestStatus.FAILED, "replaced by the choice of checkpoint 5")]
+        assert self.candidates(self.begin(day(3))) == [5]
 
     @pytest.mark.usefixtures("three_days")
-    def test_the_restored_part_may_be_chosen(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, actions: JobActions
-    ) -> None:
-        self.half_restored(gateway, restoring, "c")
+    def test_the_restored_part_may_be_chosen(self) -> None:
+        self.half_restored("c")
         wanted = self.wanted(JobAction.RESTORE, checkpoint_id=7)
-        assert any(POINTER in note for note in actions.preview(wanted).notes)
-        actions.request(wanted)
-        assert self.is_part(self.begin(gateway, day(3)))
+        assert any(POINTER in note for note in self.actions.preview(wanted).notes)
+        self.actions.request(wanted)
+        assert self.is_part(self.begin(day(3)))
 
     @pytest.mark.usefixtures("three_days")
-    def test_it_replaces_the_choice_of_a_checkpoint(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, actions: JobActions
-    ) -> None:
-        actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=5))
-        (done,) = self.restore(restoring).operators
+    def test_it_replaces_the_choice_of_a_checkpoint(self) -> None:
+        self.actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=5))
+        (done,) = self.restore().operators
         assert done.replaced == "checkpoint 5"
-        assert self.is_part(self.begin(gateway, day(3)))
-        choice = next(a for a in requested_actions(gateway.describe(JOB)) if a.checkpoint_id == 5)
+        assert self.is_part(self.begin(day(3)))
+        choice = next(a for a in requested_actions(self.gateway.describe(JOB)) if a.checkpoint_id == 5)
         assert (choice.status, choice.message) == (RequestStatus.FAILED, f"replaced by a restore of {POINTER}")
 
     @pytest.mark.usefixtures("three_days")
     @TRIES
-    def test_another_restore_replaces_it(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, actions: JobActions, tries: str
-    ) -> None:
-        self.half_restored(gateway, restoring, tries)
-        (done,) = self.restore(restoring, self.part(1, 2), pointer=OTHER).operators
+    def test_another_restore_replaces_it(self, tries: str) -> None:
+        self.half_restored(tries)
+        (done,) = self.restore(self.part(1, 2), pointer=OTHER).operators
         assert ([c.checkpoint_id for c in done.taken_back], done.replaced) == ([6, 5, 4], POINTER)
-        assert sorted(self.requests(gateway)) == [
+        assert sorted(self.requests()) == [
             (RequestStatus.FAILED, f"replaced by a restore of {OTHER}"),
             (RequestStatus.QUEUED, ""),
         ]
-        assert [c.location for c in self.begin(gateway, day(1)).candidates] == [OTHER]
+        assert [c.location for c in self.begin(day(1)).candidates] == [OTHER]
 
     @pytest.mark.usefixtures("three_days")
-    def test_it_is_not_withdrawn_from_an_attempt_that_works_on_it(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, actions: JobActions
-    ) -> None:
-        self.restore(restoring)
-        grant = self.begin(gateway, day(3))
+    def test_it_is_not_withdrawn_from_an_attempt_that_works_on_it(self) -> None:
+        self.restore()
+        grant = self.begin(day(3))
         for wanted in (
             self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR),
             self.wanted(JobAction.RESTORE, checkpoint_id=5),
         ):
             with pytest.raises(ConcurrentAttemptError, match="wait until its first checkpoint"):
-                actions.request(wanted)
-        self.confirm(gateway, grant)
-        complete_checkpoint(gateway, grant.attempt)
-        assert [status for status, _ in self.requests(gateway)] == [RequestStatus.COMPLETED]
+                self.actions.request(wanted)
+        self.confirm(grant)
+        complete_checkpoint(self.gateway, grant.attempt)
+        assert [status for status, _ in self.requests()] == [RequestStatus.COMPLETED]
 
     @pytest.mark.usefixtures("three_days")
     @TRIES
-    def test_the_removal_of_the_job_ends_it(
-        self, gateway: AttemptCoordinator, restoring: JobRestoring, store: JobStore, clock: ManualClock, tries: str
-    ) -> None:
-        self.half_restored(gateway, restoring, tries)
+    def test_the_removal_of_the_job_ends_it(self, store: JobStore, clock: ManualClock, tries: str) -> None:
+        self.half_restored(tries)
         clock.advance(10 * 24 * 3600)
         maintenance = JobMaintenance(store, UnknownRuns(), NoTokens(), clock, pause=lambda _: None)
         maintenance.retire(RetireJob(job_id=JOB, is_named=True))
-        assert self.requests(gateway) == [(RequestStatus.FAILED, "the checkpoints of the job are deleted")]
+        assert self.requests() == [(RequestStatus.FAILED, "the checkpoints of the job are deleted")]
         for _ in range(2):
-            grant = self.begin(gateway, day(1))
+            grant = self.begin(day(1))
             assert grant.is_restore is False
-            self.fail(gateway, grant)
+            self.fail(grant)
 
 
 class FaultyStore:

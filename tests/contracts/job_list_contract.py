@@ -84,34 +84,29 @@ class JobListContract:
         """Return the clock that the store uses."""
         return ManualClock()
 
-    @pytest.fixture
-    def coordinator(self, store: JobStore) -> AttemptCoordinator:
-        return AttemptCoordinator(store)
+    @pytest.fixture(autouse=True)
+    def _parts(self, store: JobStore) -> None:
+        self.rows = store
+        self.coordinator = AttemptCoordinator(store)
 
-    @staticmethod
-    def begin(
-        coordinator: AttemptCoordinator, name: str = "sales", dag_id: str | None = "daily", **changes: Any
-    ) -> Any:
+    def begin(self, name: str = "sales", dag_id: str | None = "daily", **changes: Any) -> Any:
         """Register an attempt and return it."""
         registration = make_registration(**{"job_name": name, "owner": owned_by(dag_id)} | changes)
-        return coordinator.register(registration).attempt
+        return self.coordinator.register(registration).attempt
 
-    @staticmethod
-    def only(store: JobStore, **page: Any) -> JobOverview:
+    def only(self, **page: Any) -> JobOverview:
         """Return the only job of the list."""
-        [overview] = store.job_overviews(JobsPage(**page)).jobs
+        [overview] = self.rows.job_overviews(JobsPage(**page)).jobs
         return overview
 
     # --- one job
 
-    def test_a_running_job_is_listed_with_its_newest_checkpoint(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
-        attempt = self.begin(coordinator)
+    def test_a_running_job_is_listed_with_its_newest_checkpoint(self, clock: ManualClock) -> None:
+        attempt = self.begin()
         for size in (700, 900):
             clock.advance(60)
-            complete_checkpoint(coordinator, attempt, full_size_bytes=size)
-        assert self.only(store) == JobOverview(
+            complete_checkpoint(self.coordinator, attempt, full_size_bytes=size)
+        assert self.only() == JobOverview(
             job_id=JOB,
             name="sales",
             status=ListedStatus.RUNNING,
@@ -124,14 +119,12 @@ class JobListContract:
             earlier_size_bytes=700,
         )
 
-    def test_the_earlier_size_is_one_of_the_same_operator(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
+    def test_the_earlier_size_is_one_of_the_same_operator(self, clock: ManualClock) -> None:
         for uid, size in (("a", 10), ("b", 500), ("a", 20)):
-            attempt = self.begin(coordinator, uid=uid)
-            complete_checkpoint(coordinator, attempt, full_size_bytes=size)
+            attempt = self.begin(uid=uid)
+            complete_checkpoint(self.coordinator, attempt, full_size_bytes=size)
             clock.advance(1)
-        overview = self.only(store)
+        overview = self.only()
         assert (overview.operators, overview.full_size_bytes, overview.earlier_size_bytes) == (2, 20, 10)
 
     @pytest.mark.parametrize(
@@ -142,157 +135,131 @@ class JobListContract:
             ([AttemptStatus.FAILED, None], ListedStatus.RUNNING),
         ],
     )
-    def test_the_status_is_that_of_all_operators(
-        self,
-        coordinator: AttemptCoordinator,
-        store: JobStore,
-        ends: list[AttemptStatus | None],
-        status: ListedStatus,
-    ) -> None:
-        attempts = [self.begin(coordinator, uid=f"operator {number}") for number in range(len(ends))]
+    def test_the_status_is_that_of_all_operators(self, ends: list[AttemptStatus | None], status: ListedStatus) -> None:
+        attempts = [self.begin(uid=f"operator {number}") for number in range(len(ends))]
         for attempt, end in zip(attempts, ends, strict=True):
             if end is not None:
-                coordinator.finish(FinishAttempt(attempt=attempt, status=end))
-        assert self.only(store).status is status
+                self.coordinator.finish(FinishAttempt(attempt=attempt, status=end))
+        assert self.only().status is status
 
-    def test_a_failed_attempt_is_the_last_failure_also_after_a_retry(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
-        failed = self.begin(coordinator)
-        coordinator.finish(
+    def test_a_failed_attempt_is_the_last_failure_also_after_a_retry(self, clock: ManualClock) -> None:
+        failed = self.begin()
+        self.coordinator.finish(
             FinishAttempt(attempt=failed, status=AttemptStatus.FAILED, message="disk\nfull " + "x" * 999)
         )
         failed_at = clock.now()
         clock.advance(60)
-        retry = self.begin(coordinator)
-        complete_checkpoint(coordinator, retry)
-        overview = self.only(store)
+        retry = self.begin()
+        complete_checkpoint(self.coordinator, retry)
+        overview = self.only()
         assert (overview.status, overview.failed_at) == (ListedStatus.RUNNING, failed_at)
         assert overview.failure is not None
         assert overview.failure.startswith("disk full xxx")
         assert len(overview.failure) == 300
 
-    def test_a_killed_driver_and_a_declined_checkpoint_are_failures(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
-        self.begin(coordinator)
+    def test_a_killed_driver_and_a_declined_checkpoint_are_failures(self, clock: ManualClock) -> None:
+        self.begin()
         clock.advance(60)
-        retry = self.begin(coordinator)
-        assert (self.only(store).failed_at, self.only(store).failure) == (
+        retry = self.begin()
+        assert (self.only().failed_at, self.only().failure) == (
             clock.now(),
             "attempt 1 was replaced or abandoned before it ended",
         )
         clock.advance(60)
-        pending = coordinator.trigger(TriggerCheckpoint(attempt=retry, request_key=new_key()))
+        pending = self.coordinator.trigger(TriggerCheckpoint(attempt=retry, request_key=new_key()))
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        coordinator.decline(
+        self.coordinator.decline(
             DeclineCheckpoint(attempt=retry, checkpoint_id=pending.checkpoint_id, reason=reason, message="no space")
         )
-        overview = self.only(store)
+        overview = self.only()
         assert (overview.failed_at, overview.failure) == (clock.now(), "checkpoint 1: no space")
 
-    def test_a_job_that_was_removed_is_not_listed_until_it_runs_again(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
-        attempt = self.begin(coordinator)
-        complete_checkpoint(coordinator, attempt)
-        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message="disk full"))
-        MaintenanceContract.remove(JobMaintenance(store, KnownRuns(), NoTokens(), clock), JOB)
-        assert store.job_overviews(JobsPage()) == JobList(jobs=(), counts={})
-        self.begin(coordinator, dag_id="weekly")
-        overview = self.only(store)
+    def test_a_job_that_was_removed_is_not_listed_until_it_runs_again(self, clock: ManualClock) -> None:
+        attempt = self.begin()
+        complete_checkpoint(self.coordinator, attempt)
+        self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message="disk full"))
+        MaintenanceContract.remove(JobMaintenance(self.rows, KnownRuns(), NoTokens(), clock), JOB)
+        assert self.rows.job_overviews(JobsPage()) == JobList(jobs=(), counts={})
+        self.begin(dag_id="weekly")
+        overview = self.only()
         assert (overview.status, overview.dag_ids) == (ListedStatus.RUNNING, ("weekly",))
         assert (overview.checkpoint_id, overview.failed_at) == (None, None)
 
     def test_an_operator_that_never_registers_again_after_a_removal_does_not_hide_the_job(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+        self, clock: ManualClock
     ) -> None:
-        attempts = [self.begin(coordinator), self.begin(coordinator, uid="gone")]
+        attempts = [self.begin(), self.begin(uid="gone")]
         for attempt in attempts:
-            complete_checkpoint(coordinator, attempt)
-            coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
-        MaintenanceContract.remove(JobMaintenance(store, KnownRuns(), NoTokens(), clock), JOB)
-        self.begin(coordinator)
-        overview = self.only(store, readable_dag_ids=frozenset(["daily"]))
+            complete_checkpoint(self.coordinator, attempt)
+            self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        MaintenanceContract.remove(JobMaintenance(self.rows, KnownRuns(), NoTokens(), clock), JOB)
+        self.begin()
+        overview = self.only(readable_dag_ids=frozenset(["daily"]))
         assert (overview.operators, overview.is_of_unknown_dag) == (1, False)
-        assert not store.describe(JOB).is_of_unknown_dag
+        assert not self.rows.describe(JOB).is_of_unknown_dag
 
-    def test_a_savepoint_of_the_whole_job_does_not_hide_the_job(
-        self, coordinator: AttemptCoordinator, store: JobStore
-    ) -> None:
-        self.begin(coordinator)
+    def test_a_savepoint_of_the_whole_job_does_not_hide_the_job(self) -> None:
+        self.begin()
         owner = make_owner(airflow=())
-        AlignedCheckpoints(store).lead(make_leadership(job_name=store.describe(JOB).job.name, owner=owner))
-        assert not self.only(store, readable_dag_ids=frozenset(["daily"])).is_of_unknown_dag
-        assert not store.describe(JOB).is_of_unknown_dag
+        AlignedCheckpoints(self.rows).lead(make_leadership(job_name=self.rows.describe(JOB).job.name, owner=owner))
+        assert not self.only(readable_dag_ids=frozenset(["daily"])).is_of_unknown_dag
+        assert not self.rows.describe(JOB).is_of_unknown_dag
 
-    def test_who_takes_a_savepoint_of_the_whole_job_makes_it_neither_running_nor_failed(
-        self, coordinator: AttemptCoordinator, store: JobStore
-    ) -> None:
-        coordinator.finish(FinishAttempt(attempt=self.begin(coordinator), status=AttemptStatus.FINISHED))
+    def test_who_takes_a_savepoint_of_the_whole_job_makes_it_neither_running_nor_failed(self) -> None:
+        self.coordinator.finish(FinishAttempt(attempt=self.begin(), status=AttemptStatus.FINISHED))
         owner = make_owner(airflow=())
         for _ in range(2):
-            AlignedCheckpoints(store).lead(make_leadership(owner=owner))
-        overview = self.only(store)
+            AlignedCheckpoints(self.rows).lead(make_leadership(owner=owner))
+        overview = self.only()
         assert (overview.status, overview.failed_at) == (ListedStatus.FINISHED, None)
 
-    def test_the_failures_of_a_program_with_its_own_coordinator_count_until_a_stage_begins(
-        self, coordinator: AttemptCoordinator, store: JobStore
-    ) -> None:
+    def test_the_failures_of_a_program_with_its_own_coordinator_count_until_a_stage_begins(self) -> None:
         for _ in range(2):
-            AlignedCheckpoints(store).lead(make_leadership())
-        overview = self.only(store)
+            AlignedCheckpoints(self.rows).lead(make_leadership())
+        overview = self.only()
         assert (overview.status, overview.failure) == (
             ListedStatus.RUNNING,
             "attempt 1 was replaced or abandoned before it ended",
         )
-        coordinator.finish(FinishAttempt(attempt=self.begin(coordinator), status=AttemptStatus.FINISHED))
-        overview = self.only(store)
+        self.coordinator.finish(FinishAttempt(attempt=self.begin(), status=AttemptStatus.FINISHED))
+        overview = self.only()
         assert (overview.status, overview.failed_at, overview.failure) == (ListedStatus.FINISHED, None, None)
 
-    def test_a_rewound_job_is_listed_with_the_checkpoint_of_the_run_before(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
+    def test_a_rewound_job_is_listed_with_the_checkpoint_of_the_run_before(self, clock: ManualClock) -> None:
         for number in (1, 2):
-            attempt = self.begin(coordinator, owner=day(number), retained_runs=2)
-            complete_checkpoint(coordinator, attempt, full_size_bytes=number * 100)
-            coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+            attempt = self.begin(owner=day(number), retained_runs=2)
+            complete_checkpoint(self.coordinator, attempt, full_size_bytes=number * 100)
+            self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
             clock.advance(60)
-        assert (self.only(store).checkpoint_id, self.only(store).earlier_size_bytes) == (2, 100)
-        JobRewinding(store, UnknownLiveness()).rewind(RewindJob(job_id=JOB, run_key=day(2).run_key))
-        assert (self.only(store).checkpoint_id, self.only(store).full_size_bytes) == (1, 100)
+        assert (self.only().checkpoint_id, self.only().earlier_size_bytes) == (2, 100)
+        JobRewinding(self.rows, UnknownLiveness()).rewind(RewindJob(job_id=JOB, run_key=day(2).run_key))
+        assert (self.only().checkpoint_id, self.only().full_size_bytes) == (1, 100)
 
-    def test_a_checkpoint_that_a_restore_skipped_is_not_listed(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
-        attempt = self.begin(coordinator, num_retained=2)
+    def test_a_checkpoint_that_a_restore_skipped_is_not_listed(self, clock: ManualClock) -> None:
+        attempt = self.begin(num_retained=2)
         for _ in range(2):
-            complete_checkpoint(coordinator, attempt)
-        retry = self.begin(coordinator, num_retained=2)
+            complete_checkpoint(self.coordinator, attempt)
+        retry = self.begin(num_retained=2)
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
-        coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
-        assert self.only(store).checkpoint_id == 1
+        self.coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
+        assert self.only().checkpoint_id == 1
 
-    def test_the_times_of_a_clock_that_was_ahead_are_corrected(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
+    def test_the_times_of_a_clock_that_was_ahead_are_corrected(self, clock: ManualClock) -> None:
         clock.advance(86_400)
-        attempt = self.begin(coordinator)
-        complete_checkpoint(coordinator, attempt)
-        retry = self.begin(coordinator)
+        attempt = self.begin()
+        complete_checkpoint(self.coordinator, attempt)
+        retry = self.begin()
         clock.advance(-86_400)
-        coordinator.trigger(TriggerCheckpoint(attempt=retry, request_key=new_key()))
-        assert (self.only(store).completed_at, self.only(store).failed_at) == (clock.now(), clock.now())
+        self.coordinator.trigger(TriggerCheckpoint(attempt=retry, request_key=new_key()))
+        assert (self.only().completed_at, self.only().failed_at) == (clock.now(), clock.now())
 
     # --- filters and permissions
 
-    def test_jobs_are_found_by_a_part_of_the_name_with_any_characters(
-        self, coordinator: AttemptCoordinator, store: JobStore
-    ) -> None:
+    def test_jobs_are_found_by_a_part_of_the_name_with_any_characters(self) -> None:
         for name in ("Sales_EU", "salesXeu", "100%", "größe/ÄRGER"):
-            self.begin(coordinator, name)
+            self.begin(name)
         texts = ("ES_e", "0%", "GRÖ", "grö", "ÄRGER", "rger")
-        found = {text: names(store.job_overviews(JobsPage(name=text))) for text in texts}
+        found = {text: names(self.rows.job_overviews(JobsPage(name=text))) for text in texts}
         assert found == {
             "ES_e": ["Sales_EU"],
             "0%": ["100%"],
@@ -302,60 +269,54 @@ class JobListContract:
             "rger": ["größe/ÄRGER"],
         }
 
-    def test_jobs_of_test_runs_are_listed_on_request(self, coordinator: AttemptCoordinator, store: JobStore) -> None:
+    def test_jobs_of_test_runs_are_listed_on_request(self) -> None:
         for name in ("test/sales", "testing", "Test/sales"):
-            self.begin(coordinator, name)
-        assert names(store.job_overviews(JobsPage())) == ["Test/sales", "testing"]
-        listed = names(store.job_overviews(JobsPage(with_test_jobs=True)))
+            self.begin(name)
+        assert names(self.rows.job_overviews(JobsPage())) == ["Test/sales", "testing"]
+        listed = names(self.rows.job_overviews(JobsPage(with_test_jobs=True)))
         assert sorted(listed) == ["Test/sales", "test/sales", "testing"]
 
-    def test_a_job_is_hidden_unless_all_its_dags_are_readable(
-        self, coordinator: AttemptCoordinator, store: JobStore
-    ) -> None:
+    def test_a_job_is_hidden_unless_all_its_dags_are_readable(self) -> None:
         for name, dag_id in (("both", "daily"), ("both", "weekly"), ("one", "daily"), ("script", None)):
-            self.begin(coordinator, name, dag_id, uid=f"of {dag_id}")
+            self.begin(name, dag_id, uid=f"of {dag_id}")
 
         def listed(*readable: str) -> tuple[list[str], dict[ListedStatus, int]]:
-            found = store.job_overviews(JobsPage(readable_dag_ids=frozenset(readable)))
+            found = self.rows.job_overviews(JobsPage(readable_dag_ids=frozenset(readable)))
             return names(found), found.counts
 
         assert listed() == ([], {})
         assert listed("weekly", "unknown") == ([], {})
         assert listed("daily") == (["one"], {ListedStatus.RUNNING: 1})
         assert listed("daily", "weekly") == (["both", "one"], {ListedStatus.RUNNING: 2})
-        assert names(store.job_overviews(JobsPage())) == ["both", "one", "script"]
-        assert names(store.job_overviews(JobsPage(dag_id="weekly"))) == ["both"]
+        assert names(self.rows.job_overviews(JobsPage())) == ["both", "one", "script"]
+        assert names(self.rows.job_overviews(JobsPage(dag_id="weekly"))) == ["both"]
         unreadable = JobsPage(dag_id="weekly", readable_dag_ids=frozenset(["daily"]))
-        assert store.job_overviews(unreadable) == JobList(jobs=(), counts={})
+        assert self.rows.job_overviews(unreadable) == JobList(jobs=(), counts={})
 
-    def test_the_operator_of_a_script_belongs_to_the_dag_after_which_the_job_is_named(
-        self, coordinator: AttemptCoordinator, store: JobStore
-    ) -> None:
+    def test_the_operator_of_a_script_belongs_to_the_dag_after_which_the_job_is_named(self) -> None:
         for name in ("daily/2026-01-01", "sales", "daily_sales"):
-            self.begin(coordinator, name, "daily")
-            self.begin(coordinator, name, None, uid="script")
+            self.begin(name, "daily")
+            self.begin(name, None, uid="script")
         readable = frozenset(["daily"])
-        assert names(store.job_overviews(JobsPage(readable_dag_ids=readable))) == ["daily/2026-01-01"]
+        assert names(self.rows.job_overviews(JobsPage(readable_dag_ids=readable))) == ["daily/2026-01-01"]
 
-    def test_a_thousand_readable_dags_are_no_problem(self, coordinator: AttemptCoordinator, store: JobStore) -> None:
-        self.begin(coordinator)
+    def test_a_thousand_readable_dags_are_no_problem(self) -> None:
+        self.begin()
         readable = frozenset(["daily", *(f"dag {number}" for number in range(5_000))])
-        assert self.only(store, readable_dag_ids=readable).name == "sales"
+        assert self.only(readable_dag_ids=readable).name == "sales"
 
     # --- pages
 
-    def test_a_job_that_changes_between_two_pages_hides_no_other(
-        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
-    ) -> None:
+    def test_a_job_that_changes_between_two_pages_hides_no_other(self, clock: ManualClock) -> None:
         attempts = {}
         for name in "abcd":
-            attempts[name] = self.begin(coordinator, name)
+            attempts[name] = self.begin(name)
             clock.advance(1)
-            complete_checkpoint(coordinator, attempts[name])
+            complete_checkpoint(self.coordinator, attempts[name])
         page = JobsPage(sort=JobSort.COMPLETED_AT, descending=True, limit=2)
-        first = store.job_overviews(page)
-        complete_checkpoint(coordinator, attempts["c"])
-        second = store.job_overviews(replace(page, after=first.following))
+        first = self.rows.job_overviews(page)
+        complete_checkpoint(self.coordinator, attempts["c"])
+        second = self.rows.job_overviews(replace(page, after=first.following))
         assert (names(first), names(second), second.following) == (["d", "c"], ["b", "a"], None)
 
     @pytest.mark.parametrize("after", ["", "x", "WyJuYW1lIl0=", "WzEsMiwzXQ==", "Ä", "W1tbW1tb" * 500])
@@ -387,16 +348,14 @@ class JobListContract:
     # --- all together
 
     @pytest.mark.parametrize("seed", rest_in_soak(range(8), 0))
-    def test_the_list_equals_a_computation_over_the_views_of_all_jobs(
-        self, store: JobStore, clock: ManualClock, seed: int
-    ) -> None:
+    def test_the_list_equals_a_computation_over_the_views_of_all_jobs(self, clock: ManualClock, seed: int) -> None:
         chance = random.Random(seed)
-        history = History(store, clock, chance)
+        history = History(self.rows, clock, chance)
         for _ in range(5):
             history.run(20)
-            expected = [overview_of(store.describe(job.job_id)) for job in store.jobs()]
+            expected = [overview_of(self.rows.describe(job.job_id)) for job in self.rows.jobs()]
             for page in chance.sample([*lists()], 12):
-                assert_listed(store, page, expected)
+                assert_listed(self.rows, page, expected)
 
 
 def overview_of(view: JobView) -> JobOverview:

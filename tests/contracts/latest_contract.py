@@ -84,99 +84,101 @@ def restarted(gateway: Gateway, source: str, clear_marker: str = AGAIN) -> Attem
 class LatestContract:
     """What holds for the newest checkpoints, whatever keeps the rows and whatever lies in between."""
 
-    def test_the_newest_checkpoint_of_each_operator_is_shown_with_all_operators(self, gateway: Gateway) -> None:
-        first = started(gateway)
-        other = gateway.register(make_registration(uid="other")).attempt
-        gateway.register(make_registration(uid="without a checkpoint"))
-        complete_checkpoint(gateway, other)
-        complete_checkpoint(gateway, first)
-        latest, view = newest(gateway), gateway.describe(JOB)
+    gateway: Gateway
+
+    def test_the_newest_checkpoint_of_each_operator_is_shown_with_all_operators(self) -> None:
+        first = started(self.gateway)
+        other = self.gateway.register(make_registration(uid="other")).attempt
+        self.gateway.register(make_registration(uid="without a checkpoint"))
+        complete_checkpoint(self.gateway, other)
+        complete_checkpoint(self.gateway, first)
+        latest, view = newest(self.gateway), self.gateway.describe(JOB)
         assert latest.job == view.job
         assert [o.uid for o in latest.operators] == ["aggregate", "other", "without a checkpoint"]
         assert set(latest.operators) == set(view.operators)
-        assert latest.checkpoints == tuple(gateway.latest(JOB, o.operator_id) for o in latest.operators[:2])
+        assert latest.checkpoints == tuple(self.gateway.latest(JOB, o.operator_id) for o in latest.operators[:2])
         assert ids(latest) == [4, 3]
 
-    def test_nothing_is_read_again_while_the_version_is_the_known_one(self, gateway: Gateway) -> None:
-        started(gateway)
-        known = newest(gateway).job.rows_version
-        assert gateway.latest_checkpoints(JOB, known) is None
+    def test_nothing_is_read_again_while_the_version_is_the_known_one(self) -> None:
+        started(self.gateway)
+        known = newest(self.gateway).job.rows_version
+        assert self.gateway.latest_checkpoints(JOB, known) is None
         for other in (
             known._replace(number=known.number - 1),
             known._replace(number=known.number + 1),
             known._replace(seen_at=known.seen_at - timedelta(microseconds=1)),
             known._replace(seen_at=known.seen_at + timedelta(microseconds=1)),
         ):
-            assert gateway.latest_checkpoints(JOB, other) == newest(gateway), "a backup of the database was restored"
+            assert self.gateway.latest_checkpoints(JOB, other) == newest(self.gateway), (
+                "a backup of the database was restored"
+            )
 
-    def test_a_pending_checkpoint_is_not_shown(self, gateway: Gateway) -> None:
-        attempt = started(gateway)
-        gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        assert ids(newest(gateway)) == [2]
+    def test_a_pending_checkpoint_is_not_shown(self) -> None:
+        attempt = started(self.gateway)
+        self.gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        assert ids(newest(self.gateway)) == [2]
 
-    def test_a_checkpoint_that_a_restore_skipped_is_not_shown(self, gateway: Gateway) -> None:
-        started(gateway)
-        retry = gateway.register(make_registration(num_retained=2)).attempt
-        known = newest(gateway).job.rows_version
+    def test_a_checkpoint_that_a_restore_skipped_is_not_shown(self) -> None:
+        started(self.gateway)
+        retry = self.gateway.register(make_registration(num_retained=2)).attempt
+        known = newest(self.gateway).job.rows_version
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
-        gateway.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
-        latest = gateway.latest_checkpoints(JOB, known)
+        self.gateway.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
+        latest = self.gateway.latest_checkpoints(JOB, known)
         assert latest is not None
         assert ids(latest) == [1]
 
-    def test_a_fresh_start_shows_nothing_until_its_first_checkpoint(self, gateway: Gateway) -> None:
-        gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
-        cleared = gateway.register(make_registration(owner=make_owner(clear_marker=AGAIN))).attempt
-        assert ids(newest(gateway)) == []
-        complete_checkpoint(gateway, cleared)
-        assert ids(newest(gateway)) == [3]
+    def test_a_fresh_start_shows_nothing_until_its_first_checkpoint(self) -> None:
+        self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
+        cleared = self.gateway.register(make_registration(owner=make_owner(clear_marker=AGAIN))).attempt
+        assert ids(newest(self.gateway)) == []
+        complete_checkpoint(self.gateway, cleared)
+        assert ids(newest(self.gateway)) == [3]
 
     @pytest.mark.parametrize("source", [OWN_SAVEPOINT, OWN_CHECKPOINT], ids=["savepoint", "checkpoint"])
     def test_a_restart_from_a_snapshot_of_the_job_shows_the_checkpoint_before_it_until_the_restore(
-        self, gateway: Gateway, source: str
+        self, source: str
     ) -> None:
-        gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
-        grant = restarted(gateway, source)
-        during = newest(gateway)
+        self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
+        grant = restarted(self.gateway, source)
+        during = newest(self.gateway)
         assert ids(during) == [2]
         assert [c.checkpoint_id for c in grant.effects.discards] == []
         assert {c.checkpoint_id for c in grant.effects.retained} >= {1, 2}, "their files must stay readable"
-        gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=3))
-        after = gateway.latest_checkpoints(JOB, during.job.rows_version)
+        self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=3))
+        after = self.gateway.latest_checkpoints(JOB, during.job.rows_version)
         assert after is not None
         assert (ids(after), after.checkpoints[0].location) == ([3], source)
-        complete_checkpoint(gateway, grant.attempt)
-        assert ids(newest(gateway)) == [4]
+        complete_checkpoint(self.gateway, grant.attempt)
+        assert ids(newest(self.gateway)) == [4]
 
-    def test_restarts_that_fail_before_the_restore_go_on_to_show_the_checkpoint_before_them(
-        self, gateway: Gateway
-    ) -> None:
-        gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
+    def test_restarts_that_fail_before_the_restore_go_on_to_show_the_checkpoint_before_them(self) -> None:
+        self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
         for number in range(2):
-            attempt = restarted(gateway, OWN_SAVEPOINT, clear_marker=f"restart {number}").attempt
-            gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
-            assert ids(newest(gateway)) == [2]
-        restarted(gateway, OWN_SAVEPOINT, clear_marker="last restart")
-        assert ids(newest(gateway)) == [2]
+            attempt = restarted(self.gateway, OWN_SAVEPOINT, clear_marker=f"restart {number}").attempt
+            self.gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
+            assert ids(newest(self.gateway)) == [2]
+        restarted(self.gateway, OWN_SAVEPOINT, clear_marker="last restart")
+        assert ids(newest(self.gateway)) == [2]
 
-    def test_a_start_from_a_snapshot_of_another_job_shows_nothing_until_the_restore(self, gateway: Gateway) -> None:
-        gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
-        grant = restarted(gateway, "memory://savepoints/savepoint-0f6f7c-000000000001")
-        assert ids(newest(gateway)) == []
-        gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=3))
-        assert ids(newest(gateway)) == [3]
+    def test_a_start_from_a_snapshot_of_another_job_shows_nothing_until_the_restore(self) -> None:
+        self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
+        grant = restarted(self.gateway, "memory://savepoints/savepoint-0f6f7c-000000000001")
+        assert ids(newest(self.gateway)) == []
+        self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=3))
+        assert ids(newest(self.gateway)) == [3]
 
-    def test_a_restart_after_an_empty_fresh_start_does_not_show_what_was_before_that(self, gateway: Gateway) -> None:
-        gateway.finish(FinishAttempt(attempt=started(gateway), status=AttemptStatus.FINISHED))
-        cleared = gateway.register(make_registration(owner=make_owner(clear_marker="fresh"))).attempt
-        gateway.finish(FinishAttempt(attempt=cleared, status=AttemptStatus.FAILED))
-        restarted(gateway, OWN_SAVEPOINT)
-        assert ids(newest(gateway)) == []
+    def test_a_restart_after_an_empty_fresh_start_does_not_show_what_was_before_that(self) -> None:
+        self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
+        cleared = self.gateway.register(make_registration(owner=make_owner(clear_marker="fresh"))).attempt
+        self.gateway.finish(FinishAttempt(attempt=cleared, status=AttemptStatus.FAILED))
+        restarted(self.gateway, OWN_SAVEPOINT)
+        assert ids(newest(self.gateway)) == []
 
     @pytest.mark.parametrize("known_version", [None, OTHER, OTHER._replace(number=1)])
-    def test_a_job_that_is_unknown_has_none(self, gateway: Gateway, known_version: RowsVersion | None) -> None:
+    def test_a_job_that_is_unknown_has_none(self, known_version: RowsVersion | None) -> None:
         with pytest.raises(CheckpointNotFoundError, match="no job"):
-            gateway.latest_checkpoints(JOB, known_version)
+            self.gateway.latest_checkpoints(JOB, known_version)
 
 
 class Job:

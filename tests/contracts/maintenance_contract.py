@@ -75,43 +75,30 @@ class NoTokens:
         return 0
 
 
-class MaintenanceContract:
-    """What holds for maintenance, whatever keeps the rows."""
+class MaintainedJobs:
+    """Jobs and their maintenance, as a part of a suite."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
         """Return the clock that the store uses."""
         return ManualClock()
 
-    @pytest.fixture
-    def runs(self) -> KnownRuns:
-        """Return the runs, all of them open."""
-        return KnownRuns()
+    @pytest.fixture(autouse=True)
+    def _parts(self, store: JobStore, clock: ManualClock) -> None:
+        self.runs = KnownRuns()
+        self.coordinator = AttemptCoordinator(store)
+        self.maintenance = JobMaintenance(store, self.runs, NoTokens(), clock)
 
-    @pytest.fixture
-    def coordinator(self, store: JobStore) -> AttemptCoordinator:
-        """Return the coordinator on the same rows."""
-        return AttemptCoordinator(store)
-
-    @pytest.fixture
-    def maintenance(self, store: JobStore, runs: KnownRuns, clock: ManualClock) -> JobMaintenance:
-        """Return what is tested."""
-        return JobMaintenance(store, runs, NoTokens(), clock)
-
-    @staticmethod
     def run(
-        coordinator: AttemptCoordinator,
-        job: str = NAMED,
-        checkpoints: int = 3,
-        status: AttemptStatus | None = AttemptStatus.FAILED,
+        self, job: str = NAMED, checkpoints: int = 3, status: AttemptStatus | None = AttemptStatus.FAILED
     ) -> AttemptRef:
         """Let an attempt complete checkpoints, of which one is retained, and end."""
         owner = make_owner(run_id="run-1", airflow=AIRFLOW)
-        attempt = coordinator.register(make_registration(job_name=job, num_retained=1, owner=owner)).attempt
+        attempt = self.coordinator.register(make_registration(job_name=job, num_retained=1, owner=owner)).attempt
         for _ in range(checkpoints):
-            complete_checkpoint(coordinator, attempt)
+            complete_checkpoint(self.coordinator, attempt)
         if status is not None:
-            coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+            self.coordinator.finish(FinishAttempt(attempt=attempt, status=status))
         return attempt
 
     @staticmethod
@@ -128,82 +115,91 @@ class MaintenanceContract:
         cls.confirm_all(maintenance, job_id)
         assert maintenance.remove(request).kept_because == ()
 
-    # --- close
-
     @staticmethod
     def close_abandoned(maintenance: JobMaintenance, job_id: JobId) -> tuple[AttemptRef, ...]:
         """Look twice, as has to be done."""
         assert maintenance.close_abandoned(job_id) == ()
         return maintenance.close_abandoned(job_id)
 
-    def test_one_look_at_a_clock_that_is_far_ahead_closes_no_attempt(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        attempt = coordinator.register(make_registration(owner=make_owner(airflow=()))).attempt
+    def complete_by_run(
+        self,
+        policy: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION,
+        *,
+        job: str = BY_RUN,
+        status: AttemptStatus | None = AttemptStatus.FINISHED,
+        uid: str = "aggregate",
+        has_commit: bool = False,
+    ) -> AttemptRef:
+        """Let an attempt of a job that is named after its run complete two checkpoints and end."""
+        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
+        attempt = self.coordinator.register(
+            make_registration(job_name=job, uid=uid, owner=owner, retention=policy)
+        ).attempt
+        for is_newest in (False, True):
+            complete_checkpoint(self.coordinator, attempt, has_commit=has_commit and is_newest)
+        if status is not None:
+            self.coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+        return attempt
+
+
+class MaintenanceContract(MaintainedJobs):
+    """What holds for maintenance, whatever keeps the rows."""
+
+    # --- close
+
+    def test_one_look_at_a_clock_that_is_far_ahead_closes_no_attempt(self, clock: ManualClock) -> None:
+        attempt = self.coordinator.register(make_registration(owner=make_owner(airflow=()))).attempt
         for _ in range(2):
             clock.advance(5 * DAY)
-            assert maintenance.close_abandoned(attempt.job_id) == ()
+            assert self.maintenance.close_abandoned(attempt.job_id) == ()
             clock.advance(-5 * DAY)
-            coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        assert maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
+            self.coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        assert self.maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
 
-    def test_an_attempt_whose_driver_died_on_its_last_try_is_closed(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
-    ) -> None:
-        attempt = self.run(coordinator, status=None)
-        coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        runs.over.add("run-1")
+    def test_an_attempt_whose_driver_died_on_its_last_try_is_closed(self, clock: ManualClock) -> None:
+        attempt = self.run(status=None)
+        self.coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        self.runs.over.add("run-1")
         clock.advance(4 * DAY + 1)
-        assert self.close_abandoned(maintenance, attempt.job_id) == (attempt,)
-        view = maintenance.describe(attempt.job_id)
+        assert self.close_abandoned(self.maintenance, attempt.job_id) == (attempt,)
+        view = self.maintenance.describe(attempt.job_id)
         assert (view.attempts[0].status, view.attempts[0].ended_at) == (AttemptStatus.FENCED, clock.now())
         assert [c.status for c in view.checkpoints[-2:]] == [CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED]
-        assert maintenance.close_abandoned(attempt.job_id) == ()
+        assert self.maintenance.close_abandoned(attempt.job_id) == ()
         assert (
             "may still be running"
-            in maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
+            in self.maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
         )
         next_run = make_owner(run_key="2026-01-02", run_id="run-2")
-        assert coordinator.register(make_registration(owner=next_run)).is_restore
+        assert self.coordinator.register(make_registration(owner=next_run)).is_restore
 
-    def test_an_attempt_stays_open_while_its_run_is_not_over(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        attempt = self.run(coordinator, status=None)
+    def test_an_attempt_stays_open_while_its_run_is_not_over(self, clock: ManualClock) -> None:
+        attempt = self.run(status=None)
         clock.advance(400 * DAY)
-        assert maintenance.close_abandoned(attempt.job_id) == ()
-        assert maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
+        assert self.maintenance.close_abandoned(attempt.job_id) == ()
+        assert self.maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
 
-    def test_an_attempt_stays_open_for_days_after_its_last_word(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
-    ) -> None:
-        attempt = self.run(coordinator, status=None)
-        runs.over.add("run-1")
+    def test_an_attempt_stays_open_for_days_after_its_last_word(self, clock: ManualClock) -> None:
+        attempt = self.run(status=None)
+        self.runs.over.add("run-1")
         clock.advance(3 * DAY)
-        coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        self.coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         clock.advance(4 * DAY)
-        assert maintenance.close_abandoned(attempt.job_id) == ()
+        assert self.maintenance.close_abandoned(attempt.job_id) == ()
         clock.advance(1)
-        assert self.close_abandoned(maintenance, attempt.job_id) == (attempt,)
+        assert self.close_abandoned(self.maintenance, attempt.job_id) == (attempt,)
 
     @pytest.mark.parametrize(("job", "airflow"), [(TEST, AIRFLOW), (NAMED, ())], ids=["test run", "script"])
     def test_no_retry_comes_of_a_test_run_or_a_script(
-        self,
-        coordinator: AttemptCoordinator,
-        maintenance: JobMaintenance,
-        clock: ManualClock,
-        job: str,
-        airflow: tuple[tuple[str, str], ...],
+        self, clock: ManualClock, job: str, airflow: tuple[tuple[str, str], ...]
     ) -> None:
         owner = make_owner(airflow=airflow)
-        attempt = coordinator.register(make_registration(job_name=job, owner=owner)).attempt
+        attempt = self.coordinator.register(make_registration(job_name=job, owner=owner)).attempt
         clock.advance(4 * DAY + 1)
-        assert self.close_abandoned(maintenance, attempt.job_id) == (attempt,)
+        assert self.close_abandoned(self.maintenance, attempt.job_id) == (attempt,)
 
-    def test_an_attempt_that_speaks_while_it_is_looked_at_stays_open(
-        self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock
-    ) -> None:
-        attempt = self.run(coordinator, status=None)
+    def test_an_attempt_that_speaks_while_it_is_looked_at_stays_open(self, store: JobStore, clock: ManualClock) -> None:
+        attempt, coordinator = self.run(status=None), self.coordinator
 
         class Speaking(KnownRuns):
             def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
@@ -216,124 +212,86 @@ class MaintenanceContract:
 
     # --- the end of a run
 
-    @staticmethod
-    def complete_by_run(
-        coordinator: AttemptCoordinator,
-        policy: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION,
-        *,
-        job: str = BY_RUN,
-        status: AttemptStatus | None = AttemptStatus.FINISHED,
-        uid: str = "aggregate",
-        has_commit: bool = False,
-    ) -> AttemptRef:
-        """Let an attempt of a job that is named after its run complete two checkpoints and end."""
-        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
-        attempt = coordinator.register(make_registration(job_name=job, uid=uid, owner=owner, retention=policy)).attempt
-        for is_newest in (False, True):
-            complete_checkpoint(coordinator, attempt, has_commit=has_commit and is_newest)
-        if status is not None:
-            coordinator.finish(FinishAttempt(attempt=attempt, status=status))
-        return attempt
-
     @pytest.mark.parametrize("policy", list(CheckpointRetentionPolicy))
     @pytest.mark.parametrize("end", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
     def test_the_checkpoints_of_a_run_go_or_stay_as_their_retention_says(
-        self,
-        coordinator: AttemptCoordinator,
-        maintenance: JobMaintenance,
-        runs: KnownRuns,
-        policy: CheckpointRetentionPolicy,
-        end: JobStatus,
+        self, policy: CheckpointRetentionPolicy, end: JobStatus
     ) -> None:
-        job_id = self.complete_by_run(coordinator, policy).job_id
-        assert maintenance.settle_run(job_id) == (), "the run goes on"
-        runs.ended["run-1"] = end
+        job_id = self.complete_by_run(policy).job_id
+        assert self.maintenance.settle_run(job_id) == (), "the run goes on"
+        self.runs.ended["run-1"] = end
         expected = {
             JobStatus.FINISHED: set(CheckpointRetentionPolicy),
             JobStatus.CANCELED: set(CheckpointRetentionPolicy) - {CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION},
             JobStatus.FAILED: {CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION},
         }
         goes = policy in expected[end]
-        assert maintenance.settle_run(job_id) == ((1, 2) if goes else ())
-        rows = maintenance.describe(job_id).checkpoints
+        assert self.maintenance.settle_run(job_id) == ((1, 2) if goes else ())
+        rows = self.maintenance.describe(job_id).checkpoints
         assert [(c.awaits_discard, c.is_restorable) for c in rows] == [(goes, not goes)] * 2
-        assert maintenance.settle_run(job_id) == ()
+        assert self.maintenance.settle_run(job_id) == ()
 
-    def test_a_dry_run_of_forgetting_writes_nothing(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
+    def test_a_dry_run_of_forgetting_writes_nothing(self, clock: ManualClock) -> None:
         """The time of a job's last transition tells when somebody last worked on it."""
-        job_id = self.complete_by_run(coordinator).job_id
-        before = maintenance.describe(job_id).job
+        job_id = self.complete_by_run().job_id
+        before = self.maintenance.describe(job_id).job
         clock.advance(40 * 24 * 3600)
-        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=24 * 3600, dry_run=True))
-        assert maintenance.describe(job_id).job == before
+        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=24 * 3600, dry_run=True))
+        assert self.maintenance.describe(job_id).job == before
 
-    def test_what_stays_after_a_failure_is_found_when_the_run_is_cleared(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
-    ) -> None:
-        job_id = self.complete_by_run(coordinator, status=AttemptStatus.FAILED).job_id
-        runs.ended["run-1"] = JobStatus.FAILED
-        maintenance.settle_run(job_id)
+    def test_what_stays_after_a_failure_is_found_when_the_run_is_cleared(self) -> None:
+        job_id = self.complete_by_run(status=AttemptStatus.FAILED).job_id
+        self.runs.ended["run-1"] = JobStatus.FAILED
+        self.maintenance.settle_run(job_id)
         cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
-        grant = coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
+        grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
         assert (grant.is_restore, grant.candidates[0].checkpoint_id) == (True, 2)
 
-    def test_a_run_cleared_after_a_success_starts_afresh_whatever_on_clear_says(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
-    ) -> None:
-        job_id = self.complete_by_run(coordinator).job_id
-        runs.ended["run-1"] = JobStatus.FINISHED
-        maintenance.settle_run(job_id)
+    def test_a_run_cleared_after_a_success_starts_afresh_whatever_on_clear_says(self) -> None:
+        job_id = self.complete_by_run().job_id
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        self.maintenance.settle_run(job_id)
         cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
-        grant = coordinator.register(make_registration(job_name=BY_RUN, owner=cleared, on_clear=OnClear.RESUME))
+        grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared, on_clear=OnClear.RESUME))
         assert not grant.is_restore
 
-    def test_an_attempt_that_did_not_finish_keeps_its_checkpoints_although_its_run_succeeded(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
-    ) -> None:
+    def test_an_attempt_that_did_not_finish_keeps_its_checkpoints_although_its_run_succeeded(self) -> None:
         """A task may fail in a run that succeeds, and is cleared alone."""
-        self.complete_by_run(coordinator, uid="first")
-        job_id = self.complete_by_run(coordinator, uid="second", status=AttemptStatus.FAILED).job_id
-        runs.ended["run-1"] = JobStatus.FINISHED
-        assert maintenance.settle_run(job_id) == (1, 2)
-        assert [c.is_restorable for c in maintenance.describe(job_id).checkpoints] == [False, False, True, True]
+        self.complete_by_run(uid="first")
+        job_id = self.complete_by_run(uid="second", status=AttemptStatus.FAILED).job_id
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(job_id) == (1, 2)
+        assert [c.is_restorable for c in self.maintenance.describe(job_id).checkpoints] == [False, False, True, True]
 
-    def test_an_attempt_that_has_not_ended_keeps_its_checkpoints(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
-    ) -> None:
+    def test_an_attempt_that_has_not_ended_keeps_its_checkpoints(self) -> None:
         """Whatever its retention says: its driver may outlive the run."""
         never = CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION
-        job_id = self.complete_by_run(coordinator, never, status=None).job_id
-        runs.ended["run-1"] = JobStatus.FINISHED
-        assert maintenance.settle_run(job_id) == ()
+        job_id = self.complete_by_run(never, status=None).job_id
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(job_id) == ()
 
-    def test_what_a_sink_has_not_committed_stays_after_any_end_of_the_run(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
-    ) -> None:
+    def test_what_a_sink_has_not_committed_stays_after_any_end_of_the_run(self) -> None:
         never = CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION
         failed = AttemptStatus.FAILED
-        attempt = self.complete_by_run(coordinator, never, status=failed, has_commit=True)
-        self.complete_by_run(coordinator, never, status=failed, uid="other")
-        runs.ended["run-1"] = JobStatus.FAILED
-        assert maintenance.settle_run(attempt.job_id) == (3, 4)
+        attempt = self.complete_by_run(never, status=failed, has_commit=True)
+        self.complete_by_run(never, status=failed, uid="other")
+        self.runs.ended["run-1"] = JobStatus.FAILED
+        assert self.maintenance.settle_run(attempt.job_id) == (3, 4)
         cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
-        grant = coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
+        grant = self.coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
         assert (grant.is_restore, grant.effects.commits) == (True, (2,))
 
     @pytest.mark.parametrize("job", [NAMED, f"test/{BY_RUN}"], ids=["explicit name", "test run"])
-    def test_only_a_real_job_that_is_named_after_its_run_ends_with_it(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, job: str
-    ) -> None:
-        job_id = self.complete_by_run(coordinator, job=job).job_id
-        runs.ended["run-1"] = JobStatus.FINISHED
-        assert maintenance.settle_run(job_id) == ()
-        assert maintenance.describe(job_id).checkpoints[-1].is_restorable
+    def test_only_a_real_job_that_is_named_after_its_run_ends_with_it(self, job: str) -> None:
+        job_id = self.complete_by_run(job=job).job_id
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(job_id) == ()
+        assert self.maintenance.describe(job_id).checkpoints[-1].is_restorable
 
     def test_an_attempt_that_comes_while_the_run_is_looked_at_keeps_what_it_restores(
-        self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock
+        self, store: JobStore, clock: ManualClock
     ) -> None:
-        attempt = self.complete_by_run(coordinator)
+        attempt, coordinator = self.complete_by_run(), self.coordinator
         owner = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
 
         class Clearing(KnownRuns):
@@ -345,10 +303,8 @@ class MaintenanceContract:
         assert JobMaintenance(store, Clearing(), NoTokens(), clock).settle_run(attempt.job_id) == ()
         assert store.describe(attempt.job_id).checkpoints[-1].is_restorable
 
-    def test_a_savepoint_and_a_snapshot_restored_without_a_claim_stay(
-        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
-    ) -> None:
-        job_id = self.complete_by_run(coordinator).job_id
+    def test_a_savepoint_and_a_snapshot_restored_without_a_claim_stay(self, store: JobStore) -> None:
+        job_id = self.complete_by_run().job_id
         kinds = (CheckpointProperties.for_savepoint(), CheckpointProperties.for_unclaimed_snapshot())
         with store.transaction(job_id) as tx:
             for kind in kinds:
@@ -356,47 +312,39 @@ class MaintenanceContract:
                 assert row is not None
                 copy = replace(row, checkpoint_id=tx.draw_checkpoint_id(), request_key=new_key(), properties=kind)
                 tx.add_checkpoint(copy)
-        runs.ended["run-1"] = JobStatus.FINISHED
-        assert maintenance.settle_run(job_id) == (1, 2)
-        kept = [c for c in maintenance.describe(job_id).checkpoints if c.status is CheckpointStatus.COMPLETED]
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(job_id) == (1, 2)
+        kept = [c for c in self.maintenance.describe(job_id).checkpoints if c.status is CheckpointStatus.COMPLETED]
         assert [c.properties for c in kept] == list(kinds)
 
-    @staticmethod
-    def request_at_end(coordinator: AttemptCoordinator, job: str, status: AttemptStatus | None) -> AttemptRef:
+    def request_at_end(self, job: str, status: AttemptStatus | None) -> AttemptRef:
         """Let an attempt request a savepoint at its end, and end without it."""
         owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
-        attempt = coordinator.register(make_registration(job_name=job, owner=owner, savepoint_at_end=True)).attempt
+        attempt = self.coordinator.register(make_registration(job_name=job, owner=owner, savepoint_at_end=True)).attempt
         if status is not None:
-            coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+            self.coordinator.finish(FinishAttempt(attempt=attempt, status=status))
         return attempt
 
     @pytest.mark.parametrize("status", [AttemptStatus.FAILED, None], ids=["failed", "killed"])
     @pytest.mark.parametrize("job", [NAMED, BY_RUN])
     def test_a_savepoint_at_the_end_of_a_stage_that_failed_for_good_fails_when_the_run_ends(
-        self,
-        coordinator: AttemptCoordinator,
-        maintenance: JobMaintenance,
-        runs: KnownRuns,
-        job: str,
-        status: AttemptStatus | None,
+        self, job: str, status: AttemptStatus | None
     ) -> None:
-        job_id = self.request_at_end(coordinator, job, status).job_id
-        maintenance.settle_run(job_id)
-        [waiting] = maintenance.describe(job_id).requests
+        job_id = self.request_at_end(job, status).job_id
+        self.maintenance.settle_run(job_id)
+        [waiting] = self.maintenance.describe(job_id).requests
         assert waiting.status is RequestStatus.QUEUED, "the retry takes it over"
-        runs.ended["run-1"] = JobStatus.FAILED
-        assert maintenance.settle_run(job_id) == ()
-        [failed] = maintenance.describe(job_id).requests
+        self.runs.ended["run-1"] = JobStatus.FAILED
+        assert self.maintenance.settle_run(job_id) == ()
+        [failed] = self.maintenance.describe(job_id).requests
         assert (failed.status, failed.failure_message) == (
             RequestStatus.FAILED,
             "not taken before the run ended: the stage did not finish",
         )
         assert failed.ended_at is not None
 
-    def test_a_savepoint_that_a_user_requested_waits_beyond_the_end_of_the_run(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, store: JobStore
-    ) -> None:
-        attempt = self.complete_by_run(coordinator, status=AttemptStatus.FAILED)
+    def test_a_savepoint_that_a_user_requested_waits_beyond_the_end_of_the_run(self, store: JobStore) -> None:
+        attempt = self.complete_by_run(status=AttemptStatus.FAILED)
         with store.transaction(attempt.job_id) as tx:
             tx.save_request(
                 SnapshotRequest(
@@ -407,14 +355,14 @@ class MaintenanceContract:
                     requested_at=tx.now,
                 )
             )
-        runs.ended["run-1"] = JobStatus.FAILED
-        maintenance.settle_run(attempt.job_id)
-        assert [r.status for r in maintenance.describe(attempt.job_id).requests] == [RequestStatus.QUEUED]
+        self.runs.ended["run-1"] = JobStatus.FAILED
+        self.maintenance.settle_run(attempt.job_id)
+        assert [r.status for r in self.maintenance.describe(attempt.job_id).requests] == [RequestStatus.QUEUED]
 
     def test_a_savepoint_at_the_end_of_a_run_that_is_cleared_meanwhile_stays_requested(
-        self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock
+        self, store: JobStore, clock: ManualClock
     ) -> None:
-        job_id = self.request_at_end(coordinator, BY_RUN, AttemptStatus.FAILED).job_id
+        job_id, coordinator = self.request_at_end(BY_RUN, AttemptStatus.FAILED).job_id, self.coordinator
 
         class Clearing(KnownRuns):
             def ended_as(self, _: AttemptOwner) -> JobStatus | None:
@@ -425,101 +373,87 @@ class MaintenanceContract:
         JobMaintenance(store, Clearing(), NoTokens(), clock).settle_run(job_id)
         assert [r.status for r in store.describe(job_id).requests] == [RequestStatus.QUEUED]
 
-    def test_a_job_that_is_gone_has_no_run_to_end(self, maintenance: JobMaintenance) -> None:
+    def test_a_job_that_is_gone_has_no_run_to_end(self) -> None:
         with pytest.raises(CheckpointNotFoundError):
-            maintenance.settle_run(job_id_of("nowhere"))
+            self.maintenance.settle_run(job_id_of("nowhere"))
 
     # --- forget
 
-    def test_ended_rows_go_when_they_are_old_and_their_bytes_are_gone(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        job_id = self.run(coordinator).job_id
-        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1,)))
+    def test_ended_rows_go_when_they_are_old_and_their_bytes_are_gone(self, clock: ManualClock) -> None:
+        job_id = self.run().job_id
+        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1,)))
         clock.advance(DAY - 1)
-        assert len(maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))) == 0
+        assert len(self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))) == 0
         clock.advance(2)
-        assert maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).checkpoint_ids == (1,)
-        assert [c.checkpoint_id for c in maintenance.describe(job_id).checkpoints] == [2, 3]
+        assert self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).checkpoint_ids == (1,)
+        assert [c.checkpoint_id for c in self.maintenance.describe(job_id).checkpoints] == [2, 3]
 
-    def test_a_retained_checkpoint_is_never_forgotten(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        job_id = self.run(coordinator).job_id
-        self.confirm_all(maintenance, job_id)
+    def test_a_retained_checkpoint_is_never_forgotten(self, clock: ManualClock) -> None:
+        job_id = self.run().job_id
+        self.confirm_all(self.maintenance, job_id)
         clock.advance(400 * DAY)
-        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
-        assert [c.status for c in maintenance.describe(job_id).checkpoints] == [CheckpointStatus.COMPLETED]
+        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        assert [c.status for c in self.maintenance.describe(job_id).checkpoints] == [CheckpointStatus.COMPLETED]
 
-    def test_a_lost_history_stays_an_error_after_rows_were_forgotten(
-        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        job_id = self.run(coordinator).job_id
+    def test_a_lost_history_stays_an_error_after_rows_were_forgotten(self, store: JobStore, clock: ManualClock) -> None:
+        job_id = self.run().job_id
         with store.transaction(job_id) as tx:
             row = tx.checkpoint(3)
             assert row is not None
             tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=row.status)
-        self.confirm_all(maintenance, job_id)
+        self.confirm_all(self.maintenance, job_id)
         clock.advance(400 * DAY)
-        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
         with pytest.raises(NoRestorableCheckpointError):
-            coordinator.register(make_registration(owner=make_owner(run_id="run-1")))
+            self.coordinator.register(make_registration(owner=make_owner(run_id="run-1")))
 
-    def test_attempts_go_that_newer_ones_followed_and_the_newest_stays(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        job_id = self.run(coordinator).job_id
-        self.run(coordinator)
+    def test_attempts_go_that_newer_ones_followed_and_the_newest_stays(self, clock: ManualClock) -> None:
+        job_id = self.run().job_id
+        self.run()
         clock.advance(2 * DAY)
-        assert [ref.epoch for ref in maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts] == [1]
-        assert [a.epoch for a in maintenance.describe(job_id).attempts] == [2]
-        assert coordinator.register(make_registration(owner=make_owner(run_id="run-1"))).is_restore
+        assert [ref.epoch for ref in self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts] == [
+            1
+        ]
+        assert [a.epoch for a in self.maintenance.describe(job_id).attempts] == [2]
+        assert self.coordinator.register(make_registration(owner=make_owner(run_id="run-1"))).is_restore
 
-    def test_the_last_attempt_of_each_retained_run_is_not_forgotten(
-        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
+    def test_the_last_attempt_of_each_retained_run_is_not_forgotten(self, store: JobStore, clock: ManualClock) -> None:
         job_id = job_id_of(NAMED)
         for number in (1, 2, 3):
-            grant = coordinator.register(make_registration(job_name=NAMED, owner=day(number), retained_runs=3))
-            complete_checkpoint(coordinator, grant.attempt)
-            coordinator.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
+            grant = self.coordinator.register(make_registration(job_name=NAMED, owner=day(number), retained_runs=3))
+            complete_checkpoint(self.coordinator, grant.attempt)
+            self.coordinator.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
         clock.advance(400 * DAY)
-        assert maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts == ()
+        assert self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts == ()
         JobRewinding(store, UnknownLiveness()).rewind(RewindJob(job_id=job_id, run_key=day(3).run_key))
         cleared = make_registration(job_name=NAMED, owner=day(2, clear_marker=AGAIN), retained_runs=3)
-        assert [c.checkpoint_id for c in coordinator.register(cleared).candidates] == [1], "it begins again"
+        assert [c.checkpoint_id for c in self.coordinator.register(cleared).candidates] == [1], "it begins again"
 
-    def test_nothing_of_a_running_attempt_and_none_of_its_forerunners_goes(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        self.run(coordinator)
-        running = self.run(coordinator, status=None)
-        self.confirm_all(maintenance, running.job_id)
+    def test_nothing_of_a_running_attempt_and_none_of_its_forerunners_goes(self, clock: ManualClock) -> None:
+        self.run()
+        running = self.run(status=None)
+        self.confirm_all(self.maintenance, running.job_id)
         clock.advance(400 * DAY)
-        gone = maintenance.forget(ForgetRows(job_id=running.job_id, age_seconds=DAY))
-        left = maintenance.describe(running.job_id)
+        gone = self.maintenance.forget(ForgetRows(job_id=running.job_id, age_seconds=DAY))
+        left = self.maintenance.describe(running.job_id)
         assert (len(gone.attempts), len(left.attempts)) == (0, 2)
         assert [c.checkpoint_id for c in left.checkpoints if c.epoch == running.epoch] == [4, 5, 6]
 
-    def test_a_dry_run_says_what_would_be_forgotten_and_forgets_nothing(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        job_id = self.run(coordinator).job_id
-        self.run(coordinator)
-        self.confirm_all(maintenance, job_id)
+    def test_a_dry_run_says_what_would_be_forgotten_and_forgets_nothing(self, clock: ManualClock) -> None:
+        job_id = self.run().job_id
+        self.run()
+        self.confirm_all(self.maintenance, job_id)
         clock.advance(2 * DAY)
         request = ForgetRows(job_id=job_id, age_seconds=DAY)
-        before = maintenance.describe(job_id)
-        found = maintenance.forget(replace(request, dry_run=True))
-        after = maintenance.describe(job_id)
+        before = self.maintenance.describe(job_id)
+        found = self.maintenance.forget(replace(request, dry_run=True))
+        after = self.maintenance.describe(job_id)
         assert (after.checkpoints, after.attempts) == (before.checkpoints, before.attempts)
-        assert maintenance.forget(request) == found
+        assert self.maintenance.forget(request) == found
         assert found.checkpoint_ids
 
-    def test_requests_go_as_long_after_their_end_as_checkpoints(
-        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        attempt = self.run(coordinator)
+    def test_requests_go_as_long_after_their_end_as_checkpoints(self, store: JobStore, clock: ManualClock) -> None:
+        attempt = self.run()
         with store.transaction(attempt.job_id) as tx:
             ended = SnapshotRequest(
                 job_id=attempt.job_id,
@@ -533,189 +467,159 @@ class MaintenanceContract:
             tx.save_request(ended)
             tx.save_request(replace(ended, request_key="open", status=RequestStatus.QUEUED, ended_at=None))
         clock.advance(DAY + 1)
-        assert maintenance.forget(ForgetRows(job_id=attempt.job_id, age_seconds=DAY)).requests == ("ended",)
-        assert [r.request_key for r in maintenance.describe(attempt.job_id).requests] == ["open"]
+        assert self.maintenance.forget(ForgetRows(job_id=attempt.job_id, age_seconds=DAY)).requests == ("ended",)
+        assert [r.request_key for r in self.maintenance.describe(attempt.job_id).requests] == ["open"]
 
-    def test_rows_stay_for_a_day_at_least(self, coordinator: AttemptCoordinator, maintenance: JobMaintenance) -> None:
-        job_id = self.run(coordinator).job_id
+    def test_rows_stay_for_a_day_at_least(self) -> None:
+        job_id = self.run().job_id
         with pytest.raises(InvalidConfigurationError, match="a day"):
-            maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY - 1))
+            self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY - 1))
 
     # --- which jobs go as a whole
 
-    def test_a_job_with_a_name_of_its_own_goes_only_when_it_is_named(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        job_id = self.run(coordinator).job_id
-        assert "explicit name" in maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY)).kept_because[0]
-        assert maintenance.describe(job_id).checkpoints[-1].is_restorable
-        assert maintenance.retire(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
+    def test_a_job_with_a_name_of_its_own_goes_only_when_it_is_named(self) -> None:
+        job_id = self.run().job_id
+        assert "explicit name" in self.maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY)).kept_because[0]
+        assert self.maintenance.describe(job_id).checkpoints[-1].is_restorable
+        assert self.maintenance.retire(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
 
-    def test_a_job_named_after_a_run_goes_when_the_run_is_over(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
-    ) -> None:
+    def test_a_job_named_after_a_run_goes_when_the_run_is_over(self, clock: ManualClock) -> None:
         owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
-        attempt = coordinator.register(make_registration(job_name=BY_RUN, owner=owner)).attempt
-        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        attempt = self.coordinator.register(make_registration(job_name=BY_RUN, owner=owner)).attempt
+        self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
         clock.advance(DAY)
-        assert maintenance.retire(request).kept_because == ("run 'run-1' has not ended",)
-        runs.over.add("run-1")
+        assert self.maintenance.retire(request).kept_because == ("run 'run-1' has not ended",)
+        self.runs.over.add("run-1")
         for seconds in (0.0, -1.0, DAY - 1, float("nan")):
             too_soon = RetireJob(job_id=attempt.job_id, idle_seconds=seconds)
-            for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
+            for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
                 assert "less than a day" in call(too_soon).kept_because[0]
-        assert maintenance.retire(request).kept_because == ()
+        assert self.maintenance.retire(request).kept_because == ()
 
-    def test_a_job_goes_only_after_it_was_idle_and_maintenance_does_not_count(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        job_id = self.run(coordinator, TEST).job_id
+    def test_a_job_goes_only_after_it_was_idle_and_maintenance_does_not_count(self, clock: ManualClock) -> None:
+        job_id = self.run(TEST).job_id
         request = RetireJob(job_id=job_id, idle_seconds=10 * DAY)
         clock.advance(9 * DAY)
-        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
-        assert "its last attempt was at" in maintenance.retire(request).kept_because[0]
+        self.maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        assert "its last attempt was at" in self.maintenance.retire(request).kept_because[0]
         clock.advance(1.1 * DAY)
-        assert maintenance.retire(request).kept_because == ()
+        assert self.maintenance.retire(request).kept_because == ()
 
     @pytest.mark.parametrize("is_named", [True, False])
-    def test_a_job_with_an_open_attempt_never_goes(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock, is_named: bool
-    ) -> None:
-        job_id = self.run(coordinator, TEST, status=None).job_id
+    def test_a_job_with_an_open_attempt_never_goes(self, clock: ManualClock, is_named: bool) -> None:
+        job_id = self.run(TEST, status=None).job_id
         clock.advance(400 * DAY)
-        before = maintenance.describe(job_id).checkpoints
-        reasons = maintenance.retire(RetireJob(job_id=job_id, is_named=is_named)).kept_because
+        before = self.maintenance.describe(job_id).checkpoints
+        reasons = self.maintenance.retire(RetireJob(job_id=job_id, is_named=is_named)).kept_because
         assert "attempt 1 of operator 'aggregate' (dag.task) has not ended" in reasons
-        assert maintenance.remove(RetireJob(job_id=job_id)).kept_because
-        assert maintenance.describe(job_id).checkpoints == before
+        assert self.maintenance.remove(RetireJob(job_id=job_id)).kept_because
+        assert self.maintenance.describe(job_id).checkpoints == before
 
-    def test_a_job_whose_sink_has_not_committed_goes_only_when_it_is_named(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
-        attempt = coordinator.register(make_registration(job_name=TEST)).attempt
-        complete_checkpoint(coordinator, attempt, has_commit=True)
-        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
+    def test_a_job_whose_sink_has_not_committed_goes_only_when_it_is_named(self, clock: ManualClock) -> None:
+        attempt = self.coordinator.register(make_registration(job_name=TEST)).attempt
+        complete_checkpoint(self.coordinator, attempt, has_commit=True)
+        self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
         clock.advance(10 * DAY)
         request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
-        for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
+        for call in (self.maintenance.refusal, self.maintenance.retire, self.maintenance.remove):
             assert call(request).kept_because == ("the sink of operator 'aggregate' has not committed checkpoint 1",)
-        assert maintenance.describe(attempt.job_id).checkpoints[0].awaits_commit
-        self.remove(maintenance, attempt.job_id)
+        assert self.maintenance.describe(attempt.job_id).checkpoints[0].awaits_commit
+        self.remove(self.maintenance, attempt.job_id)
 
-    def test_a_job_stays_while_a_replaced_driver_may_live_on(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
-    ) -> None:
+    def test_a_job_stays_while_a_replaced_driver_may_live_on(self, clock: ManualClock) -> None:
         """What it writes after the rows are gone, nobody would find."""
-        self.run(coordinator, TEST, status=None)
-        job_id = self.run(coordinator, TEST).job_id
-        assert "may still be running" in maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
+        self.run(TEST, status=None)
+        job_id = self.run(TEST).job_id
+        assert "may still be running" in self.maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
         clock.advance(1.1 * DAY)
-        assert maintenance.retire(RetireJob(job_id=job_id)).kept_because == ()
+        assert self.maintenance.retire(RetireJob(job_id=job_id)).kept_because == ()
 
     # --- how they go
 
-    def test_a_retired_job_has_only_discards_left_and_its_rows_go_when_they_are_confirmed(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        attempt = self.run(coordinator, TEST)
-        maintenance.retire(RetireJob(job_id=attempt.job_id))
-        assert all(c.awaits_discard for c in maintenance.describe(attempt.job_id).checkpoints)
-        assert "is not confirmed" in maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because[0]
-        self.confirm_all(maintenance, attempt.job_id)
-        assert maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because == ()
+    def test_a_retired_job_has_only_discards_left_and_its_rows_go_when_they_are_confirmed(self) -> None:
+        attempt = self.run(TEST)
+        self.maintenance.retire(RetireJob(job_id=attempt.job_id))
+        assert all(c.awaits_discard for c in self.maintenance.describe(attempt.job_id).checkpoints)
+        assert "is not confirmed" in self.maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because[0]
+        self.confirm_all(self.maintenance, attempt.job_id)
+        assert self.maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because == ()
         with pytest.raises(CheckpointNotFoundError):
-            maintenance.describe(attempt.job_id)
-        assert maintenance.jobs() == ()
+            self.maintenance.describe(attempt.job_id)
+        assert self.maintenance.jobs() == ()
 
-    def test_saying_what_would_be_retired_changes_nothing(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        job_id = self.run(coordinator, TEST).job_id
-        before = maintenance.describe(job_id)
-        assert maintenance.refusal(RetireJob(job_id=job_id)).kept_because == ()
-        assert maintenance.describe(job_id) == before
+    def test_saying_what_would_be_retired_changes_nothing(self) -> None:
+        job_id = self.run(TEST).job_id
+        before = self.maintenance.describe(job_id)
+        assert self.maintenance.refusal(RetireJob(job_id=job_id)).kept_because == ()
+        assert self.maintenance.describe(job_id) == before
 
-    def test_an_attempt_that_comes_between_retiring_and_removing_starts_afresh_and_keeps_the_job(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        job_id = self.run(coordinator, TEST).job_id
-        maintenance.retire(RetireJob(job_id=job_id))
-        grant = coordinator.register(make_registration(job_name=TEST, owner=make_owner(run_id="run-1")))
-        complete_checkpoint(coordinator, grant.attempt)
+    def test_an_attempt_that_comes_between_retiring_and_removing_starts_afresh_and_keeps_the_job(self) -> None:
+        job_id = self.run(TEST).job_id
+        self.maintenance.retire(RetireJob(job_id=job_id))
+        grant = self.coordinator.register(make_registration(job_name=TEST, owner=make_owner(run_id="run-1")))
+        complete_checkpoint(self.coordinator, grant.attempt)
         assert not grant.is_restore
-        self.confirm_all(maintenance, job_id)
-        assert "has not ended" in maintenance.remove(RetireJob(job_id=job_id)).kept_because[0]
-        assert coordinator.latest(job_id, grant.attempt.operator_id) is not None
+        self.confirm_all(self.maintenance, job_id)
+        assert "has not ended" in self.maintenance.remove(RetireJob(job_id=job_id)).kept_because[0]
+        assert self.coordinator.latest(job_id, grant.attempt.operator_id) is not None
 
-    def test_retiring_twice_is_retiring_once(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        job_id = self.run(coordinator, TEST).job_id
-        maintenance.retire(RetireJob(job_id=job_id))
-        once = maintenance.describe(job_id)
-        maintenance.retire(RetireJob(job_id=job_id))
-        again = maintenance.describe(job_id)
+    def test_retiring_twice_is_retiring_once(self) -> None:
+        job_id = self.run(TEST).job_id
+        self.maintenance.retire(RetireJob(job_id=job_id))
+        once = self.maintenance.describe(job_id)
+        self.maintenance.retire(RetireJob(job_id=job_id))
+        again = self.maintenance.describe(job_id)
         assert (again.operators, again.checkpoints) == (once.operators, once.checkpoints)
 
-    def test_a_removed_job_begins_anew_under_its_name_with_higher_numbers_and_others_are_untouched(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        self.run(coordinator, NAMED)
-        other = maintenance.describe(job_id_of(NAMED))
-        job_id = self.run(coordinator, TEST).job_id
-        maintenance.retire(RetireJob(job_id=job_id))
-        self.confirm_all(maintenance, job_id)
-        maintenance.remove(RetireJob(job_id=job_id))
-        attempt = self.run(coordinator, TEST, status=None)
-        pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        view = maintenance.describe(job_id)
+    def test_a_removed_job_begins_anew_under_its_name_with_higher_numbers_and_others_are_untouched(self) -> None:
+        self.run(NAMED)
+        other = self.maintenance.describe(job_id_of(NAMED))
+        job_id = self.run(TEST).job_id
+        self.maintenance.retire(RetireJob(job_id=job_id))
+        self.confirm_all(self.maintenance, job_id)
+        self.maintenance.remove(RetireJob(job_id=job_id))
+        attempt = self.run(TEST, status=None)
+        pending = self.coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        view = self.maintenance.describe(job_id)
         assert (attempt.epoch, view.attempts[0].generation, pending.checkpoint_id) == (2, 3, 7)
         assert [(a.epoch, a.start_reason) for a in view.attempts] == [(2, "first attempt")]
-        assert maintenance.describe(job_id_of(NAMED)) == other
+        assert self.maintenance.describe(job_id_of(NAMED)) == other
 
-    def test_a_removed_job_is_none_until_it_is_registered_again(
-        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        attempt = self.run(coordinator, TEST)
-        self.remove(maintenance, attempt.job_id)
-        for call in (maintenance.describe, maintenance.close_abandoned):
+    def test_a_removed_job_is_none_until_it_is_registered_again(self, store: JobStore) -> None:
+        attempt = self.run(TEST)
+        self.remove(self.maintenance, attempt.job_id)
+        for call in (self.maintenance.describe, self.maintenance.close_abandoned):
             with pytest.raises(CheckpointNotFoundError):
                 call(attempt.job_id)
         with pytest.raises(CheckpointNotFoundError), store.transaction(attempt.job_id):
             pytest.fail("there is no job to work on")
         with pytest.raises(CheckpointNotFoundError):
-            coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+            self.coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
 
-    def test_who_read_the_rows_before_a_removal_mistakes_nothing_of_the_successor_for_what_was_there(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
+    def test_who_read_the_rows_before_a_removal_mistakes_nothing_of_the_successor_for_what_was_there(self) -> None:
         """One process reads and sweeps for long; meanwhile another removes the job, and the task is cleared."""
-        self.run(coordinator, TEST)
-        job_id = self.run(coordinator, TEST).job_id
-        read = maintenance.describe(job_id)
-        self.remove(maintenance, job_id)
-        successor = self.run(coordinator, TEST, status=None)
+        self.run(TEST)
+        job_id = self.run(TEST).job_id
+        read = self.maintenance.describe(job_id)
+        self.remove(self.maintenance, job_id)
+        successor = self.run(TEST, status=None)
         assert successor.epoch > max(a.epoch for a in read.attempts)
-        new = maintenance.describe(job_id).checkpoints
+        new = self.maintenance.describe(job_id).checkpoints
         assert min(c.checkpoint_id for c in new) > max(c.checkpoint_id for c in read.checkpoints)
         assert min(c.generation for c in new) > max(c.generation for c in read.checkpoints)
         ids = tuple(c.checkpoint_id for c in read.checkpoints)
-        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
-        assert maintenance.describe(job_id).checkpoints == new
+        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+        assert self.maintenance.describe(job_id).checkpoints == new
 
-    def test_confirming_for_no_attempt_leaves_what_is_retained(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        job_id = self.run(coordinator).job_id
-        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1, 3, 99)))
-        rows = maintenance.describe(job_id).checkpoints
+    def test_confirming_for_no_attempt_leaves_what_is_retained(self) -> None:
+        job_id = self.run().job_id
+        self.maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1, 3, 99)))
+        rows = self.maintenance.describe(job_id).checkpoints
         assert [c.discarded_at is not None for c in rows] == [True, False, False]
 
-    def test_the_coordinator_confirms_for_an_attempt_only(
-        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
-    ) -> None:
-        job_id = self.run(coordinator).job_id
+    def test_the_coordinator_confirms_for_an_attempt_only(self) -> None:
+        job_id = self.run().job_id
         with pytest.raises(InvalidConfigurationError, match="found none"):
-            coordinator.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(2,)))
-        assert maintenance.describe(job_id).checkpoints[1].discarded_at is None
+            self.coordinator.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(2,)))
+        assert self.maintenance.describe(job_id).checkpoints[1].discarded_at is None

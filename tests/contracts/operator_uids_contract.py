@@ -11,8 +11,7 @@ from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
-from tests.contracts.running_tasks import RunningTasks
-from tests.contracts.runs_of_a_job import AGAIN, JOB, rows_of
+from tests.contracts.runs_of_a_job import AGAIN, JOB, RunningTasks, rows_of
 from tests.messages import complete_checkpoint, make_owner, make_registration
 
 
@@ -57,26 +56,28 @@ def of_script(uid: str, **changes: Any) -> RegisterAttempt:
 class OperatorUidsContract:
     """Stages that were renamed, removed and added."""
 
-    def ran(self, gateway: Gateway, request: RegisterAttempt, checkpoints: int = 1) -> AttemptGrant:
+    gateway: Gateway
+
+    def ran(self, request: RegisterAttempt, checkpoints: int = 1) -> AttemptGrant:
         """Register an attempt, complete checkpoints and end it."""
-        grant = gateway.register(request)
+        grant = self.gateway.register(request)
         for _ in range(checkpoints):
-            complete_checkpoint(gateway, grant.attempt)
-        gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
+            complete_checkpoint(self.gateway, grant.attempt)
+        self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
         return grant
 
-    def test_new_operator_is_refused_while_one_with_checkpoints_is_gone(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals"))
-        before = rows_of(gateway.describe(JOB))
+    def test_new_operator_is_refused_while_one_with_checkpoints_is_gone(self) -> None:
+        self.ran(registration("totals"))
+        before = rows_of(self.gateway.describe(JOB))
         with pytest.raises(IncompatibleCheckpointError) as refused:
-            gateway.register(registration("sums"))
+            self.gateway.register(registration("sums"))
         assert "renamed_uids={'totals': 'sums'} or uid='totals'" in str(refused.value)
-        assert rows_of(gateway.describe(JOB)) == before
+        assert rows_of(self.gateway.describe(JOB)) == before
 
-    def test_task_that_changed_its_uid_is_refused(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals", uid="the name of the stage"))
+    def test_task_that_changed_its_uid_is_refused(self) -> None:
+        self.ran(registration("totals", uid="the name of the stage"))
         with pytest.raises(IncompatibleCheckpointError, match="'the name of the stage': 'totals'"):
-            gateway.register(registration("totals"))
+            self.gateway.register(registration("totals"))
 
     @pytest.mark.parametrize(
         "added",
@@ -88,132 +89,126 @@ class OperatorUidsContract:
         ],
         ids=["of the same Dag", "beside another Dag", "of a renamed task", "allowed"],
     )
-    def test_new_operator_starts_with_nothing_beside_one_that_is_in_use(
-        self, gateway: Gateway, added: RegisterAttempt
-    ) -> None:
-        self.ran(gateway, registration("totals"))
-        grant = gateway.register(added)
+    def test_new_operator_starts_with_nothing_beside_one_that_is_in_use(self, added: RegisterAttempt) -> None:
+        self.ran(registration("totals"))
+        grant = self.gateway.register(added)
         assert (grant.is_restore, grant.uid, grant.attempt.epoch) == (False, "sums", 1)
 
-    def test_operator_that_took_no_checkpoint_may_go(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals"), checkpoints=0)
-        assert gateway.register(registration("sums")).uid == "sums"
+    def test_operator_that_took_no_checkpoint_may_go(self) -> None:
+        self.ran(registration("totals"), checkpoints=0)
+        assert self.gateway.register(registration("sums")).uid == "sums"
 
-    def test_operator_that_the_job_knows_is_not_refused(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals", "sums"))
-        self.ran(gateway, registration("sums", "totals"))
-        assert gateway.register(registration("sums")).is_restore
+    def test_operator_that_the_job_knows_is_not_refused(self) -> None:
+        self.ran(registration("totals", "sums"))
+        self.ran(registration("sums", "totals"))
+        assert self.gateway.register(registration("sums")).is_restore
 
-    def test_instances_of_a_mapped_task_are_in_use_whatever_their_keys(self, gateway: Gateway) -> None:
+    def test_instances_of_a_mapped_task_are_in_use_whatever_their_keys(self) -> None:
         def instance(task: str, key: str) -> RegisterAttempt:
             return registration(task, uid=f"{task}[{key}]", owner=owner_of_task(task, map_key=key))
 
-        self.ran(gateway, instance("routes", "north"))
-        self.ran(gateway, instance("routes", "south"))
+        self.ran(instance("routes", "north"))
+        self.ran(instance("routes", "south"))
         with pytest.raises(IncompatibleCheckpointError, match=r"'routes\[north\]'"):
-            gateway.register(instance("lines", "north"))
+            self.gateway.register(instance("lines", "north"))
 
-    def test_task_whose_uid_is_a_template_has_an_operator_for_each(self, gateway: Gateway) -> None:
+    def test_task_whose_uid_is_a_template_has_an_operator_for_each(self) -> None:
         def region(name: str) -> RegisterAttempt:
             return registration("sales", uid=f"sales {name}", dag_uids={"sales": ()})
 
-        self.ran(gateway, region("north"))
-        assert gateway.register(region("south")).uid == "sales south"
+        self.ran(region("north"))
+        assert self.gateway.register(region("south")).uid == "sales south"
 
     # --- renamed
 
-    def test_renamed_operator_is_taken_over_with_its_epoch_and_its_checkpoints(self, gateway: Gateway) -> None:
-        old = self.ran(gateway, registration("totals"), checkpoints=2)
+    def test_renamed_operator_is_taken_over_with_its_epoch_and_its_checkpoints(self) -> None:
+        old = self.ran(registration("totals"), checkpoints=2)
         renamed = registration("sums", former_uids=("totals",))
-        new = self.ran(gateway, renamed)
+        new = self.ran(renamed)
         assert (new.uid, new.attempt.operator_id, new.generation) == ("totals", old.attempt.operator_id, old.generation)
         assert (new.attempt.epoch, [c.checkpoint_id for c in new.candidates]) == (2, [2, 1])
-        later = gateway.register(registration("sums", former_uids=("totals",)))
+        later = self.gateway.register(registration("sums", former_uids=("totals",)))
         assert (later.attempt.epoch, later.candidates[0].checkpoint_id) == (3, 3)
-        assert [operator.uid for operator in gateway.describe(JOB).operators] == ["totals"]
+        assert [operator.uid for operator in self.gateway.describe(JOB).operators] == ["totals"]
 
-    def test_operator_that_another_task_has_is_not_taken_over(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals"))
-        grant = gateway.register(registration("sums", "totals", former_uids=("totals",)))
+    def test_operator_that_another_task_has_is_not_taken_over(self) -> None:
+        self.ran(registration("totals"))
+        grant = self.gateway.register(registration("sums", "totals", former_uids=("totals",)))
         assert (grant.uid, grant.is_restore) == ("sums", False)
 
-    def test_operator_is_taken_over_after_a_try_under_the_new_uid_that_completed_nothing(
-        self, gateway: Gateway
-    ) -> None:
-        self.ran(gateway, registration("totals"))
-        gateway.register(registration("sums", allow_non_restored_state=True))
-        grant = gateway.register(registration("sums", former_uids=("totals",)))
+    def test_operator_is_taken_over_after_a_try_under_the_new_uid_that_completed_nothing(self) -> None:
+        self.ran(registration("totals"))
+        self.gateway.register(registration("sums", allow_non_restored_state=True))
+        grant = self.gateway.register(registration("sums", former_uids=("totals",)))
         assert (grant.uid, grant.is_restore) == ("totals", True)
-        running = [a for a in gateway.describe(JOB).attempts if a.status is AttemptStatus.RUNNING]
+        running = [a for a in self.gateway.describe(JOB).attempts if a.status is AttemptStatus.RUNNING]
         assert [a.operator_id for a in running] == [grant.attempt.operator_id]
 
-    def test_operator_that_has_checkpoints_under_its_new_uid_keeps_them(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals"))
-        self.ran(gateway, registration("sums", allow_non_restored_state=True))
-        assert gateway.register(registration("sums", former_uids=("totals",))).uid == "sums"
+    def test_operator_that_has_checkpoints_under_its_new_uid_keeps_them(self) -> None:
+        self.ran(registration("totals"))
+        self.ran(registration("sums", allow_non_restored_state=True))
+        assert self.gateway.register(registration("sums", former_uids=("totals",))).uid == "sums"
 
-    def test_operator_that_began_again_is_not_swapped_for_that_of_a_former_uid(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals"))
-        self.ran(gateway, registration("sums", allow_non_restored_state=True), checkpoints=2)
-        first = gateway.register(of_cleared("sums", former_uids=("totals",)))
-        gateway.finish(FinishAttempt(attempt=first.attempt, status=AttemptStatus.FAILED))
-        retry = gateway.register(of_cleared("sums", former_uids=("totals",)))
+    def test_operator_that_began_again_is_not_swapped_for_that_of_a_former_uid(self) -> None:
+        self.ran(registration("totals"))
+        self.ran(registration("sums", allow_non_restored_state=True), checkpoints=2)
+        first = self.gateway.register(of_cleared("sums", former_uids=("totals",)))
+        self.gateway.finish(FinishAttempt(attempt=first.attempt, status=AttemptStatus.FAILED))
+        retry = self.gateway.register(of_cleared("sums", former_uids=("totals",)))
         assert [(grant.uid, grant.is_restore) for grant in (first, retry)] == [("sums", False)] * 2
 
     def test_another_run_that_works_under_the_new_uid_is_refused_and_changes_nothing(
-        self, gateway: Gateway, liveness: RunningTasks
+        self, liveness: RunningTasks
     ) -> None:
-        self.ran(gateway, registration("totals"))
-        gateway.register(registration("sums", allow_non_restored_state=True))
+        self.ran(registration("totals"))
+        self.gateway.register(registration("sums", allow_non_restored_state=True))
         liveness.let_run("day 1")
-        before = rows_of(gateway.describe(JOB))
+        before = rows_of(self.gateway.describe(JOB))
         with pytest.raises(ConcurrentAttemptError, match="on_overlap='wait'"):
-            gateway.register(of_next_run("sums", former_uids=("totals",)))
-        assert rows_of(gateway.describe(JOB)) == before
+            self.gateway.register(of_next_run("sums", former_uids=("totals",)))
+        assert rows_of(self.gateway.describe(JOB)) == before
 
-    def test_dead_attempts_under_the_former_and_the_new_uid_are_both_fenced(
-        self, gateway: Gateway, liveness: RunningTasks
-    ) -> None:
-        complete_checkpoint(gateway, gateway.register(registration("totals")).attempt)
-        gateway.register(registration("sums", allow_non_restored_state=True))
+    def test_dead_attempts_under_the_former_and_the_new_uid_are_both_fenced(self, liveness: RunningTasks) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(registration("totals")).attempt)
+        self.gateway.register(registration("sums", allow_non_restored_state=True))
         liveness.let_run("day 2")
-        grant = gateway.register(of_next_run("sums", former_uids=("totals",)))
+        grant = self.gateway.register(of_next_run("sums", former_uids=("totals",)))
         assert (grant.uid, grant.is_restore) == ("totals", True)
-        running = [a for a in gateway.describe(JOB).attempts if a.status is AttemptStatus.RUNNING]
+        running = [a for a in self.gateway.describe(JOB).attempts if a.status is AttemptStatus.RUNNING]
         assert [(a.operator_id, a.epoch) for a in running] == [(grant.attempt.operator_id, grant.attempt.epoch)]
 
     # --- scripts
 
-    def test_script_is_refused_whose_uid_the_job_does_not_know(self, gateway: Gateway) -> None:
-        self.ran(gateway, of_script("totals"))
+    def test_script_is_refused_whose_uid_the_job_does_not_know(self) -> None:
+        self.ran(of_script("totals"))
         with pytest.raises(
             IncompatibleCheckpointError, match=r"not that of this script.*allow_non_restored_state=True"
         ):
-            gateway.register(of_script("sums"))
+            self.gateway.register(of_script("sums"))
 
-    def test_script_goes_on_with_a_uid_that_the_job_knows(self, gateway: Gateway) -> None:
-        self.ran(gateway, of_script("totals"))
-        self.ran(gateway, of_script("sums", allow_non_restored_state=True))
-        assert gateway.register(of_script("totals")).uid == "totals"
-        assert gateway.register(of_script("more", former_uids=("sums",))).uid == "sums"
+    def test_script_goes_on_with_a_uid_that_the_job_knows(self) -> None:
+        self.ran(of_script("totals"))
+        self.ran(of_script("sums", allow_non_restored_state=True))
+        assert self.gateway.register(of_script("totals")).uid == "totals"
+        assert self.gateway.register(of_script("more", former_uids=("sums",))).uid == "sums"
 
     # --- what sinks are told
 
-    def test_every_attempt_is_told_which_operators_are_gone(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals", "sums", "kept"))
-        self.ran(gateway, registration("kept", "totals", "sums"))
+    def test_every_attempt_is_told_which_operators_are_gone(self) -> None:
+        self.ran(registration("totals", "sums", "kept"))
+        self.ran(registration("kept", "totals", "sums"))
         request = registration("sums", "kept")
-        first = self.ran(gateway, registration("sums", "totals", "kept"))
-        assert (first.gone_uids, gateway.register(request).gone_uids) == ((), ("totals",))
-        assert gateway.register(request).gone_uids == ("totals",)
+        first = self.ran(registration("sums", "totals", "kept"))
+        assert (first.gone_uids, self.gateway.register(request).gone_uids) == ((), ("totals",))
+        assert self.gateway.register(request).gone_uids == ("totals",)
 
-    def test_operators_of_renamed_tasks_and_other_dags_are_not_gone(self, gateway: Gateway) -> None:
-        self.ran(gateway, registration("totals"))
-        self.ran(gateway, registration("elsewhere", owner=owner_of_task("elsewhere", dag_id="other")))
-        grant = gateway.register(registration("sums", former_uids=("totals",)))
+    def test_operators_of_renamed_tasks_and_other_dags_are_not_gone(self) -> None:
+        self.ran(registration("totals"))
+        self.ran(registration("elsewhere", owner=owner_of_task("elsewhere", dag_id="other")))
+        grant = self.gateway.register(registration("sums", former_uids=("totals",)))
         assert grant.gone_uids == ()
 
-    def test_script_that_starts_with_nothing_beside_others_is_told_of_none(self, gateway: Gateway) -> None:
-        self.ran(gateway, of_script("totals"))
-        assert gateway.register(of_script("sums", allow_non_restored_state=True)).gone_uids == ()
-        assert gateway.register(of_script("sums")).gone_uids == ("totals",)
+    def test_script_that_starts_with_nothing_beside_others_is_told_of_none(self) -> None:
+        self.ran(of_script("totals"))
+        assert self.gateway.register(of_script("sums", allow_non_restored_state=True)).gone_uids == ()
+        assert self.gateway.register(of_script("sums")).gone_uids == ("totals",)

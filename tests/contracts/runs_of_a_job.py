@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,8 +13,23 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
-from tests.contracts.running_tasks import RunningTasks
 from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+
+
+class RunningTasks:
+    """A ``TaskLiveness`` that knows runs by their ids."""
+
+    def __init__(self, run_ids: Iterable[str] = ()) -> None:
+        self._run_ids = frozenset(run_ids)
+
+    def let_run(self, *run_ids: str) -> None:
+        """Let the tasks of these runs run, and no others."""
+        self._run_ids = frozenset(run_ids)
+
+    def is_running(self, owner: AttemptOwner) -> bool:
+        """Tell whether the owner's run is one of them."""
+        return owner.run_id in self._run_ids
+
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
@@ -35,39 +51,39 @@ def rows_of(view: JobView) -> tuple[object, ...]:
 class RunsOfAJob:
     """Lets runs work, as a part of a suite."""
 
-    def begin(self, gateway: Gateway, owner: AttemptOwner, **settings: Any) -> AttemptGrant:
+    gateway: Gateway
+
+    def begin(self, owner: AttemptOwner, **settings: Any) -> AttemptGrant:
         """Register an attempt."""
-        return gateway.register(make_registration(owner=owner, **settings))
+        return self.gateway.register(make_registration(owner=owner, **settings))
 
     def work(
         self,
-        gateway: Gateway,
         owner: AttemptOwner,
         checkpoints: int = 1,
         status: AttemptStatus = AttemptStatus.FINISHED,
         **settings: Any,
     ) -> AttemptGrant:
         """Register an attempt, complete checkpoints and end it."""
-        grant = self.begin(gateway, owner, **settings)
+        grant = self.begin(owner, **settings)
         for _ in range(checkpoints):
-            complete_checkpoint(gateway, grant.attempt)
-        gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
+            complete_checkpoint(self.gateway, grant.attempt)
+        self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
         return grant
 
-    def week(self, gateway: Gateway, *days: int, **settings: Any) -> None:
+    def week(self, *days: int, **settings: Any) -> None:
         """Let the runs of some days take two checkpoints each."""
         for number in days:
-            self.work(gateway, day(number), 2, **settings)
+            self.work(day(number), 2, **settings)
 
     @staticmethod
     def candidates(grant: AttemptGrant) -> list[int]:
         """Return what an attempt may restore, the best first."""
         return [c.checkpoint_id for c in grant.candidates]
 
-    @staticmethod
-    def ids(gateway: Gateway, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
+    def ids(self, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
         """Return the checkpoints of a status."""
-        return [c.checkpoint_id for c in gateway.describe(JOB).checkpoints if c.status is status]
+        return [c.checkpoint_id for c in self.gateway.describe(JOB).checkpoints if c.status is status]
 
 
 class RunsWithTasks(RunsOfAJob):
@@ -78,12 +94,7 @@ class RunsWithTasks(RunsOfAJob):
         """Return the clock that the store uses."""
         return ManualClock()
 
-    @pytest.fixture
-    def liveness(self) -> RunningTasks:
-        """Return which tasks run."""
-        return RunningTasks()
-
-    @pytest.fixture
-    def gateway(self, store: JobStore, liveness: RunningTasks) -> AttemptCoordinator:
-        """Return the coordinator on the same rows."""
-        return AttemptCoordinator(store, liveness)
+    @pytest.fixture(autouse=True)
+    def _coordinator(self, store: JobStore) -> None:
+        self.liveness = RunningTasks()
+        self.gateway = AttemptCoordinator(store, self.liveness)

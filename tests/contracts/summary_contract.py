@@ -34,80 +34,80 @@ RESTORED = SnapshotSummary(steps=(StepSummary(name="sessions", outcome="restored
 class SummaryContract:
     """What holds for the figures, whatever keeps the rows."""
 
-    @staticmethod
-    def row(gateway: Gateway, checkpoint_id: int = 1) -> CheckpointRecord:
+    gateway: Gateway
+
+    def row(self, checkpoint_id: int = 1) -> CheckpointRecord:
         """Return the row of a checkpoint."""
-        found = gateway.checkpoint(JOB, checkpoint_id)
+        found = self.gateway.checkpoint(JOB, checkpoint_id)
         assert found is not None
         return found
 
-    @staticmethod
-    def newest_attempt(gateway: Gateway) -> AttemptRecord:
+    def newest_attempt(self) -> AttemptRecord:
         """Return the row of the newest attempt."""
-        return max(gateway.describe(JOB).attempts, key=lambda attempt: attempt.epoch)
+        return max(self.gateway.describe(JOB).attempts, key=lambda attempt: attempt.epoch)
 
-    def test_the_figures_of_an_acknowledgement_are_in_the_row(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        complete_checkpoint(gateway, attempt, summary=SUMMARY)
-        assert self.row(gateway).summary == SUMMARY
-        assert gateway.describe(JOB).checkpoints[0].summary == SUMMARY
+    def test_the_figures_of_an_acknowledgement_are_in_the_row(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        complete_checkpoint(self.gateway, attempt, summary=SUMMARY)
+        assert self.row().summary == SUMMARY
+        assert self.gateway.describe(JOB).checkpoints[0].summary == SUMMARY
 
-    def test_a_driver_of_an_older_version_sends_no_figures(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        complete_checkpoint(gateway, attempt)
-        assert self.row(gateway).summary is None
-        assert self.newest_attempt(gateway).restored_summary is None
+    def test_a_driver_of_an_older_version_sends_no_figures(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        complete_checkpoint(self.gateway, attempt)
+        assert self.row().summary is None
+        assert self.newest_attempt().restored_summary is None
 
-    def test_replies_do_not_repeat_the_figures_of_retained_checkpoints(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration(num_retained=1)).attempt
-        complete_checkpoint(gateway, attempt, summary=SUMMARY)
-        effects = complete_checkpoint(gateway, attempt, summary=SUMMARY).effects
+    def test_replies_do_not_repeat_the_figures_of_retained_checkpoints(self) -> None:
+        attempt = self.gateway.register(make_registration(num_retained=1)).attempt
+        complete_checkpoint(self.gateway, attempt, summary=SUMMARY)
+        effects = complete_checkpoint(self.gateway, attempt, summary=SUMMARY).effects
         assert len((*effects.retained, *effects.discards)) == 2
         assert {checkpoint.summary for checkpoint in (*effects.retained, *effects.discards)} == {None}
 
-    def test_a_grant_has_the_figures_of_its_candidates(self, gateway: Gateway) -> None:
-        complete_checkpoint(gateway, gateway.register(make_registration()).attempt, summary=SUMMARY)
-        (candidate,) = gateway.register(make_registration()).candidates
+    def test_a_grant_has_the_figures_of_its_candidates(self) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration()).attempt, summary=SUMMARY)
+        (candidate,) = self.gateway.register(make_registration()).candidates
         assert candidate.summary == SUMMARY, "a savepoint of the restored checkpoint copies them"
 
-    def test_what_an_attempt_restored_is_in_its_row_without_a_checkpoint_of_its_own(self, gateway: Gateway) -> None:
-        complete_checkpoint(gateway, gateway.register(make_registration()).attempt)
-        attempt = gateway.register(make_registration()).attempt
-        gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
-        assert self.newest_attempt(gateway).restored_summary is None
-        gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=RESTORED))
-        assert self.newest_attempt(gateway).restored_summary == RESTORED
+    def test_what_an_attempt_restored_is_in_its_row_without_a_checkpoint_of_its_own(self) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration()).attempt)
+        attempt = self.gateway.register(make_registration()).attempt
+        self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
+        assert self.newest_attempt().restored_summary is None
+        self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=RESTORED))
+        assert self.newest_attempt().restored_summary == RESTORED
 
-    def test_a_repeated_confirmation_counts_the_restore_once(self, gateway: Gateway) -> None:
-        complete_checkpoint(gateway, gateway.register(make_registration()).attempt)
-        attempt = gateway.register(make_registration()).attempt
+    def test_a_repeated_confirmation_counts_the_restore_once(self) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration()).attempt)
+        attempt = self.gateway.register(make_registration()).attempt
         for summary in (None, RESTORED, None):
-            gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=summary))
-        assert self.newest_attempt(gateway).restored_summary == RESTORED
-        (statistics,) = gateway.describe(JOB).statistics
+            self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=summary))
+        assert self.newest_attempt().restored_summary == RESTORED
+        (statistics,) = self.gateway.describe(JOB).statistics
         assert statistics.content["checkpoints"]["restored"] == 1
 
-    def test_the_end_of_an_attempt_reports_what_it_restored(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, restored_summary=RESTORED))
-        assert self.newest_attempt(gateway).restored_summary == RESTORED
+    def test_the_end_of_an_attempt_reports_what_it_restored(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        self.gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, restored_summary=RESTORED))
+        assert self.newest_attempt().restored_summary == RESTORED
 
-    def test_an_end_without_figures_keeps_those_of_the_restore(self, gateway: Gateway) -> None:
-        complete_checkpoint(gateway, gateway.register(make_registration()).attempt)
-        attempt = gateway.register(make_registration()).attempt
-        gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=RESTORED))
-        gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
-        assert self.newest_attempt(gateway).restored_summary == RESTORED
+    def test_an_end_without_figures_keeps_those_of_the_restore(self) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration()).attempt)
+        attempt = self.gateway.register(make_registration()).attempt
+        self.gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1, restored_summary=RESTORED))
+        self.gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
+        assert self.newest_attempt().restored_summary == RESTORED
 
-    def test_the_time_of_a_commit_is_added_to_the_figures(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        complete_checkpoint(gateway, attempt, has_commit=True, summary=SUMMARY)
+    def test_the_time_of_a_commit_is_added_to_the_figures(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        complete_checkpoint(self.gateway, attempt, has_commit=True, summary=SUMMARY)
         for seconds in (2.5, 9.0):
-            gateway.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(1,), seconds=seconds))
-        assert self.row(gateway).summary == replace(SUMMARY, commit_seconds=2.5), "a repeated message changes nothing"
+            self.gateway.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(1,), seconds=seconds))
+        assert self.row().summary == replace(SUMMARY, commit_seconds=2.5), "a repeated message changes nothing"
 
-    def test_the_time_of_a_commit_is_recorded_without_other_figures(self, gateway: Gateway) -> None:
-        attempt = gateway.register(make_registration()).attempt
-        complete_checkpoint(gateway, attempt, has_commit=True)
-        gateway.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(1,), seconds=2.5))
-        assert self.row(gateway).summary == SnapshotSummary(commit_seconds=2.5)
+    def test_the_time_of_a_commit_is_recorded_without_other_figures(self) -> None:
+        attempt = self.gateway.register(make_registration()).attempt
+        complete_checkpoint(self.gateway, attempt, has_commit=True)
+        self.gateway.confirm_commits(ConfirmCommits(attempt=attempt, checkpoint_ids=(1,), seconds=2.5))
+        assert self.row().summary == SnapshotSummary(commit_seconds=2.5)

@@ -1,4 +1,4 @@
-"""A stage with relative paths on a cluster, whose executors have other working directories than the driver."""
+"""Stages with relative paths, and with speculative tasks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.conftest import child_environment
+from tests.spark.conftest import PACKAGE_ROOT, child_environment
 from tests.spark.stages.relative_paths import CHECKPOINTS, INPUT, OUTPUT
+from tests.spark.stages.repeated_tasks import committed_of
 from tests.spark.stages.test_stage import payments, running
 from tests.standalone_cluster import StandaloneCluster
 
@@ -54,3 +55,51 @@ def test_relative_paths_are_below_the_directory_of_the_driver(cluster: Standalon
     assert list((driver / OUTPUT).rglob("*.staged")) == []
     # What executors leave in their own directories is Spark's alone.
     assert [path for name in (OUTPUT, CHECKPOINTS) for path in cluster.folder.rglob(name)] == []
+
+
+SPECULATING = {
+    "spark.app.name": "statecheck-speculation",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.cores.max": "2",
+    "spark.pyspark.python": sys.executable,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "200ms",
+}
+
+
+UNDISTURBED, LINGERING = "nothing in one increment", "linger in sink of one increment"
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_copy_that_wins_is_counted_and_the_lagging_task_is_not(cluster: StandaloneCluster, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.stages.repeated_tasks", str(tmp_path), UNDISTURBED, LINGERING],
+        env=child_environment(tmp_path, SPARK_CONF=json.dumps({**SPECULATING, "spark.master": cluster.master})),
+        cwd=PACKAGE_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    undisturbed, found = results[UNDISTURBED], results[LINGERING]
+    assert found["rows"] == undisturbed["rows"]
+    assert found["state"] == undisturbed["state"]
+    [lost], [won] = found["lost"], found["won"]
+    assert {lost["host"], won["host"]} == {"127.0.0.2", "127.0.0.3"}
+    assert lost["staged"]
+    assert lost["state"]
+    assert committed_of(lost["staged"], found["committed"]) == []
+    assert len(committed_of(won["staged"], found["committed"])) == len(won["staged"]) > 0
+    assert not {f"file://{path}" for path in lost["state"]} & {*found["named"], *found["there"]}
+    assert found["staged"] == []

@@ -32,7 +32,7 @@ from airflow_provider_statecheck.state.backends.loading import (
     backend_of_stage,
 )
 from tests.unit.operators.test_checkpointed import ARGUMENTS
-from tests.unit.operators.test_identity import make_context
+from tests.unit.operators.test_registration import make_context
 
 OPTIONS = get_provider_info()["config"]["statecheck"]["options"]
 VALUES = {

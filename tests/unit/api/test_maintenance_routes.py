@@ -36,7 +36,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 )
 from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreGateway, RestoreJob, SavepointPart
 from airflow_provider_statecheck.metadata.tables import Caller
-from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import make_leadership, make_owner
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, UID, ApiServer, accepted
 

@@ -1,6 +1,8 @@
-"""Telling by command what was counted."""
+"""The arguments of the commands, and the commands that print statistics."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -15,9 +17,18 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     StateSummary,
     StepSummary,
 )
+from airflow_provider_statecheck.cli import (
+    content_commands,
+    maintenance_commands,
+    savepoint_commands,
+    state_commands,
+)
+from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from scripts.docs.commands import commands
 from tests.messages import make_acknowledgement
 from tests.unit.cli.conftest import Run, rows
+from tests.unit.interpreter import modules_loaded_by
 from tests.unit.written_stage import JOB, WrittenStage
 
 
@@ -207,3 +218,95 @@ def test_an_attempt_that_ended_leaves_nothing_in_progress(counted: WrittenStage,
     [row] = rows(run("stats", JOB, "--output", "json"))
     assert (row["in_progress"], row["failed"]) == (0, 1)
     assert row["failures"] == ["io_exception: 1"]
+
+
+@pytest.mark.parametrize("number", [str(10**18 + 1), "9" * 400, "-1", "0", "1.5", "many"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stats", JOB, "--checkpoint"),
+        ("show", JOB, "orders", "--limit"),
+        ("jobs", "--limit"),
+        ("savepoint", JOB, "--timeout"),
+        ("rescale", "/none/chk-7", "--max-parallelism"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("finished")
+def test_a_number_out_of_range_is_wrong_usage(run: Run, arguments: tuple[str, ...], number: str) -> None:
+    outcome = run(*arguments, number)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert f"expected a whole number from 1 to 1000000000000000000, found '{number}'" in outcome.err
+
+
+@pytest.mark.usefixtures("finished")
+def test_the_largest_number_is_accepted(run: Run) -> None:
+    assert run("stats", JOB, "--checkpoint", str(10**18)).status == 2
+    assert run("show", JOB, "orders", "--limit", str(10**18)).status == 0
+    assert run("jobs", "--limit", str(10**18)).status == 0
+
+
+@pytest.mark.parametrize("command", ["checkpoints", "stats", "savepoint"])
+@pytest.mark.usefixtures("finished")
+def test_an_unknown_job_or_operator_is_wrong_usage_and_the_known_operators_are_named(run: Run, command: str) -> None:
+    job, operator = run(command, "nothing"), run(command, JOB, "--uid", "custmers")
+    assert (job.status, job.out, job.err.count("\n"), "nothing" in job.err) == (2, "", 1, True)
+    assert (operator.status, operator.out, operator.err.count("\n")) == (2, "", 1)
+    assert "give one of aggregate" in operator.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stats", "{}"),
+        ("gc", JOB, "{}"),
+        ("jobs", "--name", "{}"),
+        ("rewind", "{}", "--before", "2026-01-01", "--yes"),
+        ("rescale", "/none/{}/chk-7", "--max-parallelism", "4"),
+        ("dispose", "/none/{}/savepoint-000000-000000000000"),
+        ("recover", "/none", "--job", "{}"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+@pytest.mark.usefixtures("finished")
+def test_an_argument_that_is_not_utf_8_is_wrong_usage_in_one_line(run: Run, arguments: tuple[str, ...]) -> None:
+    """Python gives each byte that is not UTF-8 to a program as a surrogate."""
+    outcome = run(*(argument.format("\udcff") for argument in arguments))
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "Expected arguments in UTF-8" in outcome.err
+
+
+MODULES = (
+    content_commands,
+    maintenance_commands,
+    savepoint_commands,
+    state_commands,
+)
+
+
+def test_the_declaration_loads_nothing_of_the_commands():
+    """Every airflow command loads it."""
+    loaded = modules_loaded_by(
+        "from airflow_provider_statecheck.cli.definition import get_statecheck_commands as get; get()"
+    )
+
+    # Airflow itself reads the provider's declaration, now or later.
+    declaration = {"airflow_provider_statecheck.get_provider_info"}
+    ours = {name for name in loaded if name.startswith("airflow_provider_statecheck")}
+    assert ours - declaration == {
+        "airflow_provider_statecheck",
+        "airflow_provider_statecheck.cli",
+        "airflow_provider_statecheck.cli.definition",
+    }
+
+
+def test_each_command_leads_to_its_function_and_takes_an_output_format():
+    """Airflow sends log lines to stderr only for commands that have one."""
+    for name, each in commands().items():
+        assert any(callable(getattr(module, re.sub("[ -]", "_", name), None)) for module in MODULES), name
+        assert "--output" in {flag for arg in each.args for flag in arg.flags}
+
+
+def test_the_provider_declares_the_commands():
+    name = "airflow_provider_statecheck.cli.definition.get_statecheck_commands"
+    assert get_provider_info()["cli"] == [name]

@@ -1,11 +1,13 @@
-"""What a task registers with: the run that it is, the turn that it takes, and the copy that it works on."""
+"""What operators register, and the identity of their stages."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseOperator, TaskGroup, task
 
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
@@ -13,9 +15,19 @@ from airflow_provider_statecheck.checkpoint.records import OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.operators import checkpointed
+from airflow_provider_statecheck.operators.checkpointed import (
+    former_uids,
+    job_name_of,
+    owner_of,
+    refuse_shared_uid,
+    uid_of,
+    uids_by_task,
+)
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, StageTerminatedError
+from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
+from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
+from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.unit.operators.test_identity import make_context
 from tests.unit.written_stage import WrittenStage
 
 RUN = "2026-01-01T00:00:00+00:00"
@@ -122,3 +134,143 @@ def test_a_task_that_is_told_to_end_while_it_waits_for_its_turn_ends(
 def test_nothing_of_a_job_is_read_unless_it_is_forked(stage: WrittenStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "airflow_gateway", lambda: pytest.fail("asked"))
     assert prepared(stage, job="sales").registration.restore_from is None
+
+
+DATE = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def make_context(**changes: Any) -> dict[str, Any]:
+    values = {"logical_date": DATE, "run_id": "scheduled__1", "clear_number": 0, "map_index": -1, "max_tries": 2}
+    values |= {"try_number": 1} | changes
+    dag_run = SimpleNamespace(**{k: values[k] for k in ("logical_date", "run_id", "clear_number")})
+    ti = SimpleNamespace(
+        dag_id="dag", task_id="task", **{k: values[k] for k in ("map_index", "max_tries", "try_number")}
+    )
+    return {"dag_run": dag_run, "ti": ti}
+
+
+def test_state_lives_with_the_run_by_default() -> None:
+    assert job_name_of(make_context(), None, is_test=False) == "dag/2026-01-01T00:00:00+00:00"
+
+
+def test_a_run_without_a_logical_date_is_known_by_its_id() -> None:
+    assert job_name_of(make_context(logical_date=None), None, is_test=False) == "dag/scheduled__1"
+
+
+def test_what_runs_with_the_database_open_never_touches_the_real_job() -> None:
+    assert job_name_of(make_context(), "pipeline", is_test=True) == "test/pipeline"
+
+
+@pytest.mark.parametrize(("job", "dag_id"), [("test/pipeline", "dag"), (None, "test")], ids=["named", "by its dag"])
+def test_a_real_job_is_not_named_like_one_of_a_test_run(job: str | None, dag_id: str) -> None:
+    """It would be removed as one: unasked, at any age."""
+    context = make_context()
+    context["ti"].dag_id = dag_id
+    with pytest.raises(InvalidConfigurationError, match="without the prefix 'test/'"):
+        job_name_of(context, job, is_test=False)
+    assert job_name_of(context, job, is_test=True).startswith("test/test/")
+
+
+def test_a_mapped_task_is_known_by_its_key_and_never_by_its_index() -> None:
+    first = uid_of(make_context(map_index=0), None, "north")
+    assert first == uid_of(make_context(map_index=7), None, "north") == "task[north]"
+    with pytest.raises(InvalidConfigurationError, match="map_key"):
+        uid_of(make_context(map_index=0), None, None)
+
+
+def test_a_retry_keeps_the_clear_marker() -> None:
+    first, retry = owner_of(make_context(), None), owner_of(make_context(try_number=2), None)
+    assert first.clear_marker == retry.clear_marker
+
+
+@pytest.mark.parametrize("change", [{"max_tries": 5}, {"clear_number": 1}], ids=["after its end", "while running"])
+def test_a_clear_changes_the_clear_marker(change: dict[str, Any]) -> None:
+    assert owner_of(make_context(), None).clear_marker != owner_of(make_context(**change), None).clear_marker
+
+
+def _callable(task_id: str, **arguments: Any) -> BaseOperator:
+    return CheckpointedPySparkOperator(task_id=task_id, python_callable=lambda spark: None, **arguments)
+
+
+def _submitted(task_id: str, **arguments: Any) -> BaseOperator:
+    return CheckpointedSparkSubmitOperator(task_id=task_id, application="program.py", **arguments)
+
+
+@pytest.mark.parametrize("second", [_callable, _submitted])
+def test_two_tasks_of_any_kind_with_one_uid_in_one_job_are_refused(second) -> None:
+    with DAG("dag") as dag:
+        _callable("one", job="j", uid="u")
+        second("two", job="j", uid="u")
+    with pytest.raises(InvalidConfigurationError, match="'one' and 'two'"):
+        refuse_shared_uid("one", dag.tasks)
+
+
+@pytest.mark.parametrize(
+    "other", [{"job": "k", "uid": "u"}, {"job": "j", "uid": "v"}, {"job": "j", "uid": "u", "map_key": "m"}]
+)
+def test_another_job_uid_or_map_key_is_another_stage(other: dict[str, str]) -> None:
+    with DAG("dag") as dag:
+        _callable("one", job="j", uid="u")
+        _submitted("two", **other)
+    refuse_shared_uid("one", dag.tasks)
+
+
+def test_tasks_without_state_are_nobodys_siblings() -> None:
+    with DAG("dag") as dag:
+        _callable("one")
+        BaseOperator(task_id="two")
+    refuse_shared_uid("one", dag.tasks)
+
+
+def test_the_uids_of_a_dag_are_those_of_its_checkpointed_tasks() -> None:
+    with DAG("dag") as dag:
+        _callable("one")
+        _submitted("two", uid="second")
+        BaseOperator(task_id="three")
+        with TaskGroup("group"):
+            CheckpointedStageOperator(task_id="four", stage=Stage("named"))
+    assert uids_by_task(dag.tasks) == {"one": ("one",), "two": ("second",), "group.four": ("group.four",)}
+
+
+def test_a_renamed_task_had_other_uids() -> None:
+    with DAG("dag") as dag:
+        _callable("one", renamed_uids={"zero": "one", "function": "other function"})
+    assert uids_by_task(dag.tasks) == {"one": ("one", "zero")}
+
+
+def test_a_uid_that_is_known_only_when_the_task_runs_is_none_of_the_dags() -> None:
+    with DAG("dag") as dag:
+        rendered = _callable("one", uid="sales {{ params.region }}")
+        CheckpointedSparkSubmitOperator.partial(task_id="two", application="a.py").expand(uid=["x", "y"])
+        CheckpointedSparkSubmitOperator.partial(task_id="three", application="a.py").expand_kwargs([{"map_key": "x"}])
+    rendered.uid = "sales north"
+    assert uids_by_task(dag.tasks) == {"one": (), "two": (), "three": ()}
+
+
+def test_mapped_tasks_of_any_kind_are_known_by_their_uid_without_a_key() -> None:
+    @task.checkpointed_spark(map_key="{{ item }}", renamed_uids={"routes": "lines"})
+    def lines(spark: Any, item: str) -> None: ...
+
+    with DAG("dag") as dag:
+        CheckpointedSparkSubmitOperator.partial(task_id="one", application="a.py").expand(map_key=["x", "y"])
+        CheckpointedSparkSubmitOperator.partial(task_id="two", application="a.py", uid="second").expand(map_key=["x"])
+        lines.expand(item=["x", "y"])
+    assert uids_by_task(dag.tasks) == {"one": ("one",), "two": ("second",), "lines": ("lines", "routes")}
+
+
+@pytest.mark.parametrize(
+    ("renamed", "key", "former"),
+    [
+        ({"old": "new", "a": "b"}, None, ("old",)),
+        ({"old": "new"}, "x", ("old[x]",)),
+        ({"old[y]": "new[x]"}, "x", ("old[y]",)),
+        ({"a": "b"}, "x", ()),
+        ({"first": "old", "old": "new"}, None, ("old", "first")),
+        ({"first": "old", "old": "new"}, "x", ("old[x]", "first[x]")),
+        ({"new": "old", "old": "new"}, None, ("old",)),
+    ],
+)
+def test_an_instance_of_a_renamed_task_keeps_its_key(
+    renamed: dict[str, str], key: str | None, former: tuple[str, ...]
+) -> None:
+    assert former_uids("new", renamed, key) == former

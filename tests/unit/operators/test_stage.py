@@ -27,7 +27,7 @@ from airflow_provider_statecheck.operators.spark_submit import CheckpointedStage
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.operators import stages_of_test
-from tests.unit.operators.test_identity import make_context
+from tests.unit.operators.test_registration import make_context
 
 PLACE = "tests.unit.operators.stages_of_test"
 DATE = datetime(2026, 1, 1, tzinfo=UTC)

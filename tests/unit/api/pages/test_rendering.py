@@ -1,15 +1,29 @@
+"""How the pages render figures and texts."""
+
 from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.api.pages import charts
 from airflow_provider_statecheck.api.pages.addresses import Addresses
+from airflow_provider_statecheck.api.pages.charts import BARS, CHART_HEIGHT, LANES
 from airflow_provider_statecheck.api.pages.rendering import readable_duration, relative_time
+from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.snapshot_summary import (
+    LoopSummary,
+    SnapshotSummary,
+    SourceSummary,
+    StateSummary,
+    StepSummary,
+)
+from airflow_provider_statecheck.checkpoint.store import JobView
 from tests.unit.api.pages.html import Element, Page
-from tests.unit.api.pages.site import ROOT, Site
+from tests.unit.api.pages.site import ROOT, MadeJob, Site
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -164,3 +178,199 @@ def test_an_owner_without_a_task_has_no_address() -> None:
     made_up = (("dag_id", "nightly"), ("map_index", "-1"))
     assert Addresses("").task(made_up) is None
     assert Addresses("").airflow_task(made_up) is None
+
+
+NOTHING = "\N{EN DASH}"
+HOSTILE = "<script>alert('x')<b>\"'&amp;"
+SUMMARY = SnapshotSummary(
+    steps=(
+        StepSummary(name="raw", outcome="restored", seconds=185, size_bytes=3 << 20, rows=12345),
+        StepSummary(name="sessions", outcome="computed", seconds=2.5, size_bytes=1024),
+    ),
+    loops=(
+        LoopSummary(name="days", finished=3, total=12, seconds=75),
+        LoopSummary(name="rank", finished=7, is_iteration=True),
+    ),
+    sources=(SourceSummary(uid="clicks", finished_splits=5, total_splits=20, remaining_seconds=600),),
+    states=(StateSummary(uid="visits", name="count", kind="value", type="int64", keys=1234567, size_bytes=2 << 20),),
+    open_commits=("orders: 2",),
+    seconds_saved=185,
+    snapshot_seconds=12,
+    write_seconds=0.02,
+    commit_seconds=3,
+)
+
+
+def tables(page: Page, part: str) -> dict[str, list[dict[str, str]]]:
+    """The tables of a part of a page by the first word of their caption."""
+    (found,) = [each for each in page.all(class_="part") if each.attributes["id"].endswith(part)]
+    captions = [table.one("caption").text for table in found.all("table")]
+    return {caption.split()[0]: page.table(caption) for caption in captions}
+
+
+@pytest.fixture
+def job(site: Site) -> MadeJob:
+    job = site.job().begin()
+    job.checkpoint(summary=SUMMARY)
+    return job
+
+
+@pytest.mark.parametrize(("place", "part"), [("", "-holds"), ("/checkpoints/1", "checkpoint")])
+def test_a_checkpoint_is_shown_with_what_it_holds(site: Site, job: MadeJob, place: str, part: str) -> None:
+    page = site.read(f"/jobs/{job.attempt.job_id}{place}")
+    assert not page.all("h4"), "a page of a checkpoint has no third level"
+    held = tables(page, part)
+    raw, sessions = held["Steps"]
+    assert [*raw.values()] == ["raw", "↺ restored", "3 min 5 s", "3.0 MiB", "12,345", "3 min 5 s"]
+    assert [*sessions.values()] == ["sessions", "+ computed", "2.5 s", "1.0 KiB", NOTHING, NOTHING]
+    days, rank = held["Loops"]
+    assert (days["Done"], days["To do"], days["Duration"]) == ("3 items", "9", "1 min 15 s")
+    assert days["Progress"].endswith("25 %")
+    assert [*rank.values()][1:] == ["7 iterations", NOTHING, NOTHING, NOTHING]
+    (clicks,) = held["Sources"]
+    assert (clicks["Splits read"], clicks["Remaining"]) == ("5 of 20", "about 10 min")
+    assert [*held["States"][0].values()] == ["visits", "count", "value", "int64", "1,234,567", "2.0 MiB"]
+    (found,) = [each for each in page.all(class_="part") if each.attributes["id"].endswith(part)]
+    assert "orders: 2" in found.one("ul").text
+    durations = {e.one("dt").text: e.one("dd").text for e in found.all("dl")[-1].all("div")}
+    assert durations == {
+        "Time saved": "3 min 5 s",
+        "Snapshots and state written in": "12 s",
+        "Metadata written in": "20 ms",
+        "Output committed in": "3.0 s",
+    }
+
+
+def test_a_step_in_parts_is_shown_with_its_progress(site: Site) -> None:
+    job = site.job().begin()
+    parted = StepSummary(name="scored", outcome="computed", parts=12, share=0.617, bad_parts=1)
+    job.checkpoint(summary=SnapshotSummary(steps=(parted,)))
+    page = site.read(f"/jobs/{job.attempt.job_id}/checkpoints/1")
+    assert tables(page, "checkpoint")["Steps"][0]["Outcome"] == "+ computed 12 parts, 61 %, 1 failed"
+
+
+def test_what_an_attempt_restored_is_shown_with_the_time_saved(site: Site, job: MadeJob) -> None:
+    job.end()
+    job.begin().restore(SUMMARY)
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    assert tables(page, "-restored")["Steps"][0]["Time saved"] == "3 min 5 s"
+    newest, first = page.table("Attempts of aggregate, newest first")
+    assert "3 min 5 s saved" in newest["Restored from"]
+    assert "saved" not in first["Restored from"]
+
+
+def test_a_restore_has_no_time_of_writing(site: Site, job: MadeJob) -> None:
+    job.end()
+    job.begin().restore(SnapshotSummary(steps=SUMMARY.steps, seconds_saved=185))
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    (restored,) = [each for each in page.all(class_="part") if each.attributes["id"].endswith("-restored")]
+    assert [e.text for e in restored.all("dt")] == ["Time saved"]
+
+
+def test_entries_that_were_left_out_are_counted(site: Site) -> None:
+    job = site.job().begin()
+    steps = tuple(StepSummary(name=f"step {n} {'x' * 100}", outcome="computed") for n in range(500))
+    job.checkpoint(summary=SnapshotSummary(steps=steps))
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    shown = tables(page, "-holds")["Steps"]
+    assert shown[-1]["Step"].startswith("step 499"), "the newest are shown"
+    assert f"(and {500 - len(shown)} earlier)" in page.text
+
+
+def test_a_checkpoint_without_figures_has_no_empty_tables(site: Site) -> None:
+    job = site.job().begin()
+    job.checkpoint()
+    ids = [each.attributes["id"] for each in site.read(f"/jobs/{job.attempt.job_id}").all(class_="part")]
+    assert not [each for each in ids if each.endswith(("-holds", "-restored"))]
+
+
+def test_names_in_figures_are_text(site: Site) -> None:
+    kinds: dict[str, Any] = {
+        "steps": (StepSummary(name=HOSTILE, outcome=HOSTILE),),
+        "loops": (LoopSummary(name=HOSTILE, finished=1, total=2),),
+        "sources": (SourceSummary(uid=HOSTILE, finished_splits=1, total_splits=0),),
+        "states": (StateSummary(uid=HOSTILE, name=HOSTILE, kind=HOSTILE, type=HOSTILE),),
+        "open_commits": (HOSTILE,),
+    }
+    job = site.job().begin()
+    job.checkpoint(summary=SnapshotSummary(**kinds))
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    assert page.text.count(HOSTILE) >= 8
+    assert len(page.all("script")) == 3
+    assert not page.all("b")
+
+
+def _view(job: MadeJob) -> JobView:
+    return job.coordinator.describe(job.attempt.job_id)
+
+
+def test_bars_have_the_height_of_their_size_and_of_its_new_part(site: Site) -> None:
+    job = site.job().begin()
+    job.checkpoint(new=256, full=1024)
+    job.checkpoint(new=0, full=2048)
+    job.decline("fails")
+    chart = charts.size_chart(_view(job).checkpoints, readable_size)
+    assert chart is not None
+    assert [bar.checkpoint_id for bar in chart.bars] == [1, 2], "a failed one has no size"
+    assert [bar.height for bar in chart.bars] == [CHART_HEIGHT / 2, CHART_HEIGHT]
+    assert [bar.inner_height for bar in chart.bars] == [CHART_HEIGHT / 8, 0]
+    assert all(bar.y + bar.height == CHART_HEIGHT for bar in chart.bars)
+    assert chart.summary == "Size of the newest 2 completed checkpoints: 1.0 KiB to 2.0 KiB, newest 2.0 KiB"
+    assert chart.bars[0].title == "Checkpoint 1: 1.0 KiB, 256 B new"
+
+
+def test_a_chart_shows_the_newest_checkpoints_within_its_width(site: Site) -> None:
+    job = site.job().begin(num_retained=100)
+    for _ in range(BARS + 5):
+        job.checkpoint(seconds=0)
+    chart = charts.duration_chart(_view(job).checkpoints, lambda seconds: f"{seconds} s")
+    assert chart is not None
+    assert [bar.checkpoint_id for bar in chart.bars] == list(range(6, BARS + 6))
+    assert all(bar.x >= 0 and bar.x + bar.width <= 100 for bar in chart.bars)
+    assert all(a.x + a.width < b.x for a, b in zip(chart.bars, chart.bars[1:], strict=False))
+    assert all(0 < bar.height < 3 for bar in chart.bars), "a bar of nothing can be seen, and stays low"
+
+
+def test_there_is_no_chart_without_completed_checkpoints(site: Site) -> None:
+    view = _view(site.job().begin())
+    assert charts.size_chart(view.checkpoints, readable_size) is None
+    assert charts.timeline((), (), site.clock.now()) is None
+
+
+def test_a_timeline_has_attempts_newest_first_with_their_checkpoints_inside(site: Site) -> None:
+    job = site.job().begin()
+    job.checkpoint()
+    job.end(AttemptStatus.FAILED)
+    site.clock.advance(60)
+    job.begin().restore()
+    job.checkpoint()
+    view = _view(job)
+    shown = charts.timeline(view.attempts, view.checkpoints, view.read_at)
+    assert shown is not None
+    second, first = shown.lanes
+    assert (second.epoch, second.status, first.epoch, first.status) == (2, "running", 1, "failed")
+    assert first.x == 0
+    assert second.x + second.width == 100, "it runs until now"
+    assert first.x + first.width < second.x
+    for lane in (first, second):
+        ((position, title),) = lane.marks
+        assert lane.x <= position <= lane.x + lane.width
+        assert title == f"Checkpoint {lane.epoch}"
+    assert "restored from checkpoint 1" in shown.summary
+
+
+def test_a_timeline_of_a_moment_and_one_of_many_attempts_fit(site: Site) -> None:
+    job = site.job().begin()
+    view = _view(job)
+    moment = charts.timeline(view.attempts, view.checkpoints, view.read_at)
+    assert moment is not None
+    assert 0 < moment.lanes[0].width <= 100
+    for _ in range(LANES + 3):
+        job.end(AttemptStatus.FAILED)
+        site.clock.advance(timedelta(days=1).total_seconds())
+        job.begin()
+    view = _view(job)
+    many = charts.timeline(view.attempts, view.checkpoints, view.read_at)
+    assert many is not None
+    assert [lane.epoch for lane in many.lanes] == list(range(LANES + 4, 4, -1))
+    assert all(lane.x + lane.width <= 100.001 for lane in many.lanes)

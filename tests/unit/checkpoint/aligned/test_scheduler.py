@@ -1,17 +1,23 @@
-"""When periodic checkpoints are due."""
+"""When checkpoints are triggered."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.triggering import PeriodicTrigger
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.gateway.coordinators import SETTINGS
+from tests.aligned_job import AlignedJob
 from tests.messages import ManualClock
 from tests.unit.checkpoint.aligned.stand_ins import START, seconds
+from tests.unit.test_every_setting import FLINK_VALUES
 
 
 class FixedRandom(Random):
@@ -115,3 +121,21 @@ def test_a_clock_that_is_set_back_delays_the_next_firing_by_an_interval_at_most(
     assert not trigger.due(START + seconds(20))
     assert trigger.next_fire_at == START + seconds(80)
     assert trigger.due(START + seconds(80))
+
+
+@pytest.mark.parametrize("option", list(CheckpointConfig.options()), ids=lambda option: option.name)
+def test_a_setting_that_a_coordinator_does_not_act_on_is_refused(job: AlignedJob, option: ConfigOption[Any]) -> None:
+    config = CheckpointConfig()
+    setattr(config, option.name, FLINK_VALUES[option.name])
+    if option.name in SETTINGS:
+        job.coordinator(config=config)
+        return
+    with pytest.raises(InvalidConfigurationError, match=option.key):
+        job.coordinator(config=config)
+
+
+def test_a_setting_that_goes_back_to_its_default_is_not_given() -> None:
+    config = CheckpointConfig()
+    config.num_retained = 7
+    config.num_retained = None
+    config.require_only((), "anything")
