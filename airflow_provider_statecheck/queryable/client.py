@@ -24,6 +24,7 @@ from airflow_provider_statecheck.gateway.http import (
     content_of,
     headers_for,
     mapping_failures,
+    root_url,
     url_of,
 )
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
@@ -99,7 +100,7 @@ class QueryableStateClient(StateReads):
     :param timeout_seconds: Timeout of one request.
     :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call begin.
     :param client: Client for the requests, such as one with other certificates; the caller closes it.
-    :raises InvalidConfigurationError: without a server.
+    :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class AsyncQueryableStateClient:
     :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call begin.
     :param client: Client for the requests; the caller closes it.
     :param sleep: Coroutine function that waits for a number of seconds.
-    :raises InvalidConfigurationError: without a server.
+    :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
     """
 
     def __init__(
@@ -309,7 +310,7 @@ class _Servers:
             raise InvalidConfigurationError(
                 f"Expected the URL of a server, such as http://localhost:8080, or several, found {servers!r}; pass one."
             )
-        self.urls = tuple(each.rstrip("/") for each in given)
+        self.urls = tuple(map(root_url, given))
         self.retries = retries
         self.preferred = 0
         """Place of the server that answered last."""

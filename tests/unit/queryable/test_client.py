@@ -266,10 +266,12 @@ def test_the_text_of_a_client_has_no_token(make: Any, token: Any) -> None:
     assert A in repr(client)
 
 
-@pytest.mark.parametrize("servers", ["", [], [A, ""]])
-def test_a_client_without_a_server_is_refused(servers: Any) -> None:
-    with pytest.raises(InvalidConfigurationError, match="URL of a server"):
-        QueryableStateClient(servers)
+@pytest.mark.parametrize("servers", ["", [], [A, ""], [A, "https://me:planted@server"]])
+@pytest.mark.parametrize("client", [QueryableStateClient, AsyncQueryableStateClient])
+def test_a_client_without_usable_servers_is_refused(client: Any, servers: Any) -> None:
+    with pytest.raises(InvalidConfigurationError, match="URL of a server") as caught:
+        client(servers)
+    assert "planted" not in str(caught.value)
 
 
 def test_a_key_without_state_is_an_error_for_one_key_and_left_out_of_many(make: Any) -> None:
