@@ -240,8 +240,7 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
         raise already_claimed(pointer)
     view = tx.view()
     _require_unneeded(view, pointer)
-    own = (c for c in view.checkpoints if not c.properties.unclaimed)
-    row = next((c for c in own if canonical_uri(c.location) == canonical_uri(pointer)), None)
+    row = row_of(view, pointer)
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
@@ -254,6 +253,12 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
         savepoint = replace(savepoint, status=CheckpointStatus.DISPOSED, ended_at=tx.now)
         tx.update_checkpoint(savepoint, expected=CheckpointStatus.COMPLETED)
     return savepoint
+
+
+def row_of(view: JobView, pointer: str) -> CheckpointRecord | None:
+    """Return the row of a savepoint that its job has taken, or ``None``."""
+    own = (c for c in view.checkpoints if not c.properties.unclaimed)
+    return next((c for c in own if canonical_uri(c.location) == canonical_uri(pointer)), None)
 
 
 def _require_unneeded(view: JobView, pointer: str) -> None:
