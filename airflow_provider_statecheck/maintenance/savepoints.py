@@ -33,7 +33,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RequestSavepoint,
     require_metadata_in,
 )
-from airflow_provider_statecheck.checkpoint.properties import already_claimed
+from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
@@ -190,8 +190,7 @@ class JobSavepoints:
         :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
         :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
         """
-        if self._store.claim(request.pointer) is not None:
-            raise already_claimed(request.pointer)
+        _require_disposable(self._store.claim(request.pointer), request.pointer)
         disposed = (self._dispose_in(job_id, request) for job_id in self._jobs_of(request))
         return DisposedSavepoint(checkpoint=next((row for row in disposed if row is not None), None))
 
@@ -236,10 +235,13 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
     :raises ConcurrentAttemptError: An operator of the job restores the savepoint, or will restore it in place.
     """
-    if tx.claim(pointer) is not None:
-        raise already_claimed(pointer)
-    view = tx.view()
+    claim, view = tx.claim(pointer), tx.view()
+    _require_disposable(claim, pointer)
     _require_unneeded(view, pointer)
+    if claim is None:
+        # The files are deleted later, and no job may claim them in the meantime.
+        none = OperatorId("")
+        tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=none, claimed_at=tx.now))
     row = row_of(view, pointer)
     if row is None:
         return None
@@ -253,6 +255,11 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
         savepoint = replace(savepoint, status=CheckpointStatus.DISPOSED, ended_at=tx.now)
         tx.update_checkpoint(savepoint, expected=CheckpointStatus.COMPLETED)
     return savepoint
+
+
+def _require_disposable(claim: ClaimRecord | None, pointer: str) -> None:
+    if claim is not None and not claim.is_disposal:
+        raise already_claimed(pointer)
 
 
 def row_of(view: JobView, pointer: str) -> CheckpointRecord | None:
