@@ -48,6 +48,7 @@ from airflow_provider_statecheck.queryable.reads import (
     given_job_id,
     in_batches,
     query_of,
+    several,
 )
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
@@ -214,7 +215,7 @@ class AsyncQueryableStateClient:
     ) -> StateReply:
         """Return the reply for many keys, all from one checkpoint; see ``StateReads.get_many``."""
         query = query_of(job, name, (), user_key, **options)
-        batches = in_batches(query, _requests_of(query, tuple(keys)))
+        batches = in_batches(query, _requests_of(query, several(keys)))
         try:
             query = next(batches)
             while True:

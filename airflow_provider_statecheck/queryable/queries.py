@@ -141,7 +141,7 @@ class AsOf:
     """
     The checkpoint to read, by default the latest completed one.
 
-    :raises InvalidConfigurationError: for more than one condition, an id below 1, or a time without a time zone.
+    :raises InvalidConfigurationError: for more than one condition, and for what is no id from 1 on or no time with a time zone.
     """
 
     checkpoint_id: int | None = None
@@ -155,12 +155,10 @@ class AsOf:
             raise InvalidConfigurationError(
                 "Expected one of checkpoint_id, pointer and at, found several; pass only one."
             )
-        if self.checkpoint_id is not None and self.checkpoint_id < 1:
-            raise InvalidConfigurationError(f"Expected a checkpoint id of 1 or more, found {self.checkpoint_id}.")
-        if self.at is not None and self.at.tzinfo is None:
-            raise InvalidConfigurationError(
-                f"Expected a time with a time zone, found {self.at.isoformat()}; set its tzinfo."
-            )
+        if self.checkpoint_id is not None and not (isinstance(self.checkpoint_id, int) and self.checkpoint_id >= 1):
+            raise InvalidConfigurationError(f"Expected a checkpoint id of 1 or more, found {self.checkpoint_id!r}.")
+        if self.at is not None and not (isinstance(self.at, datetime) and self.at.tzinfo is not None):
+            raise InvalidConfigurationError(f"Expected a datetime with a time zone, found {self.at!r}; set its tzinfo.")
 
     @property
     def is_latest(self) -> bool:

@@ -274,6 +274,14 @@ def test_a_client_without_usable_servers_is_refused(client: Any, servers: Any) -
     assert "planted" not in str(caught.value)
 
 
+@pytest.mark.parametrize("keys", ["x", b"x"])
+def test_a_single_text_is_not_read_as_the_keys_of_its_characters(make: Any, keys: Any) -> None:
+    servers = Servers({A: [serving()]})
+    with pytest.raises(InvalidConfigurationError, match="several keys, found the single key"):
+        make(servers).get_many("sales", "totals", keys)
+    assert servers.asked == []
+
+
 def test_a_key_without_state_is_an_error_for_one_key_and_left_out_of_many(make: Any) -> None:
     servers = Servers({A: [serving()]})
     with pytest.raises(UnknownKeyOrNamespaceError, match="'totals-by-user' for the key ''"):
