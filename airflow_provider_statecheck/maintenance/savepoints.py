@@ -306,7 +306,8 @@ def _require_none_of_job(tx: JobTransaction) -> None:
     for request in tx.open_requests(ALIGNED_OPERATOR_ID):
         raise ConcurrentAttemptError(
             f"Expected no savepoint of the whole job {tx.job.name!r} in progress, found request {request.request_key} of "
-            f"{request.requested_at.isoformat(timespec='seconds')}; wait until it has ended.",
+            f"{request.requested_at.isoformat(timespec='seconds')}; wait until it has ended. If its command was interrupted, "
+            f"'airflow statecheck gc' and the maintenance Dag go on with it.",
             request_key=request.request_key,
         )
 

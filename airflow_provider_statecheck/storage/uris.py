@@ -252,6 +252,7 @@ _SECRET_WORDS = (
     "secret",
     "token",
     "passw",
+    "passphrase",
     "pwd",
     "auth",
     "credential",
