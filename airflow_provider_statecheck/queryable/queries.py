@@ -14,7 +14,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
-from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, require
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
@@ -155,15 +155,21 @@ class AsOf:
             raise InvalidConfigurationError(
                 "Expected one of checkpoint_id, pointer and at, found several; pass only one."
             )
-        if self.checkpoint_id is not None and not (isinstance(self.checkpoint_id, int) and self.checkpoint_id >= 1):
-            raise InvalidConfigurationError(f"Expected a checkpoint id of 1 or more, found {self.checkpoint_id!r}.")
-        if self.at is not None and not (isinstance(self.at, datetime) and self.at.tzinfo is not None):
-            raise InvalidConfigurationError(f"Expected a datetime with a time zone, found {self.at!r}; set its tzinfo.")
+        require("checkpoint_id", self.checkpoint_id, _is_id_or_none, "a checkpoint id, 1 or more")
+        require("at", self.at, _is_zoned_or_none, "a datetime with a time zone")
 
     @property
     def is_latest(self) -> bool:
         """Return whether the latest completed checkpoint is read."""
         return self.checkpoint_id is None and self.pointer is None and self.at is None
+
+
+def _is_id_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and value >= 1)
+
+
+def _is_zoned_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, datetime) and value.tzinfo is not None)
 
 
 LATEST: Final = AsOf()

@@ -89,7 +89,8 @@ def given_job_id(job: str) -> JobId:
 
     :param job: Name of the job, or its id of 32 hexadecimal digits.
     """
-    return JobId(job) if isinstance(job, str) and _JOB_ID.fullmatch(job) else job_id_of(job)
+    of_name = job_id_of(job)
+    return JobId(job) if _JOB_ID.fullmatch(job) else of_name
 
 
 def several(keys: Iterable[Any]) -> tuple[Any, ...]:
