@@ -39,7 +39,7 @@ def job_id_of(name: str) -> JobId:
     Return the id of a job: 32 hexadecimal digits.
 
     :param name: Name of the job, at most 500 characters.
-    :raises InvalidConfigurationError: if the name is empty or too long.
+    :raises InvalidConfigurationError: if the name is no text, is empty or is too long.
     """
     return JobId(_digest("job", name))
 
@@ -49,7 +49,7 @@ def operator_id_of(uid: str) -> OperatorId:
     Return the id of an operator within its job: 32 hexadecimal digits.
 
     :param uid: Uid of the operator, at most 500 characters.
-    :raises InvalidConfigurationError: if the uid is empty or too long.
+    :raises InvalidConfigurationError: if the uid is no text, is empty or is too long.
     """
     return OperatorId(_digest("uid", uid))
 
@@ -116,7 +116,10 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
-def _digest(kind: str, name: str) -> str:
+def _digest(kind: str, name: object) -> str:
+    # A template or an XCom may give any value.
+    if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
+        raise InvalidConfigurationError(f"Expected a {kind} that is a text in UTF-8, found {name!r:.60}; correct it.")
     if not name.strip() or len(name) > _MAX_NAME:
         raise InvalidConfigurationError(
             f"Expected a {kind} of 1 to {_MAX_NAME} characters, found {len(name)} in {name[:40]!r}; choose another name."

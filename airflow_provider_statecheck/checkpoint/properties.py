@@ -245,13 +245,19 @@ class RestoreSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """Claim of a snapshot by one operator."""
+    """Claim of a snapshot by one operator, or by a user who disposes of it."""
 
     pointer: str
     """Directory of the snapshot."""
     job_id: JobId
     operator_id: OperatorId
+    """Operator that owns the snapshot; empty for a disposal."""
     claimed_at: datetime
+
+    @property
+    def is_disposal(self) -> bool:
+        """Return whether the files of the snapshot are deleted."""
+        return not self.operator_id
 
 
 def already_claimed(pointer: str) -> SnapshotClaimedError:

@@ -141,8 +141,14 @@ def require_unclaimed(tx: JobTransaction, owner: OperatorRecord | AttemptRecord,
     Require a snapshot to have no owner or the given one.
 
     :raises SnapshotClaimedError: if another operator has claimed it.
+    :raises PointerNotFoundError: if a user has disposed of it; its files are deleted later.
     """
     claim = tx.claim(pointer)
+    if claim is not None and claim.is_disposal:
+        raise PointerNotFoundError(
+            f"Expected a retained savepoint at {pointer}, found that it was disposed of; restore another savepoint.",
+            uri=pointer,
+        )
     if claim is not None and (claim.job_id, claim.operator_id) != (owner.job_id, owner.operator_id):
         raise already_claimed(pointer)
 

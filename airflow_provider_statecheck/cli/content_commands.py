@@ -6,11 +6,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_statecheck.cli.output import Exit, Row, command, print_message, print_rows, print_values, shown
+from airflow_provider_statecheck.cli.output import Exit, Row, command, print_message, print_rows, print_values
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
 from airflow_provider_statecheck.hooks.maintenance import find_job
 from airflow_provider_statecheck.hooks.transport import airflow_gateway
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -140,7 +141,7 @@ def _row(
     return {
         "operator": stage.uid,
         "checkpoint": stage.checkpoint_id,
-        "pointer": shown(stage.pointer),
+        "pointer": redact(stage.pointer),
         "kind": kind,
         "name": name,
         "rows": rows,

@@ -31,7 +31,6 @@ from airflow_provider_statecheck.cli.output import (
     operators_of,
     print_message,
     print_rows,
-    shown,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import storage_opener
@@ -48,6 +47,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, 
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
 from airflow_provider_statecheck.maintenance.verify import verify_job
 from airflow_provider_statecheck.storage.orphans import SHORTEST_STAY
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -252,7 +252,7 @@ def _verification_row(verification: Verification) -> Row:
         "restorable": verification.is_restorable,
         "problems": list(verification.problems),
         "unchecked": list(verification.unchecked),
-        "pointer": shown(verification.pointer),
+        "pointer": redact(verification.pointer),
     }
 
 
@@ -262,8 +262,8 @@ def _recovered_row(job: RecoveredJob) -> Row:
         "job_id": job.job_id,
         "recovered": job.is_recovered,
         "operators": list(job.operators),
-        "checkpoints": [shown(uri) for uri in job.checkpoints],
-        "savepoints": [shown(uri) for uri in job.savepoints],
+        "checkpoints": [redact(uri) for uri in job.checkpoints],
+        "savepoints": [redact(uri) for uri in job.savepoints],
         "problems": list(job.problems),
     }
 
@@ -283,8 +283,8 @@ def _collected_row(job: CollectedJob) -> Row:
     return {
         "job": job.job,
         "bytes": job.deleted_bytes,
-        "directories": [shown(uri) for uri in job.deleted],
-        "quarantined": [shown(uri) for uri in job.quarantined],
+        "directories": [redact(uri) for uri in job.deleted],
+        "quarantined": [redact(uri) for uri in job.quarantined],
         "retained": job.kept,
         "problems": [*job.problems, *job.unreachable],
     }
@@ -327,7 +327,7 @@ def _rewound_row(operator: RewoundOperator) -> Row:
         "newest_run": None if newest is None else newest.run_key,
         "fenced": None if operator.fenced is None else operator.fenced.owner.label,
         "withdrawn_choice": operator.withdrawn_choice,
-        "withdrawn_restore": None if operator.withdrawn_restore is None else shown(operator.withdrawn_restore),
+        "withdrawn_restore": None if operator.withdrawn_restore is None else redact(operator.withdrawn_restore),
     }
 
 
@@ -341,10 +341,11 @@ def serve_state(args: Namespace) -> Exit:
         run_server,
     )
     from airflow_provider_statecheck.configuration import StateServingSettings
+    from airflow_provider_statecheck.gateway.http import root_url
     from airflow_provider_statecheck.hooks.connection import CoordinatorAddress, coordinator_address, storage_opener
 
     address = CoordinatorAddress(url=args.api_url) if args.api_url else coordinator_address()
-    address = replace(address, url=address.url.rstrip("/"), timeout_seconds=API_TIMEOUT_SECONDS)
+    address = replace(address, url=root_url(address.url), timeout_seconds=API_TIMEOUT_SECONDS)
     settings = StateServerSettings(
         api_url=address.url,
         max_staleness_seconds=args.max_staleness,

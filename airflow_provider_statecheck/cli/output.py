@@ -36,7 +36,6 @@ from airflow_provider_statecheck.storage.uris import redact
 Row = dict[str, Any]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_PASSWORD = re.compile(r"://[^/\s@]*:[^\s@]*@")
 
 
 class Exit(IntEnum):
@@ -164,11 +163,6 @@ def _print(rows: list[Row], output: str, text: Callable[[str, Any], str]) -> Non
         _print_table([{key: text(key, value) for key, value in row.items()} for row in rows], output)
 
 
-def shown(uri: str) -> str:
-    """Return a URI without a password; the name of a container before ``@`` is not a password."""
-    return redact(uri) if _PASSWORD.search(uri) else uri
-
-
 def _print_yaml(rows: list[Row]) -> None:
     from airflow.utils import yaml
 
@@ -234,7 +228,7 @@ def _checkpoint_row(checkpoint: CheckpointRecord, uid: str) -> Row:
         "triggered_at": checkpoint.triggered_at,
         "seconds": None if end is None else (end - checkpoint.triggered_at).total_seconds(),
         "bytes": checkpoint.full_size_bytes,
-        "pointer": shown(checkpoint.location),
+        "pointer": redact(checkpoint.location),
         "failure": _failure(checkpoint),
     }
 

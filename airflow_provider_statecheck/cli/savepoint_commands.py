@@ -19,7 +19,6 @@ from airflow_provider_statecheck.cli.output import (
     operators_of,
     print_message,
     print_rows,
-    shown,
 )
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -34,7 +33,7 @@ from airflow_provider_statecheck.hooks.maintenance import (
 from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
-from airflow_provider_statecheck.storage.uris import normalise_pointer
+from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.records import OperatorRecord
@@ -79,7 +78,7 @@ def dispose(args: Namespace) -> Exit:
     disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
     size = readable_size(disposed.size_bytes) if disposed.size_bytes else "no files"
     verb = "would be deleted" if args.dry_run else "deleted"
-    print_message(f"{shown(disposed.pointer)} with {size} {verb}.")
+    print_message(f"{redact(disposed.pointer)} with {size} {verb}.")
     return Exit.DONE
 
 
@@ -101,7 +100,7 @@ def rescale(args: Namespace) -> Exit:
     rescaled = rescale_max_parallelism(
         checkpoint.storage, source, directory=directory, max_parallelism=args.max_parallelism
     )
-    row = {"pointer": shown(directory), "max_parallelism": args.max_parallelism, "bytes": rescaled.state_size_bytes}
+    row = {"pointer": redact(directory), "max_parallelism": args.max_parallelism, "bytes": rescaled.state_size_bytes}
     print_rows([row], args.output)
     print_message("The checkpoint is unchanged; start the stage from the savepoint with the new max_parallelism.")
     return Exit.DONE
@@ -129,7 +128,7 @@ def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGa
         "request": request.request_key,
         "status": request.status.value,
         "checkpoint": request.checkpoint_id,
-        "pointer": shown(taken.location) if taken is not None and is_completed else None,
+        "pointer": redact(taken.location) if taken is not None and is_completed else None,
         "failure": request.failure_message or None,
     }
 
@@ -156,7 +155,7 @@ def restore(args: Namespace) -> Exit:
     restored = _restore(args, job.job_id, savepoint, dry_run=args.dry_run)
     verb = "would be restored" if args.dry_run else "was restored"
     print_message(
-        f"{job.name} {verb} from {shown(savepoint.pointer)}. Run these tasks again before other runs start, and their runs in order:"
+        f"{job.name} {verb} from {redact(savepoint.pointer)}. Run these tasks again before other runs start, and their runs in order:"
     )
     for line in restored.tasks_to_run:
         print_message(line)
@@ -185,7 +184,7 @@ def _restored_row(operator: RestoredOperator) -> Row:
         "rolled_back": [checkpoint.checkpoint_id for checkpoint in operator.taken_back],
         "runs": list(dict.fromkeys(checkpoint.run_key for checkpoint in operator.taken_back)),
         "fenced": None if operator.fenced is None else operator.fenced.owner.label,
-        "replaced": shown(operator.replaced) or None,
+        "replaced": redact(operator.replaced) or None,
     }
 
 

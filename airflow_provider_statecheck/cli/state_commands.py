@@ -18,12 +18,12 @@ from airflow_provider_statecheck.cli.output import (
     print_message,
     print_rows,
     print_values,
-    shown,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
 from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway
 from airflow_provider_statecheck.hooks.transport import airflow_gateway
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -217,8 +217,8 @@ def _overview_row(snapshot: CheckpointStatsSnapshot) -> Row:
         **_size_columns(snapshot),
         **_seconds_columns(snapshot.duration),
         "awaiting_discard": snapshot.awaiting_discard,
-        "latest_completed": None if completed is None else shown(completed.location),
-        "latest_failed": None if failed is None else shown(failed.location),
+        "latest_completed": None if completed is None else redact(completed.location),
+        "latest_failed": None if failed is None else redact(failed.location),
         "failure": None if failed is None else _failure(failed),
         "failures": [f"{reason}: {count}" for reason, count in snapshot.failures],
     }
@@ -258,7 +258,7 @@ def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: Checkp
         "owner": None if custody is None else custody.owner.value,
         "safe_to_delete": None if custody is None else custody.is_safe_to_delete,
         "reason": None if custody is None else custody.because,
-        "pointer": shown(entry.location),
+        "pointer": redact(entry.location),
         "failure": _failure(entry),
     }
 
@@ -357,6 +357,6 @@ def _name_row(name: QueryableName) -> Row:
         "type": f"{user_key}{name.value_type}",
         "expires": name.expires,
         "checkpoint": name.checkpoint_id,
-        "pointer": shown(name.pointer),
+        "pointer": redact(name.pointer),
         "refused": name.refused or None,
     }

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.exceptions import (
     TokenExpiredError,
 )
 from airflow_provider_statecheck.gateway.verbs import COORDINATOR, MOUNT_PATH, VERSION_PATH, Verb, decode_error
+from airflow_provider_statecheck.storage.uris import redact
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
@@ -37,10 +38,11 @@ class HttpClient:
 
     :param base_url: Root URL of Airflow's api-server, including the path of ``[api] base_url``.
     :param client: Client for the requests. The default trusts the certificates of the machine.
+    :raises InvalidConfigurationError: as for :func:`root_url`.
     """
 
     def __init__(self, base_url: str, client: httpx.Client | None = None) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = root_url(base_url)
         self._client = client or httpx.Client(timeout=_TIMEOUT)
 
     def post(self, path: str, body: Any, token: str | None = None) -> Any:
@@ -99,6 +101,21 @@ class HttpClient:
     def _request(self, method: str, url: str, body: Any, headers: dict[str, str]) -> httpx.Response:
         with mapping_failures(self.base_url, url):
             return self._client.request(method, url, json=body, headers=headers)
+
+
+def root_url(url: str) -> str:
+    """
+    Return the root URL of a server without a slash at its end.
+
+    :raises InvalidConfigurationError: if the URL has a user or a password, which would be sent in place of the token and
+        appear in errors.
+    """
+    if redact(url) != url:
+        raise InvalidConfigurationError(
+            f"Expected the URL of a server without a user and a password, found {redact(url)!r}; set the login and the password "
+            f"of the connection instead."
+        )
+    return url.rstrip("/")
 
 
 def url_of(base_url: str, path: str) -> str:

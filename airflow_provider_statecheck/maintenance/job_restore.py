@@ -33,11 +33,13 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
     CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.maintenance.rewind import changing, dead_attempts, require_no_running_task
+from airflow_provider_statecheck.maintenance.savepoints import row_of
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -210,7 +212,7 @@ class JobRestoring:
         A known key is the same request, whatever has happened since. An equal request is the same one until an attempt
         completes a checkpoint.
 
-        :raises CheckpointNotFoundError: There is no such job.
+        :raises CheckpointNotFoundError: There is no such job, or the savepoint was disposed of.
         :raises ConcurrentAttemptError: A task of the job is running.
         :raises InvalidConfigurationError: The savepoint has no part, or a part is not one of it.
         """
@@ -263,12 +265,24 @@ def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptReco
         return RestoredJob(
             operators=tuple(_known(tx, each, parts.get(each.uid), request) for each in known), missing=missing
         )
+    _require_kept(view, request.savepoint)
     restored = (_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
     warnings = [_warning(view, each, parts.get(each.uid)) for each in stages]
     return RestoredJob(
         operators=tuple(replace(each, warning=text) for each, text in zip(restored, warnings, strict=True)),
         missing=missing,
     )
+
+
+def _require_kept(view: JobView, savepoint: JobSavepoint) -> None:
+    # Its files are deleted later than its row ends, and may have been there when the savepoint was read.
+    row = row_of(view, savepoint.pointer)
+    if row is not None and row.has_ended:
+        raise CheckpointNotFoundError(
+            f"Expected a retained savepoint at {redact(savepoint.pointer)}, found that it is {row.status.value}; nothing was "
+            f"changed. Restore another savepoint.",
+            checkpoint_id=row.checkpoint_id,
+        )
 
 
 def _known(

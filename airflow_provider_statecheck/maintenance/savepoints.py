@@ -33,7 +33,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RequestSavepoint,
     require_metadata_in,
 )
-from airflow_provider_statecheck.checkpoint.properties import already_claimed
+from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
@@ -190,8 +190,7 @@ class JobSavepoints:
         :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
         :raises ConcurrentAttemptError: An operator of its job restores the savepoint, or will restore it in place.
         """
-        if self._store.claim(request.pointer) is not None:
-            raise already_claimed(request.pointer)
+        _require_disposable(self._store.claim(request.pointer), request.pointer)
         disposed = (self._dispose_in(job_id, request) for job_id in self._jobs_of(request))
         return DisposedSavepoint(checkpoint=next((row for row in disposed if row is not None), None))
 
@@ -236,12 +235,14 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
     :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
     :raises ConcurrentAttemptError: An operator of the job restores the savepoint, or will restore it in place.
     """
-    if tx.claim(pointer) is not None:
-        raise already_claimed(pointer)
-    view = tx.view()
+    claim, view = tx.claim(pointer), tx.view()
+    _require_disposable(claim, pointer)
     _require_unneeded(view, pointer)
-    own = (c for c in view.checkpoints if not c.properties.unclaimed)
-    row = next((c for c in own if canonical_uri(c.location) == canonical_uri(pointer)), None)
+    if claim is None:
+        # The files are deleted later, and no job may claim them in the meantime.
+        none = OperatorId("")
+        tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=none, claimed_at=tx.now))
+    row = row_of(view, pointer)
     if row is None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
@@ -254,6 +255,17 @@ def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
         savepoint = replace(savepoint, status=CheckpointStatus.DISPOSED, ended_at=tx.now)
         tx.update_checkpoint(savepoint, expected=CheckpointStatus.COMPLETED)
     return savepoint
+
+
+def _require_disposable(claim: ClaimRecord | None, pointer: str) -> None:
+    if claim is not None and not claim.is_disposal:
+        raise already_claimed(pointer)
+
+
+def row_of(view: JobView, pointer: str) -> CheckpointRecord | None:
+    """Return the row of a savepoint that its job has taken, or ``None``."""
+    own = (c for c in view.checkpoints if not c.properties.unclaimed)
+    return next((c for c in own if canonical_uri(c.location) == canonical_uri(pointer)), None)
 
 
 def _require_unneeded(view: JobView, pointer: str) -> None:
@@ -294,7 +306,8 @@ def _require_none_of_job(tx: JobTransaction) -> None:
     for request in tx.open_requests(ALIGNED_OPERATOR_ID):
         raise ConcurrentAttemptError(
             f"Expected no savepoint of the whole job {tx.job.name!r} in progress, found request {request.request_key} of "
-            f"{request.requested_at.isoformat(timespec='seconds')}; wait until it has ended.",
+            f"{request.requested_at.isoformat(timespec='seconds')}; wait until it has ended. If its command was interrupted, "
+            f"'airflow statecheck gc' and the maintenance Dag go on with it.",
             request_key=request.request_key,
         )
 

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.gateway.http import (
     content_of,
     headers_for,
     mapping_failures,
+    root_url,
     url_of,
 )
 from airflow_provider_statecheck.gateway.verbs import MAX_BODY_BYTES
@@ -47,6 +48,7 @@ from airflow_provider_statecheck.queryable.reads import (
     given_job_id,
     in_batches,
     query_of,
+    several,
 )
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
@@ -99,7 +101,7 @@ class QueryableStateClient(StateReads):
     :param timeout_seconds: Timeout of one request.
     :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call begin.
     :param client: Client for the requests, such as one with other certificates; the caller closes it.
-    :raises InvalidConfigurationError: without a server.
+    :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class AsyncQueryableStateClient:
     :param retries: Number and pauses of the rounds over all servers, and the time in which the requests of a call begin.
     :param client: Client for the requests; the caller closes it.
     :param sleep: Coroutine function that waits for a number of seconds.
-    :raises InvalidConfigurationError: without a server.
+    :raises InvalidConfigurationError: without a server, and for a URL with a user or a password.
     """
 
     def __init__(
@@ -213,7 +215,7 @@ class AsyncQueryableStateClient:
     ) -> StateReply:
         """Return the reply for many keys, all from one checkpoint; see ``StateReads.get_many``."""
         query = query_of(job, name, (), user_key, **options)
-        batches = in_batches(query, _requests_of(query, tuple(keys)))
+        batches = in_batches(query, _requests_of(query, several(keys)))
         try:
             query = next(batches)
             while True:
@@ -309,7 +311,7 @@ class _Servers:
             raise InvalidConfigurationError(
                 f"Expected the URL of a server, such as http://localhost:8080, or several, found {servers!r}; pass one."
             )
-        self.urls = tuple(each.rstrip("/") for each in given)
+        self.urls = tuple(map(root_url, given))
         self.retries = retries
         self.preferred = 0
         """Place of the server that answered last."""

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
-from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, require
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
@@ -141,7 +141,7 @@ class AsOf:
     """
     The checkpoint to read, by default the latest completed one.
 
-    :raises InvalidConfigurationError: for more than one condition, an id below 1, or a time without a time zone.
+    :raises InvalidConfigurationError: for more than one condition, and for what is no id from 1 on or no time with a time zone.
     """
 
     checkpoint_id: int | None = None
@@ -155,17 +155,21 @@ class AsOf:
             raise InvalidConfigurationError(
                 "Expected one of checkpoint_id, pointer and at, found several; pass only one."
             )
-        if self.checkpoint_id is not None and self.checkpoint_id < 1:
-            raise InvalidConfigurationError(f"Expected a checkpoint id of 1 or more, found {self.checkpoint_id}.")
-        if self.at is not None and self.at.tzinfo is None:
-            raise InvalidConfigurationError(
-                f"Expected a time with a time zone, found {self.at.isoformat()}; set its tzinfo."
-            )
+        require("checkpoint_id", self.checkpoint_id, _is_id_or_none, "a checkpoint id, 1 or more")
+        require("at", self.at, _is_zoned_or_none, "a datetime with a time zone")
 
     @property
     def is_latest(self) -> bool:
         """Return whether the latest completed checkpoint is read."""
         return self.checkpoint_id is None and self.pointer is None and self.at is None
+
+
+def _is_id_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and value >= 1)
+
+
+def _is_zoned_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, datetime) and value.tzinfo is not None)
 
 
 LATEST: Final = AsOf()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
+    InvalidConfigurationError,
     RequestLimitError,
     StateCheckError,
     UnknownKvStateIdError,
@@ -88,7 +89,19 @@ def given_job_id(job: str) -> JobId:
 
     :param job: Name of the job, or its id of 32 hexadecimal digits.
     """
-    return JobId(job) if _JOB_ID.fullmatch(job) else job_id_of(job)
+    of_name = job_id_of(job)
+    return JobId(job) if _JOB_ID.fullmatch(job) else of_name
+
+
+def several(keys: Iterable[Any]) -> tuple[Any, ...]:
+    """
+    Return the keys of a read of several keys.
+
+    :raises InvalidConfigurationError: for a single text, whose characters would be the keys.
+    """
+    if isinstance(keys, str | bytes):
+        raise InvalidConfigurationError(f"Expected several keys, found the single key {keys!r:.60}; pass it in a list.")
+    return tuple(keys)
 
 
 def query_of(
@@ -205,11 +218,12 @@ class StateReads(ABC):
 
         :param keys: The keys; ``keys`` of the reply has them in the same order, in normal form.
         :raises CheckpointNotFoundError: also if each checkpoint was subsumed during the read.
+        :raises InvalidConfigurationError: if the keys are a single text.
         :raises RequestLimitError: if a single key or its value is too large.
         :raises StateCheckError: as :meth:`ask`.
         """
         query = query_of(job, name, (), user_key, **options)
-        batches = in_batches(query, self._parts(query, tuple(keys)))
+        batches = in_batches(query, self._parts(query, several(keys)))
         try:
             query = next(batches)
             while True:

@@ -43,7 +43,9 @@ _SIGNATURE = re.compile(
     r"[^&;\s'\"]+"
 )
 
-_USER_INFO = re.compile(r"://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
+# Azure writes the container before the "@", which is part of the address.
+_CONTAINER = r"\b(?:abfss?|az|wasbs?)://[^/@:\s]+@(?![^/\s]*@)"
+_USER_INFO = re.compile(rf"(?i)({_CONTAINER})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
 def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
@@ -101,7 +103,7 @@ def scheme_of(uri: str) -> str:
 
 def redact(text: str) -> str:
     """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks."""
-    return _SIGNATURE.sub(r"\1***", _USER_INFO.sub("://***@", text))
+    return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
 
 
 def require_deletable(uri: str, base_uri: str) -> None:
@@ -250,6 +252,7 @@ _SECRET_WORDS = (
     "secret",
     "token",
     "passw",
+    "passphrase",
     "pwd",
     "auth",
     "credential",

@@ -16,14 +16,18 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
+    BeginSavepoint,
     ConfirmRestore,
     DisposeSavepoint,
+    EndSavepoint,
     FinishAttempt,
+    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
+    CheckpointRecord,
     CheckpointStatus,
     JobAction,
     OnClear,
@@ -105,6 +109,18 @@ class InPlaceRestoreContract(RunsWithTasks):
         savepoint = JobSavepoint(pointer=pointer, parts=tuple(moved))
         return self.restoring.restore(RestoreJob(job_id=JOB, savepoint=savepoint, requested_by="anna", dry_run=dry_run))
 
+    @staticmethod
+    def savepoint(store: JobStore) -> CheckpointRecord:
+        """Let a command take a savepoint."""
+        savepoints, key = JobSavepoints(store), new_key()
+        savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=key))
+        begun = savepoints.begin(
+            BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
+        )
+        return savepoints.end(
+            EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
+        )
+
     def confirm(self, grant: AttemptGrant, **changes: Any) -> None:
         """Let a driver confirm what it was granted."""
         restored = grant.candidates[0].checkpoint_id
@@ -163,6 +179,19 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=OTHER)).checkpoint is None
         self.restore(pointer=OTHER)
         assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=POINTER)).checkpoint is None
+
+    @pytest.mark.usefixtures("three_days")
+    def test_a_savepoint_that_is_disposed_of_is_not_restored_and_nothing_changes(self, store: JobStore) -> None:
+        """Its files are deleted after its row has ended, so they may still be there."""
+        savepoint = self.savepoint(store)
+        self.restore(pointer=savepoint.location, dry_run=True)
+        JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
+        before = self.gateway.describe(JOB)
+        for dry_run in (True, False):
+            with pytest.raises(CheckpointNotFoundError, match="found that it is disposed; nothing was changed"):
+                self.restore(pointer=savepoint.location, dry_run=dry_run)
+        after = self.gateway.describe(JOB)
+        assert (rows_of(after), after.actions) == (rows_of(before), before.actions)
 
     # What the next attempt restores
 

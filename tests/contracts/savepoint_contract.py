@@ -59,6 +59,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
     InvalidConfigurationError,
+    PointerNotFoundError,
     SnapshotClaimedError,
     StaleAttemptError,
 )
@@ -666,6 +667,22 @@ class SavepointContract:
         self.restore(source=claim)
         with pytest.raises(SnapshotClaimedError):
             self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
+
+    @pytest.mark.parametrize("mode", RestoreMode)
+    def test_a_disposed_savepoint_is_refused_although_its_files_are_still_there(
+        self, ended: AttemptRef, mode: RestoreMode
+    ) -> None:
+        """Garbage collection deletes them later, with the state of a job that would have claimed them."""
+        place = self.completed(ended).location
+        source = self.source(mode=mode, pointer=place, metadata_uri=f"{place}/_metadata")
+        grant = self.begin_from("earlier", source=source)
+        for _ in range(2):
+            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
+        with pytest.raises(PointerNotFoundError, match="disposed of"):
+            self.begin_from(source=source)
+        restored, claim = grant.candidates[0].checkpoint_id, mode is RestoreMode.CLAIM
+        with pytest.raises(PointerNotFoundError, match="disposed of"):
+            self.coordinator.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=restored, claim=claim))
 
     def test_a_savepoint_that_was_refused_belongs_to_its_owner_still(self) -> None:
         claim = self.source(mode=RestoreMode.CLAIM)

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.api.requests import public_text, status_of
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.storage.uris import redact
 
 POLICY = "; ".join(
     (
@@ -110,7 +111,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"size": readable_size, "duration": readable_duration, "exact": exact_time}
+    environment.filters |= {"size": readable_size, "duration": readable_duration, "exact": exact_time, "redact": redact}
     environment.filters["json_text"] = partial(json.dumps, indent=2, ensure_ascii=False)
     environment.globals |= {"ago": relative_time}
     return environment

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     slug,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.queryable.reads import given_job_id
 
 
 @pytest.mark.parametrize("derive", [job_id_of, operator_id_of])
@@ -45,6 +46,13 @@ def test_any_text_of_1_to_500_characters_is_a_name(derive, name):
 @pytest.mark.parametrize("name", ["", "  ", "\n", "x" * 501])
 def test_an_empty_or_too_long_name_is_refused(derive, what, name):
     with pytest.raises(InvalidConfigurationError, match=f"Expected a {what} of 1 to 500 characters, found {len(name)}"):
+        derive(name)
+
+
+@pytest.mark.parametrize(("derive", "what"), [(job_id_of, "job"), (operator_id_of, "uid"), (given_job_id, "job")])
+@pytest.mark.parametrize("name", [None, 5, b"sales", "\ud800"])
+def test_what_is_no_text_is_refused(derive, what, name):
+    with pytest.raises(InvalidConfigurationError, match=f"Expected a {what} that is a text in UTF-8, found"):
         derive(name)
 
 

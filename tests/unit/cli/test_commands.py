@@ -144,12 +144,6 @@ class TestCheckpoints:
         stage.run()
         assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
 
-    def test_hides_a_password_in_a_pointer_and_not_a_container(self):
-        from airflow_provider_statecheck.cli.output import shown
-
-        assert shown("s3://key:se/cret@bucket/chk-1") == "s3://***@bucket/chk-1"
-        assert shown("abfs://lake@account/chk-1") == "abfs://lake@account/chk-1"
-
     @pytest.mark.parametrize("command", [("state", "show"), ("dispose",), ("restore", JOB, "--yes", "--from")])
     def test_ends_with_2_for_a_text_that_is_no_pointer(self, stage, run, command):
         stage.run()

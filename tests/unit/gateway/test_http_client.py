@@ -90,6 +90,13 @@ class TestARequestThatDidNotArrive:
             assert not failure.retryable
             assert "api_url" in str(failure)
 
+    @pytest.mark.parametrize("url", ["https://me:planted@coordinator", "https://planted@coordinator/airflow/"])
+    def test_an_address_with_a_password_is_refused_without_showing_it(self, url: str) -> None:
+        """The password would be sent in place of the token."""
+        with pytest.raises(InvalidConfigurationError, match=r"'https://\*\*\*@coordinator.*login") as caught:
+            HttpClient(url)
+        assert "planted" not in str(caught.value)
+
     @pytest.mark.parametrize("token", [f"{TOKEN}\n", f"{TOKEN}\r\nX-Other: 1", f"{TOKEN}\x00"])
     def test_a_token_that_no_header_holds_is_refused_without_being_shown(self, token: str) -> None:
         def read(connection: socket.socket) -> None:

@@ -266,10 +266,20 @@ def test_the_text_of_a_client_has_no_token(make: Any, token: Any) -> None:
     assert A in repr(client)
 
 
-@pytest.mark.parametrize("servers", ["", [], [A, ""]])
-def test_a_client_without_a_server_is_refused(servers: Any) -> None:
-    with pytest.raises(InvalidConfigurationError, match="URL of a server"):
-        QueryableStateClient(servers)
+@pytest.mark.parametrize("servers", ["", [], [A, ""], [A, "https://me:planted@server"]])
+@pytest.mark.parametrize("client", [QueryableStateClient, AsyncQueryableStateClient])
+def test_a_client_without_usable_servers_is_refused(client: Any, servers: Any) -> None:
+    with pytest.raises(InvalidConfigurationError, match="URL of a server") as caught:
+        client(servers)
+    assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keys", ["x", b"x"])
+def test_a_single_text_is_not_read_as_the_keys_of_its_characters(make: Any, keys: Any) -> None:
+    servers = Servers({A: [serving()]})
+    with pytest.raises(InvalidConfigurationError, match="several keys, found the single key"):
+        make(servers).get_many("sales", "totals", keys)
+    assert servers.asked == []
 
 
 def test_a_key_without_state_is_an_error_for_one_key_and_left_out_of_many(make: Any) -> None:

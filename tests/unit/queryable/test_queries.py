@@ -250,10 +250,12 @@ def test_the_default_is_the_latest_checkpoint():
         {"checkpoint_id": 1, "at": NOON},
         {"checkpoint_id": 1, "pointer": "file:///x"},
         {"checkpoint_id": 0},
+        {"checkpoint_id": "1"},
         {"at": NOON.replace(tzinfo=None)},
+        {"at": NOON.isoformat()},
     ],
 )
-def test_contradictory_conditions_are_rejected(conditions):
+def test_contradictory_and_unusable_conditions_are_rejected(conditions):
     with pytest.raises(InvalidConfigurationError):
         AsOf(**conditions)
 

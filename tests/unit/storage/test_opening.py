@@ -145,6 +145,7 @@ def test_options_cannot_be_changed_from_outside() -> None:
         {"connection_string": SECRET},
         {"adls.connection-string": SECRET},
         {"sas_token": [SECRET]},
+        {"passphrase": SECRET},
     ],
 )
 def test_secrets_at_any_depth_stay_out_of_messages(options: dict[str, object]) -> None:

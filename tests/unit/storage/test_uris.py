@@ -12,6 +12,7 @@ from airflow_provider_statecheck.storage.uris import (
     AllowedLocation,
     AllowedLocations,
     normalise_base,
+    normalise_pointer,
     parse_locations,
     redact,
     require_deletable,
@@ -92,6 +93,9 @@ def test_refusal_shows_no_password() -> None:
         ("s3://key:with/slash@bucket/a", "s3://***@bucket/a"),
         ("s3://bucket/dir@v1/a", "s3://bucket/dir@v1/a"),
         ("hdfs://name:8020/user@realm/a", "hdfs://name:8020/user@realm/a"),
+        ("abfss://lake@account.dfs.core.windows.net/a", "abfss://lake@account.dfs.core.windows.net/a"),
+        ("abfs://lake:secret@account/a", "abfs://***@account/a"),
+        ("abfs://lake@key:secret@account/a", "abfs://***@account/a"),
         ("failed at 's3://k:s@b/x' twice", "failed at 's3://***@b/x' twice"),
         ("s3://[not-an-address/x", "s3://[not-an-address/x"),
         ("no uri", "no uri"),
@@ -99,6 +103,12 @@ def test_refusal_shows_no_password() -> None:
 )
 def test_redacted_text_has_no_credentials(given: str, shown: str) -> None:
     assert redact(given) == shown
+
+
+@pytest.mark.parametrize("scheme", ["abfs", "abfss", "az"])
+def test_a_savepoint_may_be_in_a_container_of_azure(scheme: str) -> None:
+    uri = f"{scheme}://lake@account.dfs.core.windows.net/savepoints"
+    assert normalise_pointer(uri) == uri
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,16 @@ def test_a_pointer_is_copied_by_a_button_that_says_of_what(site: Site, retried: 
     assert len(site.read(path_of(subsumed)).all("button", class_="copy")) == 1, "the subsumed one has none"
 
 
+def test_a_location_is_shown_without_its_password(site: Site) -> None:
+    job = site.job("small").begin(storage_base="sftp://me:planted@host/lake")
+    job.checkpoint()
+    job.decline("the disk is full")
+    for path in (path_of(job), f"{path_of(job)}/checkpoints", f"{path_of(job)}/checkpoints/1"):
+        text = site.client.get(f"{ROOT}{path}").text
+        assert "sftp://***@host/lake" in text
+        assert "planted" not in text
+
+
 def test_the_overview_counts_failures_and_names_the_latest_with_its_cause(site: Site, retried: MadeJob) -> None:
     text = site.read(path_of(retried)).one("div", id=f"operator-{operator_id_of('aggregate')}-overview").text
     assert "Completed 3" in text
