@@ -24,13 +24,16 @@ from sqlalchemy import (
     create_engine,
     func,
     insert,
+    inspect,
     select,
     update,
 )
 from sqlalchemy.engine import Connection, CursorResult, Engine
 from sqlalchemy.exc import (
+    ArgumentError,
     DBAPIError,
     IntegrityError,
+    NoSuchModuleError,
     OperationalError,
     ProgrammingError,
     SQLAlchemyError,
@@ -234,11 +237,41 @@ def open_engine(url: str) -> Engine:
     Use it for separate databases only. In Airflow's database, ``airflow db migrate`` creates the tables.
 
     :param url: SQLAlchemy URL such as ``sqlite:///state.db``.
+    :raises InvalidConfigurationError: if it is no such URL, or the driver of the database is not installed.
+    :raises CoordinatorUnavailableError: if the database cannot be opened.
     """
     wait = {"timeout": _SQLITE_WAIT_SECONDS} if url.startswith("sqlite") else {}
-    engine = create_engine(url, connect_args=wait)
-    METADATA.create_all(engine)
+    try:
+        engine = create_engine(url, connect_args=wait)
+    except (ArgumentError, ImportError, ValueError) as error:
+        reason = f" ({error})" if isinstance(error, ImportError | NoSuchModuleError) else ""
+        raise InvalidConfigurationError(
+            f"Expected the SQLAlchemy URL of a database with an installed driver, such as sqlite:///state.db, found another "
+            f"one{reason}; it is not shown, because it may contain a password."
+        ) from None
+    _create_tables(engine)
     return engine
+
+
+def _create_tables(engine: Engine) -> None:
+    try:
+        _create_missing(engine)
+    except DBAPIError:
+        # Another process may have created them at the same time.
+        with executing():
+            _create_missing(engine)
+
+
+def _create_missing(engine: Engine) -> None:
+    with engine.connect() as connection:
+        if METADATA.tables.keys() <= set(inspect(connection).get_table_names()):
+            return
+        connection.rollback()
+        if engine.dialect.name == "sqlite":
+            # SQLite has no transaction around the creation of tables by default.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        METADATA.create_all(connection)
+        connection.commit()
 
 
 @contextmanager
