@@ -105,10 +105,10 @@ class Recoveries:
         :raises StorageError: The storage is unavailable.
         """
         storage = self._open(directory)
-        # Rows made from savepoints only would keep the jobs of the right directory from being recovered.
-        job_ids = _require_any(_find_jobs(storage), "directories of jobs", storage, "the checkpoint directory")
         savepoints, problems = _find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
-        job_ids |= {JobId(s.document.job_id) for s in savepoints}
+        job_ids = {*_find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)}
+        if not problems:
+            _require_any(job_ids, "directories of jobs", storage, "the checkpoint directory")
         if job:
             job_ids &= _ids(job)
             if not job_ids:
