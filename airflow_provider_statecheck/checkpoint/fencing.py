@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import dropwhile, groupby, islice
 from typing import Protocol, TypeVar
@@ -85,13 +85,19 @@ def is_other_instance(owner: AttemptOwner, other: AttemptOwner) -> bool:
     return mine == theirs and map_index_of(owner) != map_index_of(other)
 
 
-def is_retry_of(attempt: AttemptRecord, earlier: AttemptRecord) -> bool:
-    """Return whether an attempt is a later try of the same task, without a clear, a restart or a restore in between."""
+def is_retry_of(attempt: AttemptRecord, earlier: AttemptRecord, has_completed: Callable[[int], bool]) -> bool:
+    """
+    Return whether an attempt is a later try of the same task, without a clear, a restart or a restore in between.
+
+    :param has_completed: Whether a checkpoint of the operator was completed in a generation.
+    """
     mine, theirs = (
-        (a.operator_id, a.generation, a.owner.logical_task, a.owner.run_id, a.owner.clear_marker)
-        for a in (attempt, earlier)
+        (a.operator_id, a.owner.logical_task, a.owner.run_id, a.owner.clear_marker) for a in (attempt, earlier)
     )
-    return mine == theirs and earlier.epoch < attempt.epoch
+    if mine != theirs or earlier.epoch >= attempt.epoch:
+        return False
+    # The retry of an attempt without a checkpoint begins a new generation.
+    return not any(map(has_completed, range(earlier.generation, attempt.generation)))
 
 
 def map_index_of(owner: AttemptOwner) -> str:

@@ -79,7 +79,7 @@ class JobOverview:
     seen_at: datetime
     """Time of the last change of the job, which is not before the last call of an attempt."""
     operators: int
-    """Number of operators with attempts."""
+    """Number of operators with attempts; the coordinator of several operators counts only in a job without stages."""
     dag_ids: tuple[str, ...] = ()
     """Dags with attempts in the job, sorted."""
     is_of_unknown_dag: bool = False

@@ -17,6 +17,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from airflow_provider_statecheck.checkpoint import (
     in_place_restore,
@@ -469,9 +470,10 @@ def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:
+    has_completed = partial(tx.has_completed, attempt.operator_id)
     for epoch in range(attempt.epoch - 1, 0, -1):
         earlier = tx.attempt(attempt.operator_id, epoch)
-        if earlier is None or not is_retry_of(attempt, earlier):
+        if earlier is None or not is_retry_of(attempt, earlier, has_completed):
             return
         yield earlier
 

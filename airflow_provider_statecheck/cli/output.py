@@ -117,7 +117,7 @@ def is_confirmed(args: Namespace, show: Callable[[], object], question: str) -> 
 
     :param show: Prints the planned changes and makes none.
     :param question: Question such as ``Remove these rows?``
-    :raises InvalidConfigurationError: if stdin is not a terminal.
+    :raises InvalidConfigurationError: if stdin is not a terminal, or ends or is interrupted before an answer.
     """
     if args.dry_run or args.yes:
         return True
@@ -125,13 +125,27 @@ def is_confirmed(args: Namespace, show: Callable[[], object], question: str) -> 
         raise InvalidConfigurationError(
             "Expected a terminal for the confirmation, found none; give --yes or --dry-run."
         )
-    show()
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+    try:
+        show()
+        answer = _answer_to(question)
+    except KeyboardInterrupt:
+        answer = ""
+    if not answer:
+        sys.stderr.write("\n")
+        raise InvalidConfigurationError(
+            "Expected an answer, found none; nothing was changed. Repeat the command, or give --yes."
+        )
+    if answer.strip().lower() in ("y", "yes"):
         return True
     print_message("Nothing was changed.")
     return False
+
+
+def _answer_to(question: str) -> str:
+    """Return the line that the user enters, or an empty text at the end of the input."""
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline()
 
 
 def print_rows(rows: list[Row], output: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, Self
 
@@ -186,12 +186,18 @@ class PartChoice:
 
     def _part(self, member: Member, at_least: int = 0) -> CheckpointRecord | None:
         operator = self._operators.get(member.operator_id)
-        if operator is None or operator.generation != member.generation:
+        if operator is None or self._has_started_over(member, operator):
             raise _declined(f"stage {member.uid!r} has started over since the savepoint was triggered")
+        member = replace(member, generation=operator.generation)
         usable = [c for c in self._usable(member) if c.checkpoint_id >= at_least]
         pinned = next((c for c in usable if c.checkpoint_id == operator.pinned_checkpoint), None)
         self._require_retained(member, operator, pinned, at_least)
         return pinned or self._first(member, operator, usable)
+
+    def _has_started_over(self, member: Member, operator: OperatorRecord) -> bool:
+        # The retry of an attempt without a checkpoint begins a new generation, and nothing is lost.
+        generations = range(member.generation, operator.generation)
+        return any(c.generation in generations and c.completed_at is not None for c in self._own(member))
 
     def _require_retained(
         self, member: Member, operator: OperatorRecord, pinned: CheckpointRecord | None, at_least: int

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_UID,
@@ -60,6 +61,7 @@ _NUM_RETAINED = 2
 _TIMEOUT = timedelta(minutes=10)
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _SAVEPOINT = re.compile(r".*/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?=/)")
+Name = TypeVar("Name", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +101,20 @@ class Recoveries:
         Recover every job without rows, each in a separate transaction. The call may be repeated.
 
         :param job: Name or id of a job; by default all jobs.
-        :raises CheckpointNotFoundError: The job has no files.
+        :raises CheckpointNotFoundError: The directory has no job, the job has no files, or the directory of savepoints has none.
         :raises StorageError: The storage is unavailable.
         """
         storage = self._open(directory)
         savepoints, problems = _find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
         job_ids = {*_find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)}
+        if not problems:
+            _require_any(job_ids, "directories of jobs", storage, "the checkpoint directory")
         if job:
             job_ids &= _ids(job)
             if not job_ids:
-                raise CheckpointNotFoundError(f"Expected files of job {job!r} below {storage.base_uri}, found none.")
+                raise CheckpointNotFoundError(
+                    f"Expected files of job {job!r} below {redact(storage.base_uri)}, found none."
+                )
         recovered = [self._recover(storage, _find_job(storage, each), savepoints) for each in sorted(job_ids)]
         unreadable = [RecoveredJob(job=None, job_id=JobId(""), problems=tuple(problems))] if problems else []
         return [*recovered, *unreadable]
@@ -254,6 +260,15 @@ class FoundJob:
     """Reasons why metadata cannot be read, or is not that of a checkpoint of the job."""
 
 
+def _require_any(found: Iterable[Name], what: str, storage: CheckpointStorage, directory: str) -> set[Name]:
+    names = set(found)
+    if not names:
+        raise CheckpointNotFoundError(
+            f"Expected {what} in {redact(storage.base_uri)}, found none; correct {directory}."
+        )
+    return names
+
+
 def _find_jobs(storage: CheckpointStorage) -> list[JobId]:
     return [JobId(name) for name in storage.list_directories(storage.base_uri) if _JOB_ID.fullmatch(name)]
 
@@ -278,7 +293,8 @@ def _find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
 
 def _find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
     names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
-    found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in names])
+    savepoints_there = _require_any(names, "savepoints", storage, "the directory of savepoints, or omit it")
+    found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in sorted(savepoints_there)])
     savepoints = [s for s in found if s.document.properties.is_savepoint]
     return savepoints, [redact(p) for p in problems]
 

@@ -216,7 +216,10 @@ def _page_query(page: JobsPage) -> Select[Any]:
 def _with_details(jobs: Select[Any], page: JobsPage) -> Select[Any]:
     job = jobs.subquery()
     order = (job.c.sort_value.is_(None), job.c.sort_value.desc() if page.descending else job.c.sort_value, job.c.name)
-    count = select(func.count()).where(_operator.job_id == job.c.job_id, _has_attempts()).scalar_subquery()
+    is_shown = and_(_operator.job_id == job.c.job_id, _is_stage(), _has_attempts())
+    stages = select(func.count()).where(is_shown).scalar_subquery()
+    # A listed job without stages has the coordinator of a program.
+    count = func.coalesce(func.nullif(stages, 0), 1)
     return select(
         *job.c,
         count.label("operators"),
@@ -269,12 +272,15 @@ def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
     """Return the condition of ``job_list.is_of_unknown_dag`` in SQL."""
     other = JOB_DAGS.alias("of_operator").c
     is_owned = exists().where(other.job_id == _operator.job_id, other.operator_id == _operator.operator_id)
-    is_stage = _operator.operator_id != ALIGNED_OPERATOR_ID
-    has_unowned_operator = exists().where(_operator.job_id == job.job_id, is_stage, _has_attempts(), not_(is_owned))
+    has_unowned_operator = exists().where(_operator.job_id == job.job_id, _is_stage(), _has_attempts(), not_(is_owned))
     prefix = func.substr(job.name, 1, func.length(_dag.dag_id) + 1)
     is_named_after_one = exists().where(_dag.job_id == job.job_id, prefix == _dag.dag_id + "/")
     has_dag = exists().where(_dag.job_id == job.job_id)
     return or_(not_(has_dag), and_(has_unowned_operator, not_(is_named_after_one)))
+
+
+def _is_stage() -> ColumnElement[bool]:
+    return _operator.operator_id != ALIGNED_OPERATOR_ID
 
 
 def _has_attempts() -> ColumnElement[bool]:

@@ -199,7 +199,8 @@ def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
     if row is None or row.status is AttemptStatus.FINISHED or not completed:
         return None
     own = (c for c in completed if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND)
-    earlier = [a for a in view.attempts if is_retry_of(row, a)]
+    generations = {c.generation for c in view.of_operator(attempt.operator_id) if c.completed_at}
+    earlier = [a for a in view.attempts if is_retry_of(row, a, generations.__contains__)]
     of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1], earlier))
     return next((c.location for c in (*own, *of_job)), None)
 

@@ -213,6 +213,11 @@ class JobListContract:
         overview = self.only()
         assert (overview.status, overview.failed_at) == (ListedStatus.FINISHED, None)
 
+    def test_who_takes_a_savepoint_of_the_whole_job_is_no_operator_of_it(self) -> None:
+        self.begin()
+        AlignedCheckpoints(self.rows).lead(make_leadership(owner=make_owner(airflow=())))
+        assert self.only().operators == 1
+
     def test_the_failures_of_a_program_with_its_own_coordinator_count_until_a_stage_begins(self) -> None:
         for _ in range(2):
             AlignedCheckpoints(self.rows).lead(make_leadership())
@@ -370,7 +375,7 @@ def overview_of(view: JobView) -> JobOverview:
         name=view.job.name,
         status=status_of(a.status for a in attempts if a.epoch == epochs[a.operator_id]),
         seen_at=view.job.seen_at,
-        operators=len({a.operator_id for a in view.attempts}),
+        operators=len({a.operator_id for a in attempts}),
         dag_ids=view.dag_ids,
         is_of_unknown_dag=view.is_of_unknown_dag,
         checkpoint_id=None if newest is None else newest.checkpoint_id,

@@ -16,8 +16,8 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.gateway.in_process import open_gateway
-from airflow_provider_statecheck.spark import script
 from airflow_provider_statecheck.spark.context import StageContext
+from airflow_provider_statecheck.spark.driver import attempts
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 JOB = "context"
@@ -88,8 +88,8 @@ class Tries:
             "renamed_uids": {},
             "allow_non_restored_state": False,
         }
-        with patch.object(script, "CheckpointStorage", SimpleNamespace(open=self._open_disk)):
-            attempt = script.open_attempt(self.spark, **settings | changes)
+        with patch.object(attempts, "CheckpointStorage", SimpleNamespace(open=self._open_disk)):
+            attempt = attempts.open_attempt(self.spark, **settings | changes)
         return StageContext(self.spark, attempt, overhead_budget=overhead_budget, monotonic=self.monotonic)
 
     def _open_disk(self, *args: Any, **options: Any) -> Disk:

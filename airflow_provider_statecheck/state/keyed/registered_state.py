@@ -112,7 +112,7 @@ class StateValues:
         freezing = state.serializer.freezing()
         self.freeze = freezing.freeze
         self.thaw = freezing.thaw
-        self.own_user_key = None if state.key_serializer is None else _own_user_key(state.key_serializer)
+        self.own_user_key = None if state.key_serializer is None else own_user_key_with(state.key_serializer)
 
     def thawed(self, cell: Any) -> Any:
         """Return the value of a frozen cell, ``None`` for ``None``."""
@@ -239,7 +239,8 @@ def lists_of(elements: Any, parents: Any, length: int) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
 
 
-def _own_user_key(serializer: TypeSerializer[Any]) -> Own:
+def own_user_key_with(serializer: TypeSerializer[Any]) -> Own:
+    """Return the function that checks a user key of a map and returns the object to store."""
     own = serializer.own
     hashable = own if serializer.is_immutable else lambda user_key: _hashable(own(user_key))
     if not _contains_floats(serializer.arrow_type):
@@ -258,10 +259,27 @@ def _without_nan(serializer: TypeSerializer[Any], user_key: Any) -> Any:
     # A tuple equals itself even with NaN, because Python compares identical objects as equal. A restored one is another.
     another = user_key if isinstance(user_key, float) else serializer.from_arrow(serializer.to_arrow([user_key]))[0]
     if another != user_key:
-        raise UnsupportedStateError(
-            f"Expected a key of a map that equals itself, found {user_key!r}; put another one for NaN, such as None."
-        )
+        raise _unequal_to_itself(user_key)
     return user_key
+
+
+def require_no_nan(serializer: TypeSerializer[Any], user_keys: Any) -> None:
+    """
+    Require that no user key of an Arrow array is or contains NaN.
+
+    :raises UnsupportedStateError: if one does.
+    """
+    if not _contains_floats(serializer.arrow_type):
+        return
+    for user_key, another in zip(serializer.from_arrow(user_keys), serializer.from_arrow(user_keys), strict=True):
+        if user_key != another:
+            raise _unequal_to_itself(user_key)
+
+
+def _unequal_to_itself(user_key: Any) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"Expected a key of a map that equals itself, found {user_key!r}; put another one for NaN, such as None."
+    )
 
 
 def _hashable(user_key: Any) -> Any:

@@ -175,7 +175,7 @@ class DefaultOperatorStateBackend(OperatorStateStore):
             return owned
 
         if mode is DistributionMode.BROADCAST:
-            return BroadcastState(elements, naming_operator(used.own_entry), used.copy)
+            return BroadcastState(elements, naming_operator(used.owning_entries()), used.copy)
         return PartitionableListState(elements, naming_operator(used.own), used.copy)
 
     def _require_usable(self) -> None:

@@ -13,13 +13,14 @@ The offset of an element is its row number in the pieces of its state. A broadca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
+from airflow_provider_statecheck.state.keyed.registered_state import own_user_key_with
 from airflow_provider_statecheck.state.schemas import compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
@@ -261,13 +262,14 @@ class ElementSerializers:
         """
         return None if value is None else self.value.own(value)
 
-    def own_entry(self, key: Any, value: Any) -> tuple[Any, Any]:
+    def owning_entries(self) -> Callable[[Any, Any], tuple[Any, Any]]:
         """
-        Return the objects to store for an entry of a map.
+        Return the function that returns the objects to store for an entry of a map.
 
-        :raises UnsupportedStateError: if the key or the value has another type.
+        It raises ``UnsupportedStateError`` if the key or the value has another type, or cannot be found again.
         """
-        return key if self.key is None else self.key.own(key), self.own(value)
+        own_key = (lambda key: key) if self.key is None else own_user_key_with(self.key)
+        return lambda key, value: (own_key(key), self.own(value))
 
     def copy(self, value: Any) -> Any:
         """Return a copy of an element or a map value; immutable objects are returned unchanged."""

@@ -47,7 +47,7 @@ from airflow_provider_statecheck.state.arrow.part_writer import PartFile, PartWr
 from airflow_provider_statecheck.state.arrow.restore import CANONICAL_ID
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, require_no_nan
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.operator.stream_format import WrittenState, encode_parquet
 from airflow_provider_statecheck.state.reading.state_reader import (
@@ -331,6 +331,7 @@ class NewRows:
             snapshot = self.state.key_serializer.snapshot()
             user_keys = conformed(single(data.column("map_key")), self.state.key_serializer.arrow_type, "map_key")
             require_values(snapshot, user_keys, "map_key")
+            require_no_nan(self.state.key_serializer, user_keys)
             arrays[USER_KEY] = user_keys
         return arrays | {VALUE: self._cells(columns, data)}
 

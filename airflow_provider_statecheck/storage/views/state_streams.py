@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +23,20 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     streams_of,
     with_streams,
 )
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    InvalidConfigurationError,
+    StateCheckError,
+    StorageError,
+)
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata, encode_metadata
 from airflow_provider_statecheck.storage.uris import redact
 
+_PLACE = re.compile(r"/([0-9a-f]{32}/chk-\d+)$")
+"""Job and checkpoint whose directory a URI is."""
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
 MAX_INLINE_THRESHOLD = 1024 * 1024
 DEFAULT_WRITE_BUFFER = 4096
@@ -137,12 +145,25 @@ class ResolvedPointer:
         Return the checkpoint's metadata, decoded and as bytes.
 
         :raises CheckpointNotFoundError: if the metadata file was deleted in the meantime.
-        :raises CorruptStateError: if the file was changed.
+        :raises CorruptStateError: if the file was changed, or replaced by that of another checkpoint.
         :raises IncompatibleCheckpointError: if the file is not metadata of a known version.
         :raises StorageError: if the storage fails.
         """
         data = self.storage.read_bytes(self.metadata_uri)
-        return decode_metadata(data, uri=self.metadata_uri), data
+        document = decode_metadata(data, uri=self.metadata_uri)
+        self._require_in_place(document)
+        return document, data
+
+    def _require_in_place(self, document: CheckpointDocument) -> None:
+        # The names of other directories, such as those of savepoints, do not tell what they contain.
+        place = _PLACE.search(self.external_pointer)
+        found = f"{document.job_id}/chk-{document.checkpoint_id}"
+        if place is not None and place.group(1) != found:
+            raise CorruptStateError(
+                f"Expected the metadata of {place.group(1)} in {redact(self.metadata_uri)}, found that of {found}; the file was "
+                f"replaced by that of another checkpoint.",
+                uri=redact(self.metadata_uri),
+            )
 
     def dispose(self) -> None:
         """

@@ -57,6 +57,13 @@ class Terminal(io.StringIO):
         return True
 
 
+class InterruptedTerminal(Terminal):
+    """Terminal at which a user presses Ctrl-C."""
+
+    def readline(self, *_: Any) -> str:
+        raise KeyboardInterrupt
+
+
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenStage]:
     """Rows in a database and bytes in files, which the commands work on."""

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.unit.cli.conftest import Terminal, rows
+from tests.unit.cli.conftest import InterruptedTerminal, Terminal, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 MONTH = 31 * 24 * 3600
@@ -295,6 +295,14 @@ class TestPrune:
             assert (outcome.status, len(stage.maintenance.jobs())) == (0, left), answer
             assert "Remove these rows and files? [y/N]" in outcome.err
 
+    def test_ends_with_2_where_the_question_is_not_answered(self, stage, run, monkeypatch):
+        stage.run("test/a")
+        for stdin in (Terminal(""), InterruptedTerminal()):
+            monkeypatch.setattr("sys.stdin", stdin)
+            outcome = run("prune", "--test-jobs")
+            assert (outcome.status, len(stage.maintenance.jobs())) == (2, 1)
+            assert "nothing was changed" in outcome.err.splitlines()[-1]
+
     def test_ends_with_2_where_nobody_can_be_asked(self, stage, run, monkeypatch):
         stage.run("test/a")
         monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -383,6 +391,15 @@ def test_a_job_with_rows_is_told_with_status_1(stage, run):
 def test_a_job_of_which_nothing_is_left_is_wrong_usage(stage, run):
     lost(stage)
     assert run("recover", stage.storage.base_uri, "--job", "another").status == 2
+
+
+def test_a_directory_without_jobs_or_savepoints_is_wrong_usage_and_recovers_nothing(stage, run, tmp_path):
+    lost(stage)
+    base, mistyped = stage.storage.base_uri, f"file://{tmp_path}/mistyped"
+    for arguments in ((mistyped,), (mistyped, "--savepoints", base), (base, "--savepoints", mistyped)):
+        outcome = run("recover", *arguments)
+        assert (outcome.status, stage.maintenance.jobs()) == (2, ())
+        assert ", found none; correct the" in outcome.err
 
 
 def test_gc_with_quarantine_deletes_an_orphan_a_day_later(stage, run):

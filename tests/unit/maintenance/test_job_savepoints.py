@@ -251,6 +251,21 @@ def test_a_stage_that_starts_over_declines_the_savepoint(job: SavedJob) -> None:
     assert "'load' has started over" in failed.failure_message
 
 
+def test_a_retry_gives_the_part_of_the_attempt_that_failed_without_a_checkpoint(job: SavedJob) -> None:
+    job.run("extract")
+    job.begin("load").finish(AttemptStatus.FAILED)
+    job.begin("load")
+    key = job.request()
+    job.begin("load").finish(AttemptStatus.FAILED)
+    retry = job.begin("load")
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.RUNNING
+    job.stage.clock.advance(1)
+    taken = job.take(retry)
+    job.serve()
+    assert job.parts(key)["load"] == taken.checkpoint_id
+
+
 def test_a_savepoint_that_expires_names_the_stages_that_it_awaited(job: SavedJob) -> None:
     job.run("extract")
     job.begin("load")

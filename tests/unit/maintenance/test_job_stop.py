@@ -240,6 +240,22 @@ def test_a_retry_stops_although_the_savepoint_is_complete_before_its_first_check
     cleared.finish(AttemptStatus.FINISHED)
 
 
+def test_retries_of_a_stage_that_failed_without_a_checkpoint_stop(job: StoppedJob) -> None:
+    job.driven("load")
+    key = job.request(kind=SUSPEND)
+    failing = job.driven("load")
+    job.while_waiting = [_lose]
+    with pytest.raises(ConnectionError):
+        job.take_after(failing)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+    failing.finish(AttemptStatus.FAILED)
+    retry = job.driven("load")
+    stopped = job.stopped(retry)
+    assert stopped.pointer == job.savepoint(key).location
+    assert stopping_savepoint(job.view, retry.grant.attempt) == job.savepoint(key).location
+
+
 def test_a_stage_that_begins_after_the_trigger_stops_too(job: StoppedJob) -> None:
     running = job.driven("load")
     key = job.request(kind=SUSPEND)

@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
+    CorruptStateError,
     InvalidConfigurationError,
     InvalidPointerError,
     PointerNotFoundError,
@@ -45,6 +46,25 @@ def test_a_file_is_metadata_whatever_its_name(storage: CheckpointStorage, job: s
     storage.write_bytes(f"{job}/kept/copy of metadata.bin", b"x")
     found = resolve_checkpoint(storage, f"{job}/kept/copy of metadata.bin")
     assert (found.metadata_uri, found.external_pointer) == (f"{job}/kept/copy of metadata.bin", f"{job}/kept")
+
+
+def test_metadata_of_another_checkpoint_is_not_read_in_place_of_the_one_of_a_pointer(
+    tmp_path: Path,
+) -> None:
+    stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
+    attempt = stage.attempt()
+    first, second = (stage.take(attempt, stage.snapshot(attempt, "raw")) for _ in range(2))
+    other = Path(second.location.removeprefix("file://")) / "_metadata"
+    data = (Path(first.location.removeprefix("file://")) / "_metadata").read_bytes()
+    other.write_bytes(data)
+    assert resolve_checkpoint(stage.storage, first.location).read()[0].checkpoint_id == first.checkpoint_id
+    with pytest.raises(
+        CorruptStateError, match=rf"chk-{second.checkpoint_id} in .*found that of .*/chk-{first.checkpoint_id};"
+    ):
+        resolve_checkpoint(stage.storage, second.location).read()
+    moved = f"{stage.storage.base_uri}/moved"
+    stage.storage.write_bytes(f"{moved}/_metadata", data)
+    assert resolve_checkpoint(stage.storage, moved).read()[0].checkpoint_id == first.checkpoint_id
 
 
 def test_a_pointer_may_lead_to_another_filesystem(local: CheckpointStorage, memory: CheckpointStorage) -> None:

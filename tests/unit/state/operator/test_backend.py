@@ -132,6 +132,17 @@ def test_changing_an_element_in_place_changes_no_state() -> None:
     assert list(state) == [[1]]
 
 
+@pytest.mark.parametrize(
+    ("key_type", "key"), [(float, float("nan")), (tuple[str, float], ("x", float("nan")))], ids=["float", "tuple"]
+)
+def test_a_key_of_a_broadcast_map_that_equals_nothing_is_refused(key_type: Any, key: Any) -> None:
+    state: Any = DefaultOperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", key_type, int))
+    for put in (lambda: state.put(key, 1), lambda: state.put_all({key: 1})):
+        with pytest.raises(UnsupportedStateError, match=r"a map that equals itself, found .*nan"):
+            put()
+    assert state.immutable_entries() == ()
+
+
 def test_changing_a_value_of_a_broadcast_map_in_place_changes_no_state() -> None:
     state = DefaultOperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, list[int]))
     given = [1]

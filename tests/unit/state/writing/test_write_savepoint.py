@@ -229,6 +229,18 @@ def test_rows_that_are_not_those_of_state_are_refused(target: str, data: Any, st
 
 
 @pytest.mark.parametrize(
+    ("key_type", "user_key"), [(float, float("nan")), (tuple[str, float], ("x", float("nan")))], ids=["float", "tuple"]
+)
+def test_a_user_key_that_equals_nothing_is_refused(target: str, key_type: Any, user_key: Any) -> None:
+    state = MapStateDescriptor("amounts", key_type, int)
+    assert state.key_serializer is not None
+    user_keys = state.key_serializer.to_arrow([user_key])
+    data = pa.table({"account": ["a"], "map_key": user_keys, "map_value": [1]})
+    with pytest.raises(UnsupportedStateError, match=r"a map that equals itself, found .*nan"):
+        written(data, state, target)
+
+
+@pytest.mark.parametrize(
     ("value", "reason"),
     [
         ({"balance": None, "level": "LOW", "note": None}, "value.balance"),
