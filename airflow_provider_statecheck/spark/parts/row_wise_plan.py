@@ -166,7 +166,7 @@ def tree_refusal(tree: PlanNode, marker: str) -> Refusal | None:
 
 def _node_refusal(node: PlanNode, marker: str) -> Refusal | None:
     if node.kind == "Join" and len(node.children) == 2:
-        return _join_refusal(node, *node.children, marker)
+        return _join_refusal(node, node.children[0], node.children[1], marker)
     if node.kind in _ONE_INPUT and _subquery(node) is None and len(node.children) == 1:
         return _argument_refusal(node)
     if node.kind in _STABLE_LEAVES - {"LogicalRDD"}:

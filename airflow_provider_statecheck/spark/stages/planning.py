@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
@@ -179,7 +179,7 @@ class PlannedOperator:
     """Column with the timestamp of an element: the first ordering column, if it is a timestamp."""
 
     @property
-    def operator_id(self) -> str:
+    def operator_id(self) -> OperatorId:
         """The ID under which checkpoints store its state."""
         return operator_id_of(self.uid)
 

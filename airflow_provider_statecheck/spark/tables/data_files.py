@@ -18,14 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.schemas import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 
 log = logging.getLogger(__name__)
 ROW_GROUP_BYTES = 128 * 1024 * 1024
@@ -47,7 +44,7 @@ class DataFileWriter:
         component must be unique within the task.
     """
 
-    def __init__(self, files: TargetFiles, layout: FileLayout, schema: Any, name: Callable[[str], str]) -> None:
+    def __init__(self, files: DataFiles, layout: FileLayout, schema: Any, name: Callable[[str], str]) -> None:
         self._files = files
         self._layout = layout
         self._schema = schema
@@ -134,6 +131,32 @@ class DataFileWriter:
             self._files.delete(name)
         except StateCheckError as error:
             log.warning("Orphan file %s in %s was not deleted: %s", name, self._files.target, error)
+
+
+class DataFiles(Protocol):
+    """Location of the data files of one writer."""
+
+    @property
+    def target(self) -> str:
+        """The directory without credentials."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files are on a local disk."""
+        ...
+
+    def local_path(self, name: str) -> Path:
+        """Return the path of a file of a local target, and create its directory."""
+        ...
+
+    def upload(self, local: Path, name: str) -> None:
+        """Copy a finished local file to the target."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a file; succeeds if it is missing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

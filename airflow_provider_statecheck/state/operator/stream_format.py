@@ -268,8 +268,8 @@ class ElementSerializers:
 
         It raises ``UnsupportedStateError`` if the key or the value has another type, or cannot be found again.
         """
-        own_key = (lambda key: key) if self.key is None else own_user_key_with(self.key)
-        return lambda key, value: (own_key(key), self.own(value))
+        own_key = None if self.key is None else own_user_key_with(self.key)
+        return lambda key, value: (key if own_key is None else own_key(key), self.own(value))
 
     def copy(self, value: Any) -> Any:
         """Return a copy of an element or a map value; immutable objects are returned unchanged."""

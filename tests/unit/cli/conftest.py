@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -60,7 +60,7 @@ class Terminal(io.StringIO):
 class InterruptedTerminal(Terminal):
     """Terminal at which a user presses Ctrl-C."""
 
-    def readline(self, *_: Any) -> str:
+    def readline(self, *_: Any) -> NoReturn:
         raise KeyboardInterrupt
 
 

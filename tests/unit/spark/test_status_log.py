@@ -95,7 +95,8 @@ def test_the_part_that_is_read_follows_the_size_of_the_input(
     progress = StageProgress("balances", promised, monotonic=clock)
     clock.seconds += 10
     progress.advance(read, 1, total=total)
-    assert (progress.percent, progress.seconds_left) == (percent, pytest.approx(seconds_left))
+    assert progress.percent == percent
+    assert progress.seconds_left == pytest.approx(seconds_left)
 
 
 def test_nobody_can_tell_the_end_before_any_time_has_passed(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,6 +71,12 @@ def test_staged_rows_that_were_changed_are_not_committed(place):
     assert place.seen == []
 
 
+def test_staged_rows_go_with_their_commit(place):
+    first = place.open(1)
+    first.add(1, 1)
+    assert place.staged == []
+
+
 def test_staged_rows_of_earlier_attempts_go_with_the_first_commit_of_a_newer_one(place):
     first = place.open(1)
     open_commit, _ = first.write(1), first.write(2)
@@ -321,6 +327,10 @@ def test_tasks_get_a_copy_without_the_url(sqlite):
     assert sqlite.url.encode() not in pickle.dumps({**opened.__getstate__(), "_shown": ""})
     with pytest.raises(CoordinatorError, match="found the copy of a task"):
         SinkAttempt(pickle.loads(pickle.dumps(opened)), 1).open()
+
+
+def test_what_tasks_hand_over_names_no_database(sqlite):
+    assert "sqlite" not in str(sqlite.open(1).write(1))
 
 
 def test_a_sink_that_was_not_opened_is_copied_whole(sqlite):
