@@ -490,7 +490,7 @@ def _begin(handover: Handover, spark: SparkSession | None) -> tuple[SparkSession
 
 def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
     from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
-    from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, retrying
+    from airflow_provider_statecheck.gateway.verbs import OUTAGE_PAUSES_SECONDS, retrying
     from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.driver.readiness import require_reachable
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -7,7 +7,6 @@ import shlex
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmRestore,
@@ -23,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     RunSupersededError,
     StaleAttemptError,
 )
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsOfAJob, day, rows_of
 from tests.messages import (

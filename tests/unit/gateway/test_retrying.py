@@ -8,7 +8,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
@@ -27,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.gateway.retrying import DEFAULT_PAUSES_SECONDS, retrying
+from airflow_provider_statecheck.gateway.verbs import DEFAULT_PAUSES_SECONDS, CheckpointCoordinatorGateway, retrying
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway
 from tests.messages import complete_checkpoint, make_acknowledgement, make_registration
 from tests.sqlite_rows import new_store

@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorUnavailableError
-from airflow_provider_statecheck.gateway.retrying import registering, taking_turns
+from airflow_provider_statecheck.gateway.verbs import registering, taking_turns
 from tests.contracts.running_tasks import RunningTasks
 from tests.contracts.runs_of_a_job import day
 from tests.messages import make_registration
