@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
@@ -17,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
 
 
 def make_owner(**changes: Any) -> AttemptOwner:

@@ -24,10 +24,9 @@ from sqlalchemy import select
 from airflow_provider_statecheck.api.access import ServicesDep, dags_of
 from airflow_provider_statecheck.api.checked_rows import JobGrant, TokenAccess, bearer
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
-from airflow_provider_statecheck.checkpoint.store import JobView, no_such_job
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobView, no_such_job
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError, TokenExpiredError
 
 
@@ -50,7 +49,7 @@ class AirflowAccess:
             return await self._tokens.require(request, job_id)
         sent = request.cookies.get(COOKIE_NAME_JWT_TOKEN, "") if header is None else header.credentials
         user = await _user_of(request, sent)
-        await run_in_threadpool(lambda: UserJobs(self._services.coordinator, user).view(job_id))
+        await run_in_threadpool(lambda: UserJobs(self._services.rows, user).view(job_id))
         return JobGrant(caller=f"user {user.get_id()}", expires_at=_expiry_of(sent))
 
 
@@ -146,8 +145,8 @@ class UserJobs:
     For this user, other jobs do not exist.
     """
 
-    def __init__(self, coordinator: AttemptCoordinator, user: BaseUser) -> None:
-        self._coordinator = coordinator
+    def __init__(self, rows: JobStore, user: BaseUser) -> None:
+        self._rows = rows
         self.user = user
         self._dags = PermittedDags(user)
         self._editable = PermittedDags(user, "PUT")
@@ -158,7 +157,7 @@ class UserJobs:
 
         :raises CheckpointNotFoundError: if there is no such job, or if the user may not read it, with the same text.
         """
-        view = self._coordinator.describe(JobId(job_id))
+        view = self._rows.describe(JobId(job_id))
         if not self._dags.permits_all(view):
             raise no_such_job(JobId(job_id))
         return view
@@ -185,19 +184,19 @@ class UserJobs:
 
     def overviews(self, page: JobsPage) -> JobList:
         """Return those jobs of a page of the list that the user may read; other jobs are not counted either."""
-        readable = self._dags.among(self._coordinator.dag_ids(beside=page.dag_id))
-        return self._coordinator.job_overviews(replace(page, readable_dag_ids=readable))
+        readable = self._dags.among(self._rows.dag_ids(beside=page.dag_id))
+        return self._rows.job_overviews(replace(page, readable_dag_ids=readable))
 
     def of_run(self, dag_id: str, run_id: str) -> Iterator[JobView]:
         """Return the jobs that the tasks of a Dag run have worked on."""
-        for job_id in self._coordinator.jobs_of_run(dag_id, run_id):
+        for job_id in self._rows.jobs_of_run(dag_id, run_id):
             with suppress(CheckpointNotFoundError):  # not readable, or removed in the meantime
                 yield self.view(job_id)
 
 
 def user_jobs(services: ServicesDep, user: GetUserDep) -> UserJobs:
     """Return the jobs of the user who sends a request."""
-    return UserJobs(services.coordinator, user)
+    return UserJobs(services.rows, user)
 
 
 JobsDep = Annotated[UserJobs, Depends(user_jobs)]

@@ -142,7 +142,7 @@ class Services:
     @cached_property
     def state_rows(self) -> CheckedRows:
         """Return the rows of jobs for :attr:`state_proxy`."""
-        return CheckedRows(self._rows)
+        return CheckedRows(self.rows)
 
     @property
     def state_proxy(self) -> StateProxy:
@@ -162,7 +162,7 @@ class Services:
         :raises EnvironmentNotReadyError: if this server does not serve state.
         """
         self._require_served_state()
-        return JobContents(self._rows, self._opened)
+        return JobContents(self.rows, self._opened)
 
     @cached_property
     def _proxy(self) -> StateProxy:
@@ -186,7 +186,7 @@ class Services:
 
     @cached_property
     def _store(self) -> JobStore:
-        return observed_store(self._rows, *self._observers())
+        return observed_store(self.rows, *self._observers())
 
     def _observers(self) -> Iterator[CoordinatorObserver]:
         if self.observer is not None:
@@ -203,7 +203,8 @@ class Services:
             return False
 
     @cached_property
-    def _rows(self) -> SqlJobStore:
+    def rows(self) -> SqlJobStore:
+        """Return the store of the rows of jobs."""
         return SqlJobStore(self.engine(), self.clock)
 
 

@@ -28,8 +28,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
     require_same_task,
 )
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, checkpoint_uri, job_id_of, new_savepoint_uri
-from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
+from airflow_provider_statecheck.checkpoint.ids import JobId, checkpoint_uri, job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     LONGEST_CHECKPOINT,
     AcknowledgeCheckpoint,
@@ -56,17 +55,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
-    JobRecord,
-    RowsVersion,
 )
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, forgettable_rows, remove_rows
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import (
-    CheckpointPage,
     JobStore,
     JobTransaction,
-    JobView,
-    LatestCheckpoints,
+    StoredJobs,
 )
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -84,7 +79,7 @@ _MAX_BATCHES_AT_END = 20
 _MAX_DAMAGED_SNAPSHOTS = 100
 
 
-class AttemptCoordinator:
+class AttemptCoordinator(StoredJobs):
     """
     Completes and aborts checkpoints, and grants attempts.
 
@@ -94,7 +89,7 @@ class AttemptCoordinator:
     """
 
     def __init__(self, store: JobStore, liveness: TaskLiveness | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._liveness = liveness or UnknownLiveness()
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
@@ -274,54 +269,6 @@ class AttemptCoordinator:
             effects = transitions.effects_of(tx, attempt.operator_id)
         self._remove_old_rows(attempt)
         return effects
-
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
-        return self._store.jobs()
-
-    def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
-        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
-        return self._store.dag_ids(beside=beside)
-
-    def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
-        """Return the jobs that the tasks of a Dag run have worked on, the most recently active first."""
-        return self._store.jobs_of_run(dag_id, run_id)
-
-    def job_overviews(self, page: JobsPage) -> JobList:
-        """Return a page of the list of jobs."""
-        return self._store.job_overviews(page)
-
-    def describe(self, job_id: JobId) -> JobView:
-        """
-        Return the current rows of a job.
-
-        :raises CheckpointNotFoundError: if the job does not exist.
-        """
-        return self._store.describe(job_id)
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, or ``None`` if it has no row."""
-        return self._store.checkpoint(job_id, checkpoint_id)
-
-    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
-        return self._store.checkpoints(job_id, page)
-
-    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """
-        Return the newest restorable checkpoint of an operator, or ``None``.
-
-        :raises CheckpointNotFoundError: if the job does not exist.
-        """
-        return self._store.latest(job_id, operator_id)
-
-    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """
-        Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one.
-
-        :raises CheckpointNotFoundError: if the job does not exist.
-        """
-        return self._store.latest_checkpoints(job_id, known_version)
 
     def _remove_old_rows(self, ended: AttemptRecord) -> None:
         try:

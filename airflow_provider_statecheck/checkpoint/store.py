@@ -389,12 +389,51 @@ class JobTransaction(Protocol):
         ...
 
 
-class JobStore(Protocol):
-    """
-    Store of the rows of all jobs. A job without attempts does not exist.
+class JobReads(Protocol):
+    """Reads of the committed rows of jobs, which a store and each interface of a coordinator have."""
 
-    Reads outside a transaction return committed rows only.
-    """
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        ...
+
+    def describe(self, job_id: JobId) -> JobView:
+        """
+        Return a job with its newest checkpoints and all checkpoints whose files may still exist.
+
+        :raises CheckpointNotFoundError: if the job does not exist.
+        """
+        ...
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
+        ...
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first; its last id is ``before`` of the next page."""
+        ...
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """
+        Return the newest completed checkpoint of an operator, or ``None`` if there is none.
+
+        :raises CheckpointNotFoundError: if the job does not exist.
+        """
+        ...
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """
+        Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one.
+
+        A checkpoint that a restore has skipped as damaged is not readable. See :class:`LatestCheckpoints` for a restart.
+
+        :param known_version: Version of an earlier view of the job; ``None`` to read the rows in any case.
+        :raises CheckpointNotFoundError: if the job does not exist.
+        """
+        ...
+
+
+class JobStore(JobReads, Protocol):
+    """Store of the rows of all jobs. A job without attempts does not exist."""
 
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> AbstractContextManager[JobTransaction]:
         """
@@ -410,10 +449,6 @@ class JobStore(Protocol):
         """Return the claim of a snapshot of any job."""
         ...
 
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
-        ...
-
     def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
         """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
         ...
@@ -426,45 +461,40 @@ class JobStore(Protocol):
         """Return a page of the list of jobs; its cost depends on the number of jobs, but not on their history."""
         ...
 
-    def describe(self, job_id: JobId) -> JobView:
-        """
-        Return a consistent view of a job.
-
-        :raises CheckpointNotFoundError: if the job does not exist.
-        """
-        ...
-
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
         """Return a request of a job by its key."""
         ...
 
+
+class StoredJobs:
+    """Base of the services on a job store: the reads of their interfaces."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return self._store.jobs()
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return a job; see :meth:`JobReads.describe`."""
+        return self._store.describe(job_id)
+
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job."""
-        ...
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
+        return self._store.checkpoint(job_id, checkpoint_id)
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
         """Return a page of the checkpoints of a job, newest first."""
-        ...
+        return self._store.checkpoints(job_id, page)
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """
-        Return the newest restorable checkpoint of an operator, or ``None``.
-
-        :raises CheckpointNotFoundError: if the job does not exist.
-        """
-        ...
+        """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
+        return self._store.latest(job_id, operator_id)
 
     def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
-        """
-        Return the newest readable checkpoint of each operator of a job, as one consistent view.
-
-        A checkpoint that a restore has skipped as damaged is not readable. See :class:`LatestCheckpoints` for a restart.
-
-        :param known_version: Version of an earlier view of the job; ``None`` to read the rows in any case.
-        :return: ``None`` if no transaction has changed the job since that view.
-        :raises CheckpointNotFoundError: if the job does not exist.
-        """
-        ...
+        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
+        return self._store.latest_checkpoints(job_id, known_version)
 
 
 @contextmanager

@@ -36,9 +36,9 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import storage_opener
 from airflow_provider_statecheck.hooks.maintenance import (
     find_job,
-    job_coordinator,
     job_recovery,
     job_rewinding,
+    job_rows,
     job_savepoints,
     maintenance_gateway,
 )
@@ -50,8 +50,7 @@ from airflow_provider_statecheck.storage.orphans import SHORTEST_STAY
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-    from airflow_provider_statecheck.checkpoint.store import JobView
+    from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.maintenance.recover import RecoveredJob
     from airflow_provider_statecheck.maintenance.rewind import RewoundOperator
@@ -65,7 +64,7 @@ _DESCENDING = frozenset({JobSort.COMPLETED_AT, JobSort.SIZE, JobSort.FAILED_AT})
 @command
 def jobs(args: Namespace) -> Exit:
     """List jobs with their status, newest checkpoint and last failure."""
-    listed = _listed_jobs(job_coordinator(), args)
+    listed = _listed_jobs(job_rows(), args)
     shown = [overview for page in listed for overview in page.jobs][: args.limit]
     print_rows([job_row(overview) for overview in shown], args.output)
     counts = listed[0].counts
@@ -75,7 +74,7 @@ def jobs(args: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _listed_jobs(coordinator: AttemptCoordinator, args: Namespace) -> list[JobList]:
+def _listed_jobs(rows: JobStore, args: Namespace) -> list[JobList]:
     sort = JobSort(args.sort)
     page = JobsPage(
         limit=min(args.limit, LARGEST_JOB_PAGE),
@@ -86,9 +85,9 @@ def _listed_jobs(coordinator: AttemptCoordinator, args: Namespace) -> list[JobLi
         dag_id=args.dag_id,
         with_test_jobs=True,
     )
-    listed = [coordinator.job_overviews(page)]
+    listed = [rows.job_overviews(page)]
     while listed[-1].following is not None and page.limit * len(listed) < args.limit:
-        listed.append(coordinator.job_overviews(replace(page, after=listed[-1].following)))
+        listed.append(rows.job_overviews(replace(page, after=listed[-1].following)))
     return listed
 
 

@@ -11,10 +11,9 @@ from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, observed_store
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.gateway.retrying import retrying
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, retrying
 
 _STORES = "airflow_provider_statecheck.metadata.sql_store"
 _ENGINES = "airflow_provider_statecheck.metadata.unit_of_work"

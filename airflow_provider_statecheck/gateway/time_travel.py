@@ -6,14 +6,11 @@ import re
 from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
     ALIGNED_UID,
-    JobId,
     OperatorId,
     canonical_uri,
     job_id_of,
@@ -27,27 +24,20 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.checkpoint.store import JobReads, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
-
-
-class Jobs(Protocol):
-    """Access to the rows of jobs; every gateway to the coordinator has it."""
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return the rows of a job."""
-        ...
 
 
 def find_checkpoint(
     job: str,
     uid: str,
     *,
-    metadata: str | Jobs,
+    metadata: str | JobReads,
     checkpoint_id: int | None = None,
     run: str | None = None,
     at: datetime | None = None,

@@ -1,28 +1,50 @@
 """
-Calls of the API, derived from the interfaces of the coordinator; paths and errors.
+Calls of a coordinator: their interface, their form over HTTP, and their retries.
 
 The methods of an interface are the table of its calls: a call has the name, the parameters, the reply and the description
 of its method. Calls in :data:`_READS` read rows by a path, all others send a message to the path of their name. The HTTP
 clients and the routes of the server are made from these tables, so a new call is one method of the interface and one of the
 coordinator.
+
+Functions import tenacity, so that a driver without it reaches the check that names a missing package.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, make_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import NoneType
-from typing import Any, Protocol, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_type_hints
 from urllib.parse import quote, urlencode
 
 from airflow_provider_statecheck.checkpoint.codec import encode, read_reply
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.records import RowsVersion
-from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AdoptAttempt,
+    AttemptGrant,
+    ConfirmCommits,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import OnOverlap, RowsVersion
+from airflow_provider_statecheck.checkpoint.store import JobReads
+from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError, StateCheckError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 _READS = {
     "jobs": "jobs",
@@ -33,6 +55,55 @@ _READS = {
     "latest_checkpoints": "jobs/{job_id}/latest",
 }
 """Paths of the calls that read, by method, with the names of parameters in braces; the others are in the query."""
+
+
+class CheckpointCoordinatorGateway(JobReads, Protocol):
+    """
+    Calls of a stage to its coordinator, and the table from which ``gateway.verbs`` derives the API over HTTP.
+
+    An attempt calls :meth:`register` once and :meth:`confirm_restore` after a restore. For each checkpoint it calls
+    :meth:`trigger`, then :meth:`acknowledge` or :meth:`decline`. It confirms the effects that it carried out with
+    :meth:`confirm_discards` and :meth:`confirm_commits`, and ends with :meth:`finish`.
+
+    All calls are idempotent: a call that is repeated after a lost reply takes effect once and returns the effects that are
+    open now. Calls of a replaced attempt raise ``StaleAttemptError`` and change nothing.
+    """
+
+    def register(self, request: RegisterAttempt) -> AttemptGrant:
+        """Fence all earlier attempts of the operator and return the candidates to restore."""
+        ...
+
+    def adopt(self, request: AdoptAttempt) -> None:
+        """Transfer a running attempt to a later try of the same task."""
+        ...
+
+    def confirm_restore(self, request: ConfirmRestore) -> None:
+        """Record the restored checkpoint and the candidates that could not be restored."""
+        ...
+
+    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
+        """Allocate the id of a new checkpoint."""
+        ...
+
+    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
+        """Complete a checkpoint whose files are all on storage."""
+        ...
+
+    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
+        """Abort a pending checkpoint."""
+        ...
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """Record that the files of ended checkpoints were deleted."""
+        ...
+
+    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+        """Record that a sink committed the output of checkpoints and of all older ones."""
+        ...
+
+    def finish(self, request: FinishAttempt) -> OpenEffects:
+        """Close the attempt and release its pins."""
+        ...
 
 
 class Client(Protocol):
@@ -122,8 +193,8 @@ def verbs_of(interface: type, folder: str, service: str | None = None) -> dict[s
     :param folder: Folder of the paths of the calls that send a message.
     :param service: Name of the service that answers; by default that of the folder.
     """
-    methods = {name: each for name, each in vars(interface).items() if inspect.isfunction(each) and name[0] != "_"}
-    return {name: _verb(method, folder, service or folder) for name, method in methods.items()}
+    names = dict.fromkeys(name for kind in interface.__mro__ for name in vars(kind) if name[0] != "_")
+    return {name: _verb(getattr(interface, name), folder, service or folder) for name in names}
 
 
 def _verb(method: Any, folder: str, service: str) -> Verb:
@@ -199,3 +270,129 @@ def _tree(kind: type[StateCheckError]) -> Iterator[type[StateCheckError]]:
 
 # A subclass without its own code is decoded as the class whose code it inherits.
 _CLASSES = {kind.code: kind for kind in _tree(StateCheckError) if "code" in vars(kind)}
+
+
+log = logging.getLogger(__name__)
+
+Gateway = TypeVar("Gateway")
+Reply = TypeVar("Reply")
+
+DEFAULT_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
+OUTAGE_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+"""Long enough for a restart of the api-server; Airflow fails a task without it soon after."""
+
+
+def retrying(
+    gateway: Gateway,
+    pauses_seconds: tuple[float, ...] = DEFAULT_PAUSES_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Gateway:
+    """
+    Return a gateway whose calls are repeated after retryable errors, see :func:`repeat`.
+
+    :param gateway: Gateway of any interface; all its calls are idempotent.
+    """
+    return cast(Gateway, _Retried(gateway, partial(repeat, pauses_seconds=pauses_seconds, sleep=sleep)))
+
+
+class _Retried:
+    def __init__(self, target: Any, repeated: Callable[[Callable[[], Any]], Any]) -> None:
+        self._target = target
+        self._repeated = repeated
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._target, name)
+        return lambda *arguments, **named: self._repeated(partial(call, *arguments, **named))
+
+
+def repeat(
+    call: Callable[[], Reply],
+    pauses_seconds: tuple[float, ...] = DEFAULT_PAUSES_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Reply:
+    """
+    Call a function, and call it again after a pause while it raises a retryable error.
+
+    :param call: Idempotent function.
+    :param pauses_seconds: Pause before each retry, in seconds; their number is the number of retries.
+    :param sleep: Function that sleeps for a number of seconds.
+    """
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed, wait_none
+
+    # One object for all calls would share its state with a call that a signal handler makes in between.
+    retries = Retrying(
+        retry=retry_if_exception(_is_retryable),
+        wait=wait_chain(*map(wait_fixed, pauses_seconds), wait_none()),
+        stop=stop_after_attempt(len(pauses_seconds) + 1),
+        sleep=sleep,
+        before_sleep=_warn,
+        reraise=True,
+    )
+    return retries(call)
+
+
+def _is_retryable(error: BaseException) -> bool:
+    return isinstance(error, CoordinatorError) and error.retryable
+
+
+def _warn(state: RetryCallState) -> None:
+    log.warning("Retrying the call of the coordinator in %s s: %s", state.upcoming_sleep, _error_of(state))
+
+
+def _error_of(state: RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
+
+
+Register = Callable[[RegisterAttempt], AttemptGrant]
+
+_PAUSE_SECONDS = 10.0
+
+
+def registering(register: Register, on_overlap: OnOverlap) -> Register:
+    """
+    Return a function that registers an attempt according to ``on_overlap``.
+
+    :param register: Function that registers an attempt or raises ``ConcurrentAttemptError``.
+    :param on_overlap: Behaviour while another attempt of the operator runs.
+    """
+    return taking_turns(register) if on_overlap is OnOverlap.WAIT else register
+
+
+def taking_turns(
+    register: Register, pause_seconds: float = _PAUSE_SECONDS, sleep: Callable[[float], None] = time.sleep
+) -> Register:
+    """
+    Return a registration that waits for the end of a running attempt of the operator.
+
+    It waits without a limit; the timeout of the task limits it.
+
+    :param register: Function that registers an attempt or raises ``ConcurrentAttemptError``.
+    :param pause_seconds: Pause between two tries, in seconds.
+    :param sleep: Function that sleeps for a number of seconds.
+    """
+    from tenacity import Retrying, retry_if_exception_type, wait_fixed
+
+    def registered(request: RegisterAttempt) -> AttemptGrant:
+        waits = Retrying(
+            retry=retry_if_exception_type(ConcurrentAttemptError),
+            wait=wait_fixed(pause_seconds),
+            sleep=sleep,
+            before_sleep=_NewHolder(request),
+        )
+        return waits(register, request)
+
+    return registered
+
+
+class _NewHolder:
+    """Logs for which attempt a registration waits, once for each."""
+
+    def __init__(self, request: RegisterAttempt) -> None:
+        self._request = request
+        self._logged = ""
+
+    def __call__(self, state: RetryCallState) -> None:
+        busy = _error_of(state)
+        if isinstance(busy, ConcurrentAttemptError) and busy.holder != self._logged:
+            self._logged = busy.holder
+            log.info("Operator %r of job %r: waiting for %s", self._request.uid, self._request.job_name, busy.holder)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.checkpoint.store import JobReads, JobView
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError
 from airflow_provider_statecheck.gateway.http import HttpCalls
-from airflow_provider_statecheck.gateway.time_travel import Jobs
 from airflow_provider_statecheck.gateway.verbs import Verb
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, coordinator_address, storage_opener
@@ -26,7 +25,7 @@ from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavep
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
     from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
-    from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+    from airflow_provider_statecheck.checkpoint.store import JobStore
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.maintenance.job_restore import RestoreGateway
     from airflow_provider_statecheck.maintenance.recover import JobRecovery
@@ -58,13 +57,13 @@ def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> RestoreGateway:
     return _gateway(RESTORES, lambda services: services.restoring, conn_id)
 
 
-def job_coordinator() -> AttemptCoordinator:
+def job_rows() -> JobStore:
     """
-    Return the coordinator that lists jobs.
+    Return the store that lists jobs.
 
     :raises EnvironmentNotReadyError: Airflow's database is not accessible.
     """
-    return _local_services("jobs").coordinator
+    return _local_services("jobs").rows
 
 
 def job_recovery() -> JobRecovery:
@@ -114,7 +113,7 @@ def _gateway(verbs: Mapping[str, Verb], service: Callable[[Services], Gateway], 
     return gateway
 
 
-def find_job(gateway: Jobs, job: str) -> JobView:
+def find_job(gateway: JobReads, job: str) -> JobView:
     """
     Return the job with this name or id.
 

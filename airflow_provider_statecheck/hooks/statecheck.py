@@ -24,8 +24,8 @@ from airflow_provider_statecheck.queryable.reads import given_job_id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.maintenance.job_restore import RestoredJob
     from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents
     from airflow_provider_statecheck.queryable.queries import QueryableName, StateReply

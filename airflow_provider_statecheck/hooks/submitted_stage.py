@@ -30,7 +30,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
-from airflow_provider_statecheck.gateway.retrying import registering
+from airflow_provider_statecheck.gateway.verbs import registering
 from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
 from airflow_provider_statecheck.spark.driver.attempts import DriverSettings, Handover
 from airflow_provider_statecheck.spark.status_log import (
@@ -43,9 +43,9 @@ from airflow_provider_statecheck.spark.status_log import (
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
-    from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
     from airflow_provider_statecheck.gateway.http import HttpGateway
+    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.metadata.tables import Caller
 
 

@@ -27,10 +27,10 @@ from airflow_provider_statecheck.hooks.connection import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.gateway.http import Credentials, HttpGateway
+    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.queryable.reads import StateReads
 
 
@@ -73,7 +73,7 @@ def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> CheckpointCoordinatorGate
 
 def over_http(gateway: Gateway) -> Gateway:
     """Return a gateway that retries calls during short outages of the api-server."""
-    from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, retrying
+    from airflow_provider_statecheck.gateway.verbs import OUTAGE_PAUSES_SECONDS, retrying
 
     return retrying(gateway, OUTAGE_PAUSES_SECONDS)
 

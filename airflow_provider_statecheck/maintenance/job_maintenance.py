@@ -31,7 +31,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
     Clock,
-    JobRecord,
     OperatorRecord,
 )
 from airflow_provider_statecheck.checkpoint.retention import (
@@ -47,7 +46,14 @@ from airflow_provider_statecheck.checkpoint.retention import (
     reasons_to_keep,
     remove_rows,
 )
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView, rolled_back
+from airflow_provider_statecheck.checkpoint.store import (
+    JobReads,
+    JobStore,
+    JobTransaction,
+    JobView,
+    StoredJobs,
+    rolled_back,
+)
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.maintenance import removal_requests
 
@@ -136,28 +142,12 @@ class Removal:
     """Reasons for a refusal; empty if the request was carried out."""
 
 
-class MaintenanceGateway(Protocol):
+class MaintenanceGateway(JobReads, Protocol):
     """
     Coordinator interface for maintenance.
 
     Every call is idempotent. No call affects rows that a running attempt needs.
     """
-
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
-        ...
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return the current view of a job."""
-        ...
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, ``None`` if it has no row."""
-        ...
-
-    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
-        ...
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
@@ -196,7 +186,7 @@ class MaintenanceGateway(Protocol):
         ...
 
 
-class JobMaintenance:
+class JobMaintenance(StoredJobs):
     """
     A ``MaintenanceGateway`` with direct access to the rows.
 
@@ -213,31 +203,11 @@ class JobMaintenance:
         clock: Clock,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store = store
+        super().__init__(store)
         self._runs = runs
         self._tokens = tokens
         self._clock = clock
         self._pause = pause
-
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
-        return self._store.jobs()
-
-    def describe(self, job_id: JobId) -> JobView:
-        """
-        Return the current view of a job.
-
-        :raises CheckpointNotFoundError: There is no such job.
-        """
-        return self._store.describe(job_id)
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, ``None`` if it has no row."""
-        return self._store.checkpoint(job_id, checkpoint_id)
-
-    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
-        return self._store.checkpoints(job_id, page)
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that the files of ended checkpoints were deleted; other checkpoints are not changed."""

@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointFailureManager,
     CheckpointFailureReason,
 )
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
@@ -48,7 +47,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.gateway.retrying import registering
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, registering
 from airflow_provider_statecheck.spark.checkpoint_files import (
     INLINE_STATE_BYTES,
     CheckpointContent,

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AttemptGrant,
@@ -37,6 +36,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (

@@ -14,9 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError, StorageError
-from airflow_provider_statecheck.gateway.verbs import verbs_of
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, verbs_of
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -168,5 +167,5 @@ def faulty_gateway(gateway: CheckpointCoordinatorGateway, plan: FaultPlan) -> An
 
 def faulty_rows(rows: Any, plan: FaultPlan, interface: type = CoordinatorRows) -> Any:
     """Return rows whose changes run through the plan; injected errors are ``CommitStateUnknownError``."""
-    changes = verbs_of(interface, "").keys() - {"outcome", "owns", "describe", "checkpoint"}
+    changes = {name for name, verb in verbs_of(interface, "").items() if not verb.is_read} - {"outcome", "owns"}
     return _Counted(rows, plan, changes, CommitStateUnknownError)

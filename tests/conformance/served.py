@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
-from airflow_provider_statecheck.gateway.retrying import retrying
+from airflow_provider_statecheck.gateway.verbs import retrying
 from airflow_provider_statecheck.maintenance.actions import ALIGNED
 from tests.conformance.api_process import DATABASE_FILE, MAINTENANCE_DAG, RUNNING_FILE, SECRET
 from tests.contracts.runs_of_a_job import RunningTasks

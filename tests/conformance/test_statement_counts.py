@@ -103,7 +103,7 @@ class StatementContract:
             other = make_registration(job_name=f"job {number}", uid=f"operator {number % 3}")
             complete_checkpoint(stage.coordinator, stage.coordinator.register(other).attempt)
         with counted(engine) as statements:
-            listed = stage.coordinator.job_overviews(JobsPage(limit=20, sort=JobSort.SIZE))
+            listed = stage.store.job_overviews(JobsPage(limit=20, sort=JobSort.SIZE))
         assert (len(listed.jobs), len(statements)) == (20, 3)
 
     def test_a_run_that_registers_and_ends_updates_the_list_twice(self, engine: Engine) -> None:
@@ -260,7 +260,8 @@ class Stage:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.coordinator = AttemptCoordinator(SqlJobStore(engine))
+        self.store = SqlJobStore(engine)
+        self.coordinator = AttemptCoordinator(self.store)
         self.attempt: AttemptRef = self.coordinator.register(make_registration()).attempt
 
     def checkpoint(self) -> dict[str, int]:

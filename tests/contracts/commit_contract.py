@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -19,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import OpenCommitError, StaleAttemptError
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,

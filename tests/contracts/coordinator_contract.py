@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
@@ -32,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     NoRestorableCheckpointError,
     StaleAttemptError,
 )
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.contracts.across_runs_contract import AcrossRunsContract
 from tests.contracts.commit_contract import CommitContract
 from tests.contracts.history_contract import HistoryContract

@@ -8,7 +8,6 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -20,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.messages import ManualClock, complete_checkpoint, make_registration
 
 JOB = job_id_of("sales")

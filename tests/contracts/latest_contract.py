@@ -16,7 +16,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness, require_running
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, new_savepoint_uri, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
@@ -35,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear, RowsVersion
 from airflow_provider_statecheck.checkpoint.store import JobStore, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.contracts.runs_of_a_job import AGAIN, JOB, RunningTasks, rows_of
 from tests.messages import complete_checkpoint, make_owner, make_registration
 

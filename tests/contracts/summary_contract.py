@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway as Gateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmCommits, ConfirmRestore, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, CheckpointRecord
@@ -15,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     StateSummary,
     StepSummary,
 )
+from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.messages import complete_checkpoint, make_registration
 
 JOB = job_id_of("sales")

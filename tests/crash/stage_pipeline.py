@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.gateway.retrying import retrying
+from airflow_provider_statecheck.gateway.verbs import retrying
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.unit_of_work import open_engine
 from airflow_provider_statecheck.overriding import override

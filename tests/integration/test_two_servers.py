@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, Regist
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
-from airflow_provider_statecheck.gateway.retrying import retrying
+from airflow_provider_statecheck.gateway.verbs import retrying
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

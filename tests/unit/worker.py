@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.gateway import retrying
+from airflow_provider_statecheck.gateway import verbs
 from airflow_provider_statecheck.gateway.http import HttpClient, HttpGateway
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -96,7 +96,7 @@ def in_worker(served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> ServedJobs
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:///")
     monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", json.dumps({"conn_type": "statecheck", "host": served.url}))
     monkeypatch.setattr(transport, "task_credentials", lambda client, address: ClaimedTask(client))
-    monkeypatch.setattr(retrying, "OUTAGE_PAUSES_SECONDS", (0.0,) * 3)
+    monkeypatch.setattr(verbs, "OUTAGE_PAUSES_SECONDS", (0.0,) * 3)
     return served
 
 

@@ -38,7 +38,6 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
-    JobId,
     checkpoint_uri,
     is_savepoint_of,
     job_id_of,
@@ -65,17 +64,14 @@ from airflow_provider_statecheck.checkpoint.savepoint_restore import (
     require_claimable,
     require_unclaimed,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, StoredJobs
 from airflow_provider_statecheck.exceptions import HandleExistsError, HandleNotFoundError, ResourceVersionError
 
 _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
-class AlignedCheckpoints:
+class AlignedCheckpoints(StoredJobs):
     """A ``CoordinatorRows`` with direct access to the rows. Each call is one transaction."""
-
-    def __init__(self, jobs: JobStore) -> None:
-        self._jobs = jobs
 
     def lead(self, request: TakeLeadership) -> AttemptRef:
         """
@@ -86,12 +82,12 @@ class AlignedCheckpoints:
         require(
             "storage_base", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints"
         )
-        with self._jobs.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
+        with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
             return transitions.lead(tx, request)
 
     def resign(self, request: Resign) -> None:
         """Close the attempt of a leader, unless it has ended or been replaced; its checkpoints remain for the next leader."""
-        with self._jobs.transaction(request.leader.job_id) as tx:
+        with self._store.transaction(request.leader.job_id) as tx:
             attempt = tx.attempt(request.leader.operator_id, request.leader.epoch)
             if attempt is not None and attempt.status is AttemptStatus.RUNNING:
                 tx.save_attempt(replace(attempt, status=AttemptStatus.FINISHED, ended_at=tx.now))
@@ -237,7 +233,7 @@ class AlignedCheckpoints:
 
     def handles(self, request: HandlesOf) -> Handles:
         """Return the handles of a leader, which a newer one may have replaced."""
-        with self._jobs.transaction(request.leader.job_id) as tx:
+        with self._store.transaction(request.leader.job_id) as tx:
             live = _live(tx, request.leader)
             found = tx.open_checkpoints(request.leader.operator_id)
         removed = (c for c in found if c.status is CheckpointStatus.SUBSUMED and c.awaits_discard)
@@ -266,14 +262,14 @@ class AlignedCheckpoints:
     def outcome(self, leader: AttemptRef, request_key: str) -> RequestOutcome:
         """Return the outcome of a request of any coordinator of the job."""
         job_id = leader.job_id
-        found = self._jobs.request(job_id, request_key)
+        found = self._store.request(job_id, request_key)
         if found is None or found.status is not RequestStatus.COMPLETED or found.checkpoint_id is None:
             return RequestOutcome(request=found)
-        return RequestOutcome(request=found, checkpoint=self._jobs.checkpoint(job_id, found.checkpoint_id))
+        return RequestOutcome(request=found, checkpoint=self._store.checkpoint(job_id, found.checkpoint_id))
 
     def owns(self, leader: AttemptRef, location: str) -> bool:
         """Return whether the job took or claimed a savepoint and no other one has claimed it."""
-        claim = self._jobs.claim(location)
+        claim = self._store.claim(location)
         return is_savepoint_of(location, leader.job_id) if claim is None else claim.job_id == leader.job_id
 
     def report_failure(self, request: ReportFailure) -> None:
@@ -281,17 +277,9 @@ class AlignedCheckpoints:
         with self._transition(request.leader) as (tx, _):
             transitions.report_failure(tx, request)
 
-    def describe(self, job_id: JobId) -> JobView:
-        """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
-        return self._jobs.describe(job_id)
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, or ``None`` if it has no row."""
-        return self._jobs.checkpoint(job_id, checkpoint_id)
-
     @contextmanager
     def _transition(self, leader: AttemptRef) -> Iterator[tuple[JobTransaction, AttemptRecord]]:
-        with self._jobs.transaction(leader.job_id) as tx:
+        with self._store.transaction(leader.job_id) as tx:
             yield tx, require_running(tx, leader)
 
 

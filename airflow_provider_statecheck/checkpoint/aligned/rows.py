@@ -15,7 +15,7 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult, AttemptRef, OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
@@ -24,7 +24,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.checkpoint.store import JobReads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +318,7 @@ class ReportFailure:
         object.__setattr__(self, "cause", None if self.cause is None else storable_text(self.cause))
 
 
-class CoordinatorRows(Protocol):
+class CoordinatorRows(JobReads, Protocol):
     """
     Calls of a coordinator of several operators to the rows of its job, from which ``gateway.verbs`` derives the API over HTTP.
 
@@ -414,12 +414,4 @@ class CoordinatorRows(Protocol):
 
     def report_failure(self, request: ReportFailure) -> None:
         """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""
-        ...
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
-        ...
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, or ``None`` if it has no row."""
         ...

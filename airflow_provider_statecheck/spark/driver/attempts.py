@@ -136,7 +136,7 @@ def begin_submitted(handover: Handover, spark: SparkSession | None = None) -> tu
 
 def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
     from airflow_provider_statecheck.gateway.http import GivenToken, HttpClient, HttpGateway
-    from airflow_provider_statecheck.gateway.retrying import OUTAGE_PAUSES_SECONDS, retrying
+    from airflow_provider_statecheck.gateway.verbs import OUTAGE_PAUSES_SECONDS, retrying
 
     storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
     storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)

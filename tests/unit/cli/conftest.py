@@ -91,7 +91,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
         monkeypatch.setattr(reading, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(content_commands, "airflow_gateway", lambda conn_id: stage.coordinator)
     monkeypatch.setattr(state_commands, "maintenance_gateway", lambda: stage.maintenance)
-    monkeypatch.setattr(maintenance_commands, "job_coordinator", lambda: stage.coordinator)
+    monkeypatch.setattr(maintenance_commands, "job_rows", lambda: store)
     monkeypatch.setattr(maintenance_commands, "job_recovery", lambda: JobRecovery(store))
     monkeypatch.setattr(maintenance_commands, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
     monkeypatch.setattr(savepoint_commands, "restore_gateway", lambda: JobRestoring(store, UnknownLiveness()))

@@ -339,7 +339,7 @@ def test_every_command_ends_with_3_and_one_line_where_the_database_fails(stage, 
         raise kind("The database\nis away.")
 
     monkeypatch.setattr(maintenance_commands, "maintenance_gateway", fail)
-    monkeypatch.setattr(maintenance_commands, "job_coordinator", fail)
+    monkeypatch.setattr(maintenance_commands, "job_rows", fail)
     outcome = run(*arguments)
     assert (outcome.status, outcome.out, outcome.err) == (3, "", "error: The database is away.\n")
 

@@ -10,7 +10,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
@@ -32,7 +31,13 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.gateway.retrying import DEFAULT_PAUSES_SECONDS, registering, retrying, taking_turns
+from airflow_provider_statecheck.gateway.verbs import (
+    DEFAULT_PAUSES_SECONDS,
+    CheckpointCoordinatorGateway,
+    registering,
+    retrying,
+    taking_turns,
+)
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway
 from tests.contracts.runs_of_a_job import RunningTasks, day
 from tests.messages import complete_checkpoint, make_acknowledgement, make_registration
