@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.pages import charts
-from airflow_provider_statecheck.api.pages.addresses import Addresses
 from airflow_provider_statecheck.api.pages.charts import BARS, CHART_HEIGHT, LANES
-from airflow_provider_statecheck.api.pages.rendering import readable_duration, relative_time
+from airflow_provider_statecheck.api.pages.rendering import Addresses, readable_duration, relative_time
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import (
