@@ -43,7 +43,8 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError, InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.maintenance.action_previews import ActionPreview, UserAction
+from airflow_provider_statecheck.maintenance.action_previews import ActionPreview
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import RequestedAction, requested_actions, require_request_key
 from airflow_provider_statecheck.maintenance.rewind import ForkPoint, fork_point, require_fork_point
 from airflow_provider_statecheck.metadata.unit_of_work import committing, executing

@@ -31,13 +31,15 @@ from airflow_provider_statecheck.gateway.verbs import verbs_of
 from airflow_provider_statecheck.maintenance import removal_requests
 from airflow_provider_statecheck.maintenance.action_previews import (
     ActionPreview,
-    UserAction,
-    chosen_of,
     disposal_preview,
-    nothing_chosen,
-    operator_of,
     preview_of,
     rewind_preview,
+)
+from airflow_provider_statecheck.maintenance.action_targets import (
+    UserAction,
+    chosen_of,
+    nothing_chosen,
+    operator_of,
     savepoint_of,
     uid_of,
 )

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     NoRestorableCheckpointError,
 )
-from airflow_provider_statecheck.maintenance.action_previews import UserAction, chosen_of
+from airflow_provider_statecheck.maintenance.action_targets import UserAction, chosen_of
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHand
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskStorage
+from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor

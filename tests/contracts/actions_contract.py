@@ -39,7 +39,8 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     NoRestorableCheckpointError,
 )
-from airflow_provider_statecheck.maintenance.action_previews import AffectedCheckpoint, UserAction
+from airflow_provider_statecheck.maintenance.action_previews import AffectedCheckpoint
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions, RequestedAction, requested_actions
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     ForgetRows,

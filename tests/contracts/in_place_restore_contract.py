@@ -45,7 +45,7 @@ from airflow_provider_statecheck.exceptions import (
     RunSupersededError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions, requested_actions
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob, UnknownRuns
 from airflow_provider_statecheck.maintenance.job_restore import (

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptGrant
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, JobAction, RequestStatus
 from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, CheckpointPage, JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints

@@ -1,5 +1,5 @@
 """
-Attempts of drivers that run outside of a task: of a script, and of an application that an operator submitted.
+Attempts of drivers outside of tasks: of scripts, and of submitted applications.
 
 A script has a metadata database of its own. A submitted driver gets its attempt from the operator by a handover in one
 environment variable. In all supported modes, Spark passes variables with the prefix ``SPARK_`` to the driver. It does not

@@ -1,5 +1,5 @@
 """
-Spark session of a driver: its start, its kind and its filesystems, and interruptible work in it.
+Spark session of a driver: its start, kind and filesystems, and interruptible work in it.
 
 Airflow terminates a task with a signal to its process group. The JVM therefore runs in a separate process session, and is
 still available when the stage closes its attempt. It exits with Python, whose end closes its standard input.

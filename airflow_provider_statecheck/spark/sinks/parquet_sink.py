@@ -1,4 +1,4 @@
-"""Sink for a directory of Parquet files, its checks of the directory, and the reading of its committed output."""
+"""Sink for a directory of Parquet files: its checks, its writers, and reading of its output."""
 
 from __future__ import annotations
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
+from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
     TaskReport,
     TaskStorage,
     TaskWriting,
-    VertexTask,
 )
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
     SUBTASK_COLUMN,

@@ -1,5 +1,5 @@
 """
-Planning of a stage: its location, its vertices with their columns, and the key groups of its rows.
+Planning of a stage: its location, its vertices with their columns, and its key groups.
 
 A vertex is a chain of functions that runs in one Spark task; each ``key_by`` starts a new vertex after a shuffle. The key
 group of a row is computed in the JVM.

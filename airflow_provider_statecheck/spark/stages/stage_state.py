@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
+from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries

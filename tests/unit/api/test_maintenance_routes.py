@@ -26,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE as CALLS, RESTORES
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     DropTokens,

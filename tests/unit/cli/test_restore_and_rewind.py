@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OnClear,
 )
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, tasks_to_run
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from tests.contracts.runs_of_a_job import AGAIN, day, rows_of

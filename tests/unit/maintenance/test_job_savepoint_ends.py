@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, JobAction, RequestStatus
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob

@@ -9,7 +9,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.records import ActionRecord, AttemptStatus, JobAction, RequestStatus
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.gc import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage

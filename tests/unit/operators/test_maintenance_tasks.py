@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.operators import maintenance_dag
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage, local_path

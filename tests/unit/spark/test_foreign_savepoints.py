@@ -26,7 +26,7 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskStorage
+from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint

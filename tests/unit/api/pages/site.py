@@ -202,6 +202,7 @@ def open_site(monkeypatch: pytest.MonkeyPatch, root: str = ROOT) -> Iterator[Sit
     templates = dict[tuple[str, str], str]()
     store = new_store(clock)
     services = Services(lambda: pytest.fail("the pages need no database"), None, clock=clock)  # type: ignore[arg-type]
+    services.__dict__["rows"] = store
     services.__dict__["coordinator"] = AttemptCoordinator(store)
     services.__dict__["actions"] = JobActions(store, JobSavepoints(store), JobRewinding(store, UnknownLiveness()))
     app = create_app(services)

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, opera
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
-from airflow_provider_statecheck.maintenance.action_previews import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, SavepointPart
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
