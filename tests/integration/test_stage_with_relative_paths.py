@@ -58,15 +58,8 @@ def test_relative_paths_are_below_the_directory_of_the_driver(cluster: Standalon
 
 
 SPECULATING = {
+    **CONF,
     "spark.app.name": "statecheck-speculation",
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    "spark.executor.memory": "512m",
-    "spark.executor.cores": "1",
-    "spark.cores.max": "2",
-    "spark.pyspark.python": sys.executable,
-    "spark.sql.shuffle.partitions": "2",
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
