@@ -256,7 +256,7 @@ class ClaimRecord:
 
     @property
     def is_disposal(self) -> bool:
-        """Return whether the files of the snapshot are deleted."""
+        """Return whether a user has disposed of the snapshot, whose files are then deleted."""
         return not self.operator_id
 
 

@@ -390,7 +390,7 @@ class JobTransaction(Protocol):
 
 
 class JobReads(Protocol):
-    """Reads of the committed rows of jobs, which a store and each interface of a coordinator have."""
+    """Reads of the committed rows of jobs, provided by a store and by each interface of a coordinator."""
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""

@@ -59,7 +59,7 @@ _READS = {
 
 class CheckpointCoordinatorGateway(JobReads, Protocol):
     """
-    Calls of a stage to its coordinator, and the table from which ``gateway.verbs`` derives the API over HTTP.
+    Calls of a stage to its coordinator, and the table from which this module derives the API over HTTP.
 
     An attempt calls :meth:`register` once and :meth:`confirm_restore` after a restore. For each checkpoint it calls
     :meth:`trigger`, then :meth:`acknowledge` or :meth:`decline`. It confirms the effects that it carried out with

@@ -266,7 +266,7 @@ class ElementSerializers:
         """
         Return the function that returns the objects to store for an entry of a map.
 
-        It raises ``UnsupportedStateError`` if the key or the value has another type, or cannot be found again.
+        The function raises ``UnsupportedStateError`` if the key or the value has another type, or if the key does not equal itself.
         """
         own_key = None if self.key is None else own_user_key_with(self.key)
         return lambda key, value: (key if own_key is None else own_key(key), self.own(value))
