@@ -237,56 +237,46 @@ class ArrowPartFile(PartFile):
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
 
     def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
-        start = self._sink.begin_block()
         self._writer.write_batch(rows.to_batches()[0])
+        written = self._sink.store()
         # Arrow writes the header of the file with the first block.
-        header = self._sink.header_length() if not self._blocks else 0
-        checksum = self._sink.checksum if not header else self._sink.checksum_from(header)
-        return start + header, self._sink.position - start - header, rows.num_rows, checksum
+        header = _header_length(written) if not self._blocks else 0
+        start = self._sink.position - len(written) + header
+        return start, len(written) - header, rows.num_rows, zlib.crc32(memoryview(written)[header:])
 
     def _write_end(self) -> None:
         self._writer.close()
+        self._sink.store()
 
     def _path_of(self, handle: StreamStateHandle) -> str:
         return f"{uuid.uuid4().hex}.arrow"
 
 
+def _header_length(written: bytes) -> int:
+    """Return the size of the magic bytes and the schema, which precede the first block."""
+    return _MAGIC_SIZE + _PREFIX_SIZE + int.from_bytes(written[_MAGIC_SIZE + 4 : _MAGIC_SIZE + _PREFIX_SIZE], "little")
+
+
 class PartSink(io.RawIOBase):
-    """File object for Arrow that counts bytes and computes the checksum of a block. Closing it leaves the stream open."""
+    """File object for Arrow, which writes a block in many pieces. Closing it leaves the stream open."""
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
         self.stream = stream
         self.position = 0
-        self.checksum = 0
-        self._first: list[bytes] | None = []
-
-    def begin_block(self) -> int:
-        """Start a block and return its offset."""
-        if self.position:
-            self._first = None
-        self.checksum = 0
-        return self.position
+        self._pieces: list[bytes] = []
 
     def write(self, data: Any) -> int:
-        """Write bytes to the stream."""
-        data = bytes(data)
-        self.stream.write(data)
-        self.position += len(data)
-        if self._first is not None:
-            self._first.append(data)
-        else:
-            self.checksum = zlib.crc32(data, self.checksum)
-        return len(data)
+        """Hold a piece until ``store`` is called."""
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self.position += len(piece)
+        return len(piece)
 
-    def header_length(self) -> int:
-        """Return the size of the magic bytes and the schema, which precede the first block."""
-        written = b"".join(self._first or ())
-        schema = int.from_bytes(written[_MAGIC_SIZE + 4 : _MAGIC_SIZE + _PREFIX_SIZE], "little")
-        return _MAGIC_SIZE + _PREFIX_SIZE + schema
-
-    def checksum_from(self, start: int) -> int:
-        """Return the checksum of the first write, starting at an offset."""
-        return zlib.crc32(b"".join(self._first or ())[start:])
+    def store(self) -> bytes:
+        """Write the pieces since the last call to the stream at once, and return their bytes."""
+        written, self._pieces = b"".join(self._pieces), []
+        self.stream.write(written)
+        return written
 
     def tell(self) -> int:
         """Return the number of bytes written."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -220,6 +221,8 @@ class ParquetPartFile(PartFile):
                 compression=compression or "none",
                 write_page_checksum=True,
             )
+        # The magic bytes at the start belong to no block.
+        self._sink.store()
 
     def abort(self) -> None:
         """Discard the file."""
@@ -244,16 +247,20 @@ class ParquetPartFile(PartFile):
         return pa.scalar(min(state.ttl_ms * 1000, _LONGEST_US), pa.duration("us")) if state.ttl_ms is not None else None
 
     def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
-        start = self._sink.begin_block()
         stored = self._stored(rows)
         with storing():
             self._writer.write_table(stored, row_group_size=rows.num_rows)
-        return start, self._sink.position - start, rows.num_rows, self._sink.checksum
+        start, length, checksum = self._stored_bytes()
+        return start, length, rows.num_rows, checksum
 
     def _write_end(self) -> Footer:
-        start = self._sink.begin_block()
         self._writer.close()
-        return start, self._sink.position - start, self._sink.checksum
+        return self._stored_bytes()
+
+    def _stored_bytes(self) -> Footer:
+        """Store what the writer wrote last, and return its offset, length and checksum."""
+        written = self._sink.store()
+        return self._sink.position - len(written), len(written), zlib.crc32(written)
 
     def _path_of(self, handle: StreamStateHandle) -> str:
         assert isinstance(handle, FileStateHandle)  # noqa: S101 - the stream has no inline state
