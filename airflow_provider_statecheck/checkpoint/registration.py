@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from airflow_provider_statecheck.checkpoint import (
     in_place_restore,
@@ -36,6 +37,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
     ALIGNED_UID,
     OperatorId,
     is_test_job,
@@ -463,10 +465,15 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
 
 
 def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord | None:
-    """Return the complete savepoint with which the job suspended while an earlier try of the task ran."""
+    """Return the complete savepoint with which the stage or its job suspended before an earlier try of the task stopped."""
     earlier = tuple(_earlier_tries(tx, attempt))
-    taken = transitions.suspended_with(tx) if earlier else []
-    return next((c for c in taken if any(each.ran_at(c.triggered_at) for each in earlier)), None)
+    if not earlier:
+        return None
+    own = transitions.suspended_with(tx, attempt.operator_id)
+    of_job = transitions.suspended_with(tx, ALIGNED_OPERATOR_ID)
+    missed = (c for c in own if any(each.is_suspended_with(c) for each in earlier))
+    missed_of_job = (c for c in of_job if any(each.ran_at(c.triggered_at) for each in earlier))
+    return next(chain(missed, missed_of_job), None)
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:

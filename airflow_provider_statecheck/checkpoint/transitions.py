@@ -389,11 +389,13 @@ def _suspending(tx: JobTransaction) -> Iterator[CheckpointRecord]:
                 yield savepoint
 
 
-def suspended_with(tx: JobTransaction) -> list[CheckpointRecord]:
-    """Return the complete savepoints with which a user suspended the job."""
-    rows = (c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.status is CheckpointStatus.COMPLETED)
+def suspended_with(tx: JobTransaction, operator_id: OperatorId) -> list[CheckpointRecord]:
+    """Return the complete savepoints with which a user suspended a stage, or the job for the coordinator of several operators."""
+    rows = (c for c in tx.open_checkpoints(operator_id) if c.status is CheckpointStatus.COMPLETED)
     taken = [c for c in rows if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND]
-    requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by} if taken else set()
+    if not taken or operator_id != ALIGNED_OPERATOR_ID:
+        return taken
+    requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by}
     return [c for c in taken if c.checkpoint_id in requested]
 
 
