@@ -86,8 +86,8 @@ class OpenEffects:
     """
     Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
 
-    The registration of a retry also returns a complete one, if an earlier try ran when it was triggered, and a complete one with
-    which the stage alone suspends, if an earlier try took it or had failed before it was taken.
+    The registration of a retry also returns a complete one of the job or of the stage alone, if an earlier try ran or had failed
+    when it was triggered.
     """
 
 

@@ -203,9 +203,9 @@ class AttemptRecord:
         """Return whether the attempt had begun at a time and not ended."""
         return self.registered_at <= time and (self.ended_at is None or self.ended_at > time)
 
-    def is_suspended_with(self, savepoint: CheckpointRecord) -> bool:
-        """Return whether a savepoint that suspends the stage was taken by this attempt, or after it had failed."""
-        return self.epoch == savepoint.epoch and self.status is not AttemptStatus.FINISHED
+    def is_unfinished_at(self, time: datetime) -> bool:
+        """Return whether the attempt had begun at a time, and ran or had failed."""
+        return self.registered_at <= time and (self.ran_at(time) or self.status is not AttemptStatus.FINISHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

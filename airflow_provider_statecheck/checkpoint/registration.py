@@ -18,7 +18,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 
 from airflow_provider_statecheck.checkpoint import (
     in_place_restore,
@@ -467,13 +466,9 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
 def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord | None:
     """Return the complete savepoint with which the stage or its job suspended before an earlier try of the task stopped."""
     earlier = tuple(_earlier_tries(tx, attempt))
-    if not earlier:
-        return None
-    own = transitions.suspended_with(tx, attempt.operator_id)
-    of_job = transitions.suspended_with(tx, ALIGNED_OPERATOR_ID)
-    missed = (c for c in own if any(each.is_suspended_with(c) for each in earlier))
-    missed_of_job = (c for c in of_job if any(each.ran_at(c.triggered_at) for each in earlier))
-    return next(chain(missed, missed_of_job), None)
+    operators = (attempt.operator_id, ALIGNED_OPERATOR_ID) if earlier else ()
+    taken = (c for operator_id in operators for c in transitions.suspended_with(tx, operator_id))
+    return next((c for c in taken if any(each.is_unfinished_at(c.triggered_at) for each in earlier)), None)
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:

@@ -206,13 +206,13 @@ def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
 
 
 def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, earlier: Iterable[AttemptRecord]) -> bool:
-    """Return whether an attempt took a savepoint that suspends its stage, or is the retry of one that did or had failed before."""
+    """Return whether an attempt has stopped with a completed savepoint of its stage, which it or an earlier try should take."""
     completed = savepoint.completed_at
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or completed is None:
         return False
     if savepoint.epoch == attempt.epoch:
         return attempt.ended_at is None or completed <= attempt.ended_at
-    return any(each.is_suspended_with(savepoint) for each in earlier)
+    return any(each.is_unfinished_at(savepoint.triggered_at) for each in earlier)
 
 
 def _has_held(
@@ -221,14 +221,14 @@ def _has_held(
     """
     Return whether an attempt has stopped after its newest checkpoint with a completed savepoint of its job.
 
-    It has waited for the savepoint, or is the retry of one that ran when the savepoint was triggered.
+    It has waited for the savepoint, or is the retry of one that ran or had failed when the savepoint was triggered.
     """
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or not newest.is_after(savepoint):
         return False
     if savepoint.completed_at is None or newest.completed_at is None:
         return False
     if newest.completed_at > savepoint.completed_at:
-        return any(each.ran_at(savepoint.triggered_at) for each in earlier)
+        return any(each.is_unfinished_at(savepoint.triggered_at) for each in earlier)
     return attempt.ended_at is None or attempt.ended_at >= savepoint.completed_at
 
 
