@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     checkpoint_id_of,
     checkpoint_uri,
     epoch_of,
+    given_job_id,
     is_savepoint_directory,
     job_id_of,
     job_uri,
@@ -109,7 +110,7 @@ class Recoveries:
         here = _require_any(_find_jobs(storage), "directories of jobs", storage, "the checkpoint directory")
         job_ids = {*here, *(JobId(s.document.job_id) for s in savepoints)}
         if job:
-            job_ids &= _ids(job)
+            job_ids &= {given_job_id(job)}
             if not job_ids:
                 raise CheckpointNotFoundError(
                     f"Expected files of job {job!r} below {redact(storage.base_uri)}, found none."
@@ -178,10 +179,6 @@ class Recoveries:
             # Reported instead of raised, as the other jobs can still be recovered.
             return False, (str(error),)
         return True, ()
-
-
-def _ids(job: str) -> set[JobId]:
-    return {job_id_of(job), *([JobId(job)] if _JOB_ID.fullmatch(job) else [])}
 
 
 def _newest_generations(found: Iterable[FoundSnapshot]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_statecheck.checkpoint.config_options import parse_whole_number
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, uid_with_key
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -182,9 +183,4 @@ def _full_uid(uid: str | None, map_key: str | None) -> str | None:
 
 
 def _checkpoint_id(given: int | str | None) -> int | None:
-    try:
-        return None if given is None else int(given)
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected at_least to be a checkpoint id, found {given!r}; give a whole number."
-        ) from error
+    return None if given is None else parse_whole_number("at_least", given)

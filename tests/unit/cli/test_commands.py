@@ -144,6 +144,12 @@ class TestCheckpoints:
         stage.run()
         assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
 
+    def test_takes_the_name_of_a_job_that_is_the_id_of_another_for_the_id(self, stage, run):
+        stage.run()
+        stage.run(job_id_of(JOB), checkpoints=1)
+        assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
+        assert len(rows(run("checkpoints", job_id_of(job_id_of(JOB)), "-o", "json"))) == 1
+
     @pytest.mark.parametrize("command", [("state", "show"), ("dispose",), ("restore", JOB, "--yes", "--from")])
     def test_ends_with_2_for_a_text_that_is_no_pointer(self, stage, run, command):
         stage.run()
