@@ -23,7 +23,6 @@ from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition, CheckpointTrigger
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class CheckpointSensor(BaseSensorOperator):
         if event["status"] != "success":
             raise AirflowException(event["message"])
         found: dict[str, Any] = event["checkpoint"]
-        self.log.info("Found checkpoint %s at %s.", found["checkpoint_id"], redact(found["pointer"]))
+        self.log.info("Found checkpoint %s at %s.", found["checkpoint_id"], found["pointer"])
         return found
 
     def _find(self) -> dict[str, Any] | None:

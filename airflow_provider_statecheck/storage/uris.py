@@ -43,9 +43,9 @@ _SIGNATURE = re.compile(
     r"[^&;\s'\"]+"
 )
 
-# Azure writes the container before the "@", which is part of the address.
-_CONTAINER = r"\b(?:abfss?|az|wasbs?)://[^/@:\s]+@(?![^/\s]*@)"
-_USER_INFO = re.compile(rf"(?i)({_CONTAINER})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
+# Azure writes the container before the "@", which is part of the address, and HDFS the user that owns the files.
+_ADDRESS = r"\b(?:abfss?|az|wasbs?|(?:web)?hdfs)://[^/@:\s]+@(?![^/\s]*@)"
+_USER_INFO = re.compile(rf"(?i)({_ADDRESS})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
 def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
@@ -102,7 +102,7 @@ def scheme_of(uri: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks."""
+    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks; a user of HDFS stays."""
     return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
 
 
