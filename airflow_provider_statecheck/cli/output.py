@@ -48,6 +48,8 @@ class Exit(IntEnum):
     """Wrong arguments, or an unknown job, checkpoint or state."""
     UNAVAILABLE = 3
     """Storage or database is unavailable, or its tables are missing."""
+    INTERRUPTED = 130
+    """The user interrupted the command."""
 
 
 # The first class that matches decides.
@@ -78,6 +80,9 @@ def command(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], None]:
         except StateCheckError as error:
             print_message(f"error: {error}")
             status = exit_of(error)
+        except KeyboardInterrupt:
+            print_message("error: interrupted")
+            status = Exit.INTERRUPTED
         if status is not Exit.DONE:
             raise SystemExit(int(status))
 

@@ -119,6 +119,27 @@ def test_a_running_stage_that_takes_no_checkpoint_in_time_is_named(stage: Writte
     assert "next checkpoint of aggregate" in outcome.err
 
 
+@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+def test_an_interrupted_command_names_its_request_which_gc_goes_on_with(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, uid: tuple[str, ...]
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    attempt = stage.attempt()
+    changed(monkeypatch, pause=interrupt)
+    outcome = run("savepoint", JOB, *uid, "--target", f"{stage.storage.base_uri}/savepoints")
+    [request] = stage.coordinator.describe(job_id_of(JOB)).requests
+    assert (outcome.status, outcome.out) == (130, "")
+    assert outcome.err.splitlines()[0].startswith(f"If request {request.request_key} is recorded, it stays open;")
+    assert outcome.err.splitlines()[1:] == ["error: interrupted"]
+    stage.clock.advance(1)
+    stage.take(attempt)
+    attempt.finish(AttemptStatus.FINISHED)
+    run("gc", JOB)
+    assert [row.status for row in savepoints(stage)] == [CheckpointStatus.COMPLETED]
+
+
 def test_a_running_stage_need_not_be_waited_for(stage: WrittenStage, run: Run) -> None:
     stage.attempt()
     assert run("savepoint", JOB, "--no-wait").status == 0
