@@ -468,7 +468,7 @@ def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord
     earlier = tuple(_earlier_tries(tx, attempt))
     operators = (attempt.operator_id, ALIGNED_OPERATOR_ID) if earlier else ()
     taken = (c for operator_id in operators for c in transitions.suspended_with(tx, operator_id))
-    return next((c for c in taken if any(each.is_unfinished_at(c.triggered_at) for each in earlier)), None)
+    return next((c for c in taken if any(each.should_stop_with(c) for each in earlier)), None)
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:

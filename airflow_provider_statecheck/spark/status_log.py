@@ -212,7 +212,7 @@ def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, earlier: I
         return False
     if savepoint.epoch == attempt.epoch:
         return attempt.ended_at is None or completed <= attempt.ended_at
-    return any(each.is_unfinished_at(savepoint.triggered_at) for each in earlier)
+    return any(each.should_stop_with(savepoint) for each in earlier)
 
 
 def _has_held(
@@ -228,7 +228,7 @@ def _has_held(
     if savepoint.completed_at is None or newest.completed_at is None:
         return False
     if newest.completed_at > savepoint.completed_at:
-        return any(each.is_unfinished_at(savepoint.triggered_at) for each in earlier)
+        return any(each.should_stop_with(savepoint) for each in earlier)
     return attempt.ended_at is None or attempt.ended_at >= savepoint.completed_at
 
 

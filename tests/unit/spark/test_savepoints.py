@@ -266,6 +266,18 @@ def test_the_retry_of_a_stage_that_failed_before_it_stopped_stops(
     cleared.finish(AttemptStatus.FINISHED)
 
 
+def test_the_retry_of_a_stage_that_began_after_its_savepoint_does_not_stop(stage: WrittenStage, target: str) -> None:
+    finished = stage.attempt()
+    stage.take(finished)
+    finished.finish(AttemptStatus.FINISHED)
+    ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND)
+    serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    for _ in range(2):
+        attempt = stage.attempt(owner=make_owner(run_key="2026-01-02", run_id="the next run"))
+        stage.take(attempt)
+        attempt.finish(AttemptStatus.FAILED)
+
+
 @pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT, CheckpointType.SAVEPOINT_TERMINATE])
 def test_the_retry_of_a_stage_whose_savepoint_does_not_suspend_it_goes_on(
     stage: WrittenStage, target: str, kind: CheckpointType
