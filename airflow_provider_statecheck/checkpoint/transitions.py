@@ -443,13 +443,16 @@ def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: Att
     if newest is None or attempt is None:
         return set()
     subsumed = (c for c in current if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
-    rolled_back = (c for c in subsumed if c.checkpoint_id > newest)
-    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c)}
+    rolled_back = [c for c in subsumed if c.checkpoint_id > newest]
+    last_epoch = max((c.epoch for c in rolled_back), default=0)
+    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c, last_epoch)}
 
 
-def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord) -> bool:
-    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints.
-    is_later = rolled_back.ended_at is None or attempt.registered_at >= rolled_back.ended_at
+def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord, last_epoch: int) -> bool:
+    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. While the time
+    # of the job stands still, only epochs tell a rewind from a restart.
+    begun = (attempt.registered_at, attempt.epoch)
+    is_later = rolled_back.ended_at is None or begun > (rolled_back.ended_at, last_epoch)
     return attempt.status is AttemptStatus.FINISHED and is_later
 
 
