@@ -33,7 +33,7 @@ from airflow_provider_statecheck.hooks.maintenance import (
 from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
-from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
@@ -96,7 +96,7 @@ def rescale(args: Namespace) -> Exit:
         )
     checkpoint = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
     source, _ = checkpoint.read()
-    directory = new_savepoint_uri(normalise_pointer(target), JobId(source.job_id))
+    directory = new_savepoint_uri(normalise_savepoint_dir(target), JobId(source.job_id))
     rescaled = rescale_max_parallelism(
         checkpoint.storage, source, directory=directory, max_parallelism=args.max_parallelism
     )

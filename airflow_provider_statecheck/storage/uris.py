@@ -20,7 +20,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, canonical_scheme, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    METADATA_FILE,
+    canonical_scheme,
+    checkpoint_id_of,
+    is_in_job,
+    savepoint_directory_of,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.storage.failures import advice
 
@@ -85,6 +91,22 @@ def normalise_pointer(pointer: Any) -> str:
     if redact(uri) != uri:
         raise InvalidConfigurationError(
             f"Expected the URI of a savepoint without credentials, found {redact(uri)!r}; set storage_conn_id instead."
+        )
+    return uri
+
+
+def normalise_savepoint_dir(directory: Any) -> str:
+    """
+    Return the parent directory of savepoints as a normalised absolute URI.
+
+    :param directory: A path or any fsspec URI.
+    :raises InvalidConfigurationError: as :func:`normalise_pointer`, and for a directory in a checkpoint, a snapshot or a savepoint.
+    """
+    uri = normalise_pointer(directory)
+    if is_in_job(uri) or savepoint_directory_of(uri) is not None:
+        raise InvalidConfigurationError(
+            f"Expected a directory for savepoints that is in no checkpoint and no other savepoint, with which they would be "
+            f"deleted, found {uri!r}; name another one."
         )
     return uri
 

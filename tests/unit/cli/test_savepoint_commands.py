@@ -269,7 +269,14 @@ def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
 
 
 @pytest.mark.parametrize("options", [(), ("--uid", "aggregate")], ids=["job", "operator"])
-@pytest.mark.parametrize(("target", "said"), [("s4://lake/savepoints", "found 's4'"), ("s3x:/sp", "s3x:/sp")])
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("s4://lake/savepoints", "found 's4'"),
+        ("s3x:/sp", "s3x:/sp"),
+        (f"s3://lake/base/{job_id_of(JOB)}/chk-1", "with which they would be deleted"),
+    ],
+)
 def test_a_place_that_is_none_is_refused_before_the_request(
     finished: WrittenStage, run: Run, options: tuple[str, ...], target: str, said: str
 ) -> None:

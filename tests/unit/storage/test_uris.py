@@ -13,6 +13,7 @@ from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
     normalise_base,
     normalise_pointer,
+    normalise_savepoint_dir,
     parse_locations,
     redact,
     require_deletable,
@@ -106,6 +107,15 @@ def test_refusal_shows_no_password() -> None:
 )
 def test_redacted_text_has_no_credentials(given: str, shown: str) -> None:
     assert redact(given) == shown
+
+
+@pytest.mark.parametrize(
+    "place", [f"{JOB}/chk-1", f"{JOB}/shared/{OPERATOR}/raw/1-a", "savepoint-5d2c4a-0f6f7c1e2b3a/more"]
+)
+def test_savepoints_are_in_no_directory_that_is_deleted_with_another_snapshot(place: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match="with which they would be deleted"):
+        normalise_savepoint_dir(f"{BASE}/{place}")
+    assert normalise_savepoint_dir(f"{BASE}/savepoints/") == f"{BASE}/savepoints"
 
 
 @pytest.mark.parametrize("scheme", ["abfs", "abfss", "az", "hdfs"])
