@@ -208,7 +208,7 @@ class AttemptRecord:
         is_unfinished = self.status is not AttemptStatus.FINISHED
         if savepoint.operator_id == self.operator_id:
             return is_unfinished and self.epoch == savepoint.epoch
-        # While the time of the job stands still, it cannot be told whether an attempt that has failed began before.
+        # While the time of the job stands still, the order of a failed attempt and the savepoint is unknown.
         return self.ran_at(savepoint.triggered_at) or (is_unfinished and self.registered_at < savepoint.triggered_at)
 
 
