@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.unit.cli.conftest import InterruptedTerminal, Terminal, rows
+from tests.unit.cli.conftest import InterruptedTerminal, Terminal, parse, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 MONTH = 31 * 24 * 3600
@@ -36,6 +38,19 @@ def lose_storage(monkeypatch: pytest.MonkeyPatch, of: str = "") -> None:
         return CheckpointStorage.open(base)
 
     monkeypatch.setattr(maintenance_commands, "storage_opener", lambda conn_id: away)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(stage, run, monkeypatch):
+    stage.run()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with monkeypatch.context() as patch, os.fdopen(writing, "w", encoding="utf-8") as unread:
+        patch.setattr(sys, "stdout", unread)
+        args = parse("checkpoints", JOB, "-o", "json")
+        with pytest.raises(SystemExit) as end:
+            args.func(args)
+        assert end.value.code == 141
+        unread.write("the rest")
 
 
 class TestJobs:
