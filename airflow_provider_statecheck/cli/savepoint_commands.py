@@ -108,7 +108,7 @@ def rescale(args: Namespace) -> Exit:
 
 def _request(view: JobView, args: Namespace, service: WholeJobSavepoints, key: str) -> None:
     kind, written = savepoint_kind(args.stop), SavepointFormat(args.format)
-    if args.uid is None:
+    if args.uid in (None, ALIGNED_UID):
         service.request(view, args.target, written, kind=kind, request_key=key)
         return
     (operator,) = operators_of(view, args.uid)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
     ConfirmRestore,
@@ -29,7 +30,7 @@ from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, St
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from tests.messages import make_owner, make_registration
+from tests.messages import make_leadership, make_owner, make_registration
 from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -81,6 +82,17 @@ def test_a_job_has_one_savepoint_with_all_its_operators_and_an_operator_one_of_i
     assert {part.uid for part in document.parts} == {"aggregate", "customers"}
     [one] = rows(run("savepoint", JOB, "--uid", "customers", "--output", "json"))
     assert (one["operator"], one["status"]) == ("customers", "completed")
+
+
+@pytest.mark.parametrize("uid", [(), ("--uid", ALIGNED_UID)])
+def test_a_job_whose_program_coordinates_it_is_left_without_a_request(
+    finished: WrittenStage, run: Run, uid: tuple[str, ...]
+) -> None:
+    assert finished.store is not None
+    AlignedCheckpoints(finished.store).lead(make_leadership(job_name=JOB))
+    outcome = run("savepoint", JOB, *uid)
+    assert (outcome.status, "take the savepoint in that program" in outcome.err) == (1, True)
+    assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
 
 
 def test_a_job_without_a_checkpoint_has_nothing_to_copy(stage: WrittenStage, run: Run) -> None:
