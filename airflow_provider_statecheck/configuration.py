@@ -37,7 +37,7 @@ from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
     is_filesystem_known,
     normalise_base,
-    normalise_pointer,
+    normalise_savepoint_dir,
     parse_locations,
 )
 
@@ -205,7 +205,7 @@ FLINK_COUNTERPARTS = {
 
 
 def _parse_savepoint_dir(key: str, value: Any) -> str:
-    directory = normalise_pointer(parse_directory(key, value))
+    directory = normalise_savepoint_dir(parse_directory(key, value))
     if not is_filesystem_known(directory):
         raise InvalidConfigurationError(
             f"Expected {key} with a scheme of an fsspec filesystem, found {value!r}; correct it.", key=key, value=value

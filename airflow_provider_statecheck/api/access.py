@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob
 from airflow_provider_statecheck.metadata.tables import Caller, TokenRecord
-from airflow_provider_statecheck.storage.uris import normalise_pointer
+from airflow_provider_statecheck.storage.uris import normalise_pointer, normalise_savepoint_dir
 
 
 def services_of(request: Request) -> Services:
@@ -164,9 +164,10 @@ _WHO_MAY: dict[str, Callable[[Call, Any], Any]] = {
 
 def _normalised(message: Any) -> Any:
     # The location of a handle is that of its row, which may be a checkpoint directory with another form.
-    names = () if isinstance(message, PutHandle) else ("savepoint_dir", "target", "location")
-    directories = {name: getattr(message, name, None) for name in names}
-    given = {name: normalise_pointer(each) for name, each in directories.items() if each is not None}
+    location = None if isinstance(message, PutHandle) else getattr(message, "location", None)
+    parents = {name: getattr(message, name, None) for name in ("savepoint_dir", "target")}
+    given = {name: normalise_savepoint_dir(each) for name, each in parents.items() if each is not None}
+    given |= {} if location is None else {"location": normalise_pointer(location)}
     return replace(message, **given) if given else message
 
 

@@ -30,6 +30,7 @@ OperatorId = NewType("OperatorId", str)
 
 TEST_NAMESPACE = "test/"
 _MAX_NAME = 500
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
 _CANONICAL_SCHEMES = {"local": "file", "s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 """Canonical names of scheme aliases."""
 
@@ -42,6 +43,17 @@ def job_id_of(name: str) -> JobId:
     :raises InvalidConfigurationError: if the name is no text, is empty or is too long.
     """
     return JobId(_digest("job", name))
+
+
+def given_job_id(job: str) -> JobId:
+    """
+    Return the id of a job that a user names.
+
+    :param job: Name of the job, or its id; a text of 32 hexadecimal digits is always an id.
+    :raises InvalidConfigurationError: as :func:`job_id_of`.
+    """
+    of_name = job_id_of(job)
+    return JobId(job) if _JOB_ID.fullmatch(job) else of_name
 
 
 def operator_id_of(uid: str) -> OperatorId:

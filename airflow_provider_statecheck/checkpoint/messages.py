@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -86,7 +87,8 @@ class OpenEffects:
     """
     Pending savepoint with which the job suspends; the attempt has given its part, and waits for the end of it.
 
-    The registration of a retry also returns a complete one, if an earlier try ran when it was triggered.
+    The registration of a retry also returns a complete one of the job or of the stage alone, if an earlier try ran or had failed
+    when it was triggered.
     """
 
 
@@ -370,6 +372,8 @@ LONGEST_CHECKPOINT = timedelta(days=366)
 """Maximum checkpoint timeout; databases cannot store much later expiry times."""
 HIGHEST_ID = 10_000_000
 """Highest checkpoint id accepted from a directory name; no coordinator allocates higher ids."""
+_HIGHEST_SMALL = 2**31 - 1
+"""Highest number that a column of 32 bits holds."""
 
 
 def require_metadata_in(directory: str, metadata_uri: str) -> None:
@@ -382,6 +386,10 @@ def require_metadata_in(directory: str, metadata_uri: str) -> None:
     require("metadata_uri", metadata_uri, lambda uri: uri == expected, expected)
 
 
+def _is_small_from(lowest: int) -> Callable[[object], bool]:
+    return lambda n: isinstance(n, int) and lowest <= n <= _HIGHEST_SMALL
+
+
 def require_valid(request: RegisterAttempt) -> None:
     """
     Validate the settings of a registration.
@@ -389,8 +397,8 @@ def require_valid(request: RegisterAttempt) -> None:
     :raises InvalidConfigurationError: for the first setting that is out of range.
     """
     require("newest_on_storage", request.newest_on_storage, lambda i: 0 <= i <= HIGHEST_ID, f"0 to {HIGHEST_ID}")
-    require("num_retained", request.num_retained, lambda n: n >= 1, "at least 1")
-    require("retained_runs", request.retained_runs, lambda n: n >= 0, "0 or more")
+    require("num_retained", request.num_retained, _is_small_from(1), f"from 1 to {_HIGHEST_SMALL}")
+    require("retained_runs", request.retained_runs, _is_small_from(0), f"from 0 to {_HIGHEST_SMALL}")
     require(
         "checkpoint_timeout_seconds",
         request.checkpoint_timeout_seconds,

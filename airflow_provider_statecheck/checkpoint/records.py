@@ -203,6 +203,14 @@ class AttemptRecord:
         """Return whether the attempt had begun at a time and not ended."""
         return self.registered_at <= time and (self.ended_at is None or self.ended_at > time)
 
+    def should_stop_with(self, savepoint: CheckpointRecord) -> bool:
+        """Return whether a savepoint that suspends the stage or its job was triggered while it ran, or after it had failed."""
+        is_unfinished = self.status is not AttemptStatus.FINISHED
+        if savepoint.operator_id == self.operator_id:
+            return is_unfinished and self.epoch == savepoint.epoch
+        # While the time of the job stands still, the order of a failed attempt and the savepoint is unknown.
+        return self.ran_at(savepoint.triggered_at) or (is_unfinished and self.registered_at < savepoint.triggered_at)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:

@@ -36,6 +36,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
 )
 from airflow_provider_statecheck.checkpoint.ids import (
+    ALIGNED_OPERATOR_ID,
     ALIGNED_UID,
     OperatorId,
     is_test_job,
@@ -463,10 +464,11 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
 
 
 def _missed_stop(tx: JobTransaction, attempt: AttemptRecord) -> CheckpointRecord | None:
-    """Return the complete savepoint with which the job suspended while an earlier try of the task ran."""
+    """Return the complete savepoint with which the stage or its job suspended before an earlier try of the task stopped."""
     earlier = tuple(_earlier_tries(tx, attempt))
-    taken = transitions.suspended_with(tx) if earlier else []
-    return next((c for c in taken if any(each.ran_at(c.triggered_at) for each in earlier)), None)
+    operators = (attempt.operator_id, ALIGNED_OPERATOR_ID) if earlier else ()
+    taken = (c for operator_id in operators for c in transitions.suspended_with(tx, operator_id))
+    return next((c for c in taken if any(each.should_stop_with(c) for each in earlier)), None)
 
 
 def _earlier_tries(tx: JobTransaction, attempt: AttemptRecord) -> Iterator[AttemptRecord]:

@@ -143,14 +143,24 @@ def require_unclaimed(tx: JobTransaction, owner: OperatorRecord | AttemptRecord,
     :raises SnapshotClaimedError: if another operator has claimed it.
     :raises PointerNotFoundError: if a user has disposed of it; its files are deleted later.
     """
+    require_not_disposed(tx, pointer)
+    claim = tx.claim(pointer)
+    if claim is not None and (claim.job_id, claim.operator_id) != (owner.job_id, owner.operator_id):
+        raise already_claimed(pointer)
+
+
+def require_not_disposed(tx: JobTransaction, pointer: str) -> None:
+    """
+    Require that no user has disposed of a snapshot.
+
+    :raises PointerNotFoundError: if one has; its files are deleted later.
+    """
     claim = tx.claim(pointer)
     if claim is not None and claim.is_disposal:
         raise PointerNotFoundError(
             f"Expected a retained savepoint at {pointer}, found that it was disposed of; restore another savepoint.",
             uri=pointer,
         )
-    if claim is not None and (claim.job_id, claim.operator_id) != (owner.job_id, owner.operator_id):
-        raise already_claimed(pointer)
 
 
 def whole_job_not_claimable(pointer: str) -> InvalidConfigurationError:

@@ -389,11 +389,13 @@ def _suspending(tx: JobTransaction) -> Iterator[CheckpointRecord]:
                 yield savepoint
 
 
-def suspended_with(tx: JobTransaction) -> list[CheckpointRecord]:
-    """Return the complete savepoints with which a user suspended the job."""
-    rows = (c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.status is CheckpointStatus.COMPLETED)
+def suspended_with(tx: JobTransaction, operator_id: OperatorId) -> list[CheckpointRecord]:
+    """Return the complete savepoints with which a user suspended a stage, or the job for the coordinator of several operators."""
+    rows = (c for c in tx.open_checkpoints(operator_id) if c.status is CheckpointStatus.COMPLETED)
     taken = [c for c in rows if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND]
-    requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by} if taken else set()
+    if not taken or operator_id != ALIGNED_OPERATOR_ID:
+        return taken
+    requested = {r.checkpoint_id for r in tx.view().requests if r.requested_by}
     return [c for c in taken if c.checkpoint_id in requested]
 
 
@@ -441,13 +443,16 @@ def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: Att
     if newest is None or attempt is None:
         return set()
     subsumed = (c for c in current if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
-    rolled_back = (c for c in subsumed if c.checkpoint_id > newest)
-    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c)}
+    rolled_back = [c for c in subsumed if c.checkpoint_id > newest]
+    last_epoch = max((c.epoch for c in rolled_back), default=0)
+    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c, last_epoch)}
 
 
-def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord) -> bool:
-    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints.
-    is_later = rolled_back.ended_at is None or attempt.registered_at >= rolled_back.ended_at
+def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord, last_epoch: int) -> bool:
+    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. While the time
+    # of the job stands still, only epochs tell a rewind from a restart.
+    begun = (attempt.registered_at, attempt.epoch)
+    is_later = rolled_back.ended_at is None or begun > (rolled_back.ended_at, last_epoch)
     return attempt.status is AttemptStatus.FINISHED and is_later
 
 

@@ -44,7 +44,8 @@ _MAX_NUMBER = 10**18
 """A database and Arrow can hold it and add to it."""
 _EPILOG = """
 Exit status: 0 success; 1 a finding, such as a checkpoint that cannot be restored, files that could not be deleted, or a
-difference; 2 wrong usage, or an unknown job, checkpoint or state; 3 storage or database unavailable, or tables missing.
+difference; 2 wrong usage, or an unknown job, checkpoint or state; 3 storage or database unavailable, or tables missing;
+130 interrupted; 141 the reader of the output ended before the command.
 """
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
@@ -48,6 +50,14 @@ class Exit(IntEnum):
     """Wrong arguments, or an unknown job, checkpoint or state."""
     UNAVAILABLE = 3
     """Storage or database is unavailable, or its tables are missing."""
+    INTERRUPTED = 130
+    """The user interrupted the command."""
+    UNREAD = 141
+    """The reader of the output, such as ``head``, has ended before the command."""
+
+
+class _UnreadError(Exception):
+    """The reader of the output has ended."""
 
 
 # The first class that matches decides.
@@ -78,6 +88,11 @@ def command(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], None]:
         except StateCheckError as error:
             print_message(f"error: {error}")
             status = exit_of(error)
+        except KeyboardInterrupt:
+            print_message("error: interrupted")
+            status = Exit.INTERRUPTED
+        except _UnreadError:
+            status = Exit.UNREAD
         if status is not Exit.DONE:
             raise SystemExit(int(status))
 
@@ -169,6 +184,21 @@ def print_values(rows: list[Row], output: str) -> None:
 
 
 def _print(rows: list[Row], output: str, text: Callable[[str, Any], str]) -> None:
+    try:
+        _write(rows, output, text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        _discard_output()
+        raise _UnreadError from error
+
+
+def _discard_output() -> None:
+    # Python writes what is left of the output when it ends, and would report the same error again.
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _write(rows: list[Row], output: str, text: Callable[[str, Any], str]) -> None:
     if output == "json":
         sys.stdout.write(json.dumps([_data(row) for row in rows], indent=2) + "\n")
     elif output == "yaml":

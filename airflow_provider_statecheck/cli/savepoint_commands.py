@@ -33,10 +33,9 @@ from airflow_provider_statecheck.hooks.maintenance import (
 from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
-from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.records import OperatorRecord
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.maintenance.job_restore import (
@@ -54,14 +53,15 @@ def savepoint(args: Namespace) -> Exit:
     """Take a savepoint of a whole job, or of one of its operators."""
     view = find_job(maintenance_gateway(), args.job)
     service = job_savepoints(storage_conn_id=args.storage_conn_id)
-    if args.uid is None:
-        key = new_key()
-        kind = savepoint_kind(args.stop)
-        service.request(view, args.target, SavepointFormat(args.format), kind=kind, request_key=key)
-    else:
-        (operator,) = operators_of(view, args.uid)
-        key = _request(view, operator, args, service)
-    request, awaited = service.wait_for(view.job.job_id, key, 0 if args.no_wait else args.timeout)
+    key = new_key()
+    try:
+        _request(view, args, service, key)
+        request, awaited = service.wait_for(view.job.job_id, key, 0 if args.no_wait else args.timeout)
+    except KeyboardInterrupt:
+        print_message(
+            f"If request {key} is recorded, it stays open; the maintenance Dag or 'airflow statecheck gc' completes it."
+        )
+        raise
     row = _request_row(view, request, service.maintenance)
     print_rows([row], args.output)
     if awaited and not request.status.is_open:
@@ -96,7 +96,7 @@ def rescale(args: Namespace) -> Exit:
         )
     checkpoint = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
     source, _ = checkpoint.read()
-    directory = new_savepoint_uri(normalise_pointer(target), JobId(source.job_id))
+    directory = new_savepoint_uri(normalise_savepoint_dir(target), JobId(source.job_id))
     rescaled = rescale_max_parallelism(
         checkpoint.storage, source, directory=directory, max_parallelism=args.max_parallelism
     )
@@ -106,17 +106,22 @@ def rescale(args: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _request(view: JobView, operator: OperatorRecord, args: Namespace, service: WholeJobSavepoints) -> str:
+def _request(view: JobView, args: Namespace, service: WholeJobSavepoints, key: str) -> None:
+    kind, written = savepoint_kind(args.stop), SavepointFormat(args.format)
+    if args.uid in (None, ALIGNED_UID):
+        service.request(view, args.target, written, kind=kind, request_key=key)
+        return
+    (operator,) = operators_of(view, args.uid)
     request = RequestSavepoint(
         job_id=view.job.job_id,
         operator_id=operator.operator_id,
-        request_key=new_key(),
+        request_key=key,
         target=service.directory_of(args.target),
-        savepoint_format=SavepointFormat(args.format),
-        kind=savepoint_kind(args.stop),
+        savepoint_format=written,
+        kind=kind,
         requested_by="airflow statecheck savepoint",
     )
-    return savepoint_gateway().request(request).request_key
+    savepoint_gateway().request(request)
 
 
 def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:

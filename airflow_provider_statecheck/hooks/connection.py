@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ def _timeout_of(connection: Any) -> float:
         timeout = float(value)
     except (TypeError, ValueError):
         timeout = 0.0
-    if timeout <= 0:
+    if not 0 < timeout < math.inf:
         raise InvalidConfigurationError(
             f"Expected the timeout of connection {connection.conn_id!r} to be a positive number of seconds, found "
             f"{value!r}."

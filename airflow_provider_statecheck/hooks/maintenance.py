@@ -6,11 +6,10 @@ A process with access to Airflow's database calls the coordinator in process. A 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import given_job_id
 from airflow_provider_statecheck.checkpoint.store import JobReads, JobView
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
 
 Gateway = TypeVar("Gateway")
-
-_JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
@@ -120,10 +117,8 @@ def find_job(gateway: JobReads, job: str) -> JobView:
     :raises CheckpointNotFoundError: There is no such job.
     """
     try:
-        return gateway.describe(job_id_of(job))
+        return gateway.describe(given_job_id(job))
     except CheckpointNotFoundError as error:
-        if _JOB_ID.fullmatch(job):
-            return gateway.describe(JobId(job))
         raise CheckpointNotFoundError(f"There is no job {job!r}; 'airflow statecheck jobs' lists all jobs.") from error
 
 

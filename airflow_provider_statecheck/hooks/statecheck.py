@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_id_of, job_name, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import given_job_id, is_test_job, job_id_of, job_name, operator_id_of
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.hooks.connection import (
@@ -19,7 +19,6 @@ from airflow_provider_statecheck.hooks.connection import (
 )
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_test_run, state_reads
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.queryable.reads import given_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,16 +195,19 @@ class StatecheckHook(BaseHook):
             when the stages that are running have ended. By default the job does not stop.
         :param timeout: The longest wait for the stages in seconds. The maintenance Dag completes a savepoint whose time is over.
         :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
-        :raises InvalidConfigurationError: The target or ``stop`` is invalid, or the filesystem of the target is not installed.
+        :raises InvalidConfigurationError: The target, ``stop`` or ``timeout`` is invalid, or the filesystem of the target is not installed.
         :raises CheckpointNotFoundError: There is no such job, or a stage has no state that is retained.
         :raises CheckpointDeclinedError: A stage could not give its part.
         :raises CheckpointExpiredError: The stages have not given their parts within the timeout.
         :raises CheckpointError: The savepoint is complete, and a stage did not stop within the timeout.
         """
+        from airflow_provider_statecheck.checkpoint.codec import require
         from airflow_provider_statecheck.checkpoint.ids import new_key
         from airflow_provider_statecheck.hooks.maintenance import job_savepoints
         from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
 
+        # Not a number would never be over.
+        require("timeout", timeout, lambda seconds: seconds >= 0, "a number of seconds, 0 or more")
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
         view, key = service.maintenance.describe(given_job_id(_job_here(job))), new_key()
         service.request(view, target, kind=savepoint_kind(stop), request_key=key)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, savepoint_restore, transitions
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, is_earlier, logical_date_of
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, METADATA_FILE, JobId, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
@@ -266,6 +266,8 @@ def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptReco
             operators=tuple(_known(tx, each, parts.get(each.uid), request) for each in known), missing=missing
         )
     _require_kept(view, request.savepoint)
+    # A savepoint that was moved, or whose row is removed, has no row.
+    savepoint_restore.require_not_disposed(tx, request.savepoint.pointer)
     restored = (_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
     warnings = [_warning(view, each, parts.get(each.uid)) for each in stages]
     return RestoredJob(

@@ -55,7 +55,7 @@ from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Po
 from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway, delete_files, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, DocumentCache, load_document
-from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class WholeJobSavepoints:
         :raises InvalidConfigurationError: It is invalid, or its filesystem is not installed.
         """
         # A filesystem that does not exist would fail the savepoint, and then each garbage collection of the job.
-        return None if target is None else self.open_storage(normalise_pointer(target)).base_uri
+        return None if target is None else self.open_storage(normalise_savepoint_dir(target)).base_uri
 
     def pointer_of(self, job_id: JobId, request_key: str, timeout: float) -> str:
         """

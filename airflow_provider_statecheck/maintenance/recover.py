@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     checkpoint_id_of,
     checkpoint_uri,
     epoch_of,
+    given_job_id,
     is_savepoint_directory,
     job_id_of,
     job_uri,
@@ -106,20 +107,22 @@ class Recoveries:
         """
         storage = self._open(directory)
         savepoints, problems = _find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
-        job_ids = {*_find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)}
-        if not problems:
-            _require_any(job_ids, "directories of jobs", storage, "the checkpoint directory")
+        here = _require_any(_find_jobs(storage), "directories of jobs", storage, "the checkpoint directory")
+        job_ids = {*here, *(JobId(s.document.job_id) for s in savepoints)}
         if job:
-            job_ids &= _ids(job)
+            job_ids &= {given_job_id(job)}
             if not job_ids:
                 raise CheckpointNotFoundError(
                     f"Expected files of job {job!r} below {redact(storage.base_uri)}, found none."
                 )
-        recovered = [self._recover(storage, _find_job(storage, each), savepoints) for each in sorted(job_ids)]
+        found = (_find_job(storage, each) for each in sorted(job_ids))
+        recovered = [self._recover(storage, each, savepoints, is_here=each.job_id in here) for each in found]
         unreadable = [RecoveredJob(job=None, job_id=JobId(""), problems=tuple(problems))] if problems else []
         return [*recovered, *unreadable]
 
-    def _recover(self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot]) -> RecoveredJob:
+    def _recover(
+        self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot], *, is_here: bool
+    ) -> RecoveredJob:
         own = [s for s in savepoints if s.document.job_id == found.job_id]
         names = [s.document.job_name for s in (*found.checkpoints, *own)]
         if not names:
@@ -127,6 +130,10 @@ class Recoveries:
             return RecoveredJob(job=None, job_id=found.job_id, problems=(*found.problems, problem))
         if self._rows.is_known(found.job_id):
             problem = "it has rows, which were not changed"
+            return RecoveredJob(job=names[0], job_id=found.job_id, problems=(problem,))
+        if not is_here:
+            # Rows of its savepoints alone would keep the job from a recovery of its checkpoints.
+            problem = f"it has savepoints but no files in {redact(storage.base_uri)}; recover it from its checkpoint directory"
             return RecoveredJob(job=names[0], job_id=found.job_id, problems=(problem,))
         return self._recover_named(storage, found, own, names[0])
 
@@ -172,10 +179,6 @@ class Recoveries:
             # Reported instead of raised, as the other jobs can still be recovered.
             return False, (str(error),)
         return True, ()
-
-
-def _ids(job: str) -> set[JobId]:
-    return {job_id_of(job), *([JobId(job)] if _JOB_ID.fullmatch(job) else [])}
 
 
 def _newest_generations(found: Iterable[FoundSnapshot]) -> dict[str, int]:

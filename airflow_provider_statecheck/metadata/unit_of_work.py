@@ -237,7 +237,7 @@ def open_engine(url: str) -> Engine:
     Use it for separate databases only. In Airflow's database, ``airflow db migrate`` creates the tables.
 
     :param url: SQLAlchemy URL such as ``sqlite:///state.db``.
-    :raises InvalidConfigurationError: if it is no such URL, or the driver of the database is not installed.
+    :raises InvalidConfigurationError: if it is no such URL, or the driver of the database is not installed or asynchronous.
     :raises CoordinatorUnavailableError: if the database cannot be opened.
     """
     wait = {"timeout": _SQLITE_WAIT_SECONDS} if url.startswith("sqlite") else {}
@@ -249,6 +249,11 @@ def open_engine(url: str) -> Engine:
             f"Expected the SQLAlchemy URL of a database with an installed driver, such as sqlite:///state.db, found another "
             f"one{reason}; it is not shown, because it may contain a password."
         ) from None
+    if engine.dialect.is_async:
+        raise InvalidConfigurationError(
+            f"Expected the SQLAlchemy URL of a database with a synchronous driver, such as postgresql+psycopg2, found the "
+            f"asynchronous driver {engine.dialect.driver}; name another one."
+        )
     _create_tables(engine)
     return engine
 

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import httpx
 
 from airflow_provider_statecheck.checkpoint.codec import read_reply
+from airflow_provider_statecheck.checkpoint.ids import given_job_id
 from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     InvalidConfigurationError,
@@ -45,7 +46,6 @@ from airflow_provider_statecheck.queryable.reads import (
     CheckpointChoice,
     ReadOptions,
     StateReads,
-    given_job_id,
     in_batches,
     query_of,
     several,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, overload
 
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import given_job_id
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
@@ -63,7 +62,6 @@ KEYS_PER_REQUEST: Final = 1_000
 """Maximum number of keys of one request."""
 _ROUNDS = 5
 """How often a batch starts over because its checkpoint was subsumed between two requests."""
-_JOB_ID = re.compile(r"[0-9a-f]{32}")
 _SUBSUMED = (CheckpointNotFoundError, UnknownKvStateIdError)
 
 
@@ -81,16 +79,6 @@ class ReadOptions(CheckpointChoice, TypedDict, total=False):
     """Options of a read: the checkpoint, and the namespace of the state."""
 
     namespace: str
-
-
-def given_job_id(job: str) -> JobId:
-    """
-    Return the id of a job.
-
-    :param job: Name of the job, or its id of 32 hexadecimal digits.
-    """
-    of_name = job_id_of(job)
-    return JobId(job) if _JOB_ID.fullmatch(job) else of_name
 
 
 def several(keys: Iterable[Any]) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_statecheck.checkpoint.config_options import parse_whole_number
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, uid_with_key
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -22,7 +23,6 @@ from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition, CheckpointTrigger
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class CheckpointSensor(BaseSensorOperator):
         if event["status"] != "success":
             raise AirflowException(event["message"])
         found: dict[str, Any] = event["checkpoint"]
-        self.log.info("Found checkpoint %s at %s.", found["checkpoint_id"], redact(found["pointer"]))
+        self.log.info("Found checkpoint %s at %s.", found["checkpoint_id"], found["pointer"])
         return found
 
     def _find(self) -> dict[str, Any] | None:
@@ -182,9 +182,4 @@ def _full_uid(uid: str | None, map_key: str | None) -> str | None:
 
 
 def _checkpoint_id(given: int | str | None) -> int | None:
-    try:
-        return None if given is None else int(given)
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected at_least to be a checkpoint id, found {given!r}; give a whole number."
-        ) from error
+    return None if given is None else parse_whole_number("at_least", given)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AttemptGrant,
@@ -207,8 +208,7 @@ class StageSavepoints:
                 continue
             completed = self._serve(request, source)
             if completed is not None and request.properties.is_synchronous and not is_end:
-                requester = f" by {request.requested_by}" if request.requested_by else ""
-                raise _stopped(completed, f", as requested{requester}", "start another job from the savepoint")
+                raise _stopped(completed, f" by {request.requested_by}" if request.requested_by else "")
 
     def _serve(self, request: SnapshotRequest, source: CheckpointRecord) -> CheckpointRecord | None:
         try:
@@ -303,7 +303,7 @@ class JobStop:
     Holds a stage until the savepoint with which its job stops has ended: the stage stops with it, or continues if it failed.
 
     :param pause: Waits for a number of seconds; by default until :meth:`release` at the latest.
-    :param missed: Savepoint with which the job stops or has stopped, if an earlier try of the stage failed before it stopped.
+    :param missed: Savepoint with which the stage or its job stops or has stopped, if an earlier try failed before it stopped.
     """
 
     def __init__(
@@ -330,10 +330,9 @@ class JobStop:
         savepoint, self._missed = savepoint or self._missed, None
         if savepoint is None:
             return
-        log.info("The job stops with savepoint %s; the stage waits until it is complete.", savepoint.checkpoint_id)
         ended = self._ended(savepoint)
         if ended is not None and ended.completed_at is not None:
-            raise _stopped(ended, " of its job, as requested", "restore the job from the savepoint")
+            raise _stopped(ended)
         if self._released.is_set():
             return
         reason = ended.failure_message if ended is not None and ended.failure_message else "it was not taken in time"
@@ -344,6 +343,8 @@ class JobStop:
         self._released.set()
 
     def _ended(self, savepoint: CheckpointRecord) -> CheckpointRecord | None:
+        if savepoint.status in _IN_PROGRESS:
+            log.info("The job stops with savepoint %s; the stage waits until it is complete.", savepoint.checkpoint_id)
         # Only a process that takes savepoints lets them expire, and there may be none.
         deadline = self._monotonic() + (savepoint.expires_at - savepoint.triggered_at).total_seconds()
         row: CheckpointRecord | None = savepoint
@@ -364,9 +365,12 @@ class JobStop:
             return known
 
 
-def _stopped(savepoint: CheckpointRecord, whose: str, otherwise: str) -> StoppedWithSavepointError:
+def _stopped(savepoint: CheckpointRecord, requester: str = "") -> StoppedWithSavepointError:
+    is_of_job = savepoint.operator_id == ALIGNED_OPERATOR_ID
+    whose = " of its job" if is_of_job else ""
+    otherwise = "restore the job" if is_of_job else "start another job"
     return StoppedWithSavepointError(
-        f"The stage stopped with a savepoint{whose}: {redact(savepoint.location)}. Clear the task to resume from its last "
-        f"checkpoint, or {otherwise}.",
+        f"The stage stopped with a savepoint{whose}, as requested{requester}: {redact(savepoint.location)}. Clear the task to "
+        f"resume from its last checkpoint, or {otherwise} from the savepoint.",
         pointer=redact(savepoint.location),
     )

@@ -198,11 +198,21 @@ def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
     completed = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch and c.completed_at]
     if row is None or row.status is AttemptStatus.FINISHED or not completed:
         return None
-    own = (c for c in completed if c.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND)
     generations = {c.generation for c in view.of_operator(attempt.operator_id) if c.completed_at}
     earlier = [a for a in view.attempts if is_retry_of(row, a, generations.__contains__)]
+    own = (c for c in view.of_operator(attempt.operator_id) if _has_stopped(c, row, earlier))
     of_job = (c for c in view.of_operator(ALIGNED_OPERATOR_ID) if _has_held(c, row, completed[-1], earlier))
     return next((c.location for c in (*own, *of_job)), None)
+
+
+def _has_stopped(savepoint: CheckpointRecord, attempt: AttemptRecord, earlier: Iterable[AttemptRecord]) -> bool:
+    """Return whether an attempt has stopped with a completed savepoint of its stage, which it or an earlier try should take."""
+    completed = savepoint.completed_at
+    if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or completed is None:
+        return False
+    if savepoint.epoch == attempt.epoch:
+        return attempt.ended_at is None or completed <= attempt.ended_at
+    return any(each.should_stop_with(savepoint) for each in earlier)
 
 
 def _has_held(
@@ -211,14 +221,14 @@ def _has_held(
     """
     Return whether an attempt has stopped after its newest checkpoint with a completed savepoint of its job.
 
-    It has waited for the savepoint, or is the retry of one that ran when the savepoint was triggered.
+    It has waited for the savepoint, or is the retry of one that ran or had failed when the savepoint was triggered.
     """
     if savepoint.properties.snapshot_type is not CheckpointType.SAVEPOINT_SUSPEND or not newest.is_after(savepoint):
         return False
     if savepoint.completed_at is None or newest.completed_at is None:
         return False
     if newest.completed_at > savepoint.completed_at:
-        return any(each.ran_at(savepoint.triggered_at) for each in earlier)
+        return any(each.should_stop_with(savepoint) for each in earlier)
     return attempt.ended_at is None or attempt.ended_at >= savepoint.completed_at
 
 

@@ -20,7 +20,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, canonical_scheme, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.ids import (
+    METADATA_FILE,
+    canonical_scheme,
+    checkpoint_id_of,
+    is_in_job,
+    savepoint_directory_of,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.storage.failures import advice
 
@@ -43,9 +49,9 @@ _SIGNATURE = re.compile(
     r"[^&;\s'\"]+"
 )
 
-# Azure writes the container before the "@", which is part of the address.
-_CONTAINER = r"\b(?:abfss?|az|wasbs?)://[^/@:\s]+@(?![^/\s]*@)"
-_USER_INFO = re.compile(rf"(?i)({_CONTAINER})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
+# Azure writes the container before the "@", which is part of the address, and HDFS the user that owns the files.
+_ADDRESS = r"\b(?:abfss?|az|wasbs?|(?:web)?hdfs)://[^/@:\s]+@(?![^/\s]*@)"
+_USER_INFO = re.compile(rf"(?i)({_ADDRESS})|://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
 def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
@@ -89,6 +95,22 @@ def normalise_pointer(pointer: Any) -> str:
     return uri
 
 
+def normalise_savepoint_dir(directory: Any) -> str:
+    """
+    Return the parent directory of savepoints as a normalised absolute URI.
+
+    :param directory: A path or any fsspec URI.
+    :raises InvalidConfigurationError: as :func:`normalise_pointer`, and for a directory in a checkpoint, a snapshot or a savepoint.
+    """
+    uri = normalise_pointer(directory)
+    if is_in_job(uri) or savepoint_directory_of(uri) is not None:
+        raise InvalidConfigurationError(
+            f"Expected a directory for savepoints that is in no checkpoint and no other savepoint, with which they would be "
+            f"deleted, found {uri!r}; name another one."
+        )
+    return uri
+
+
 def scheme_of(uri: str) -> str:
     """
     Return the scheme of an absolute URI.
@@ -102,7 +124,7 @@ def scheme_of(uri: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks."""
+    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks; a user of HDFS stays."""
     return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
 
 

@@ -25,6 +25,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.hooks.connection import DEFAULT_TIMEOUT_SECONDS
 from airflow_provider_statecheck.hooks.transport import RENEWAL_SECONDS, ReadingAccess, job_reader
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.transport import JobReader
@@ -112,7 +113,8 @@ def _plain(view: JobView, checkpoint: CheckpointRecord) -> dict[str, Any]:
         "job": view.job.name,
         "uid": uids[checkpoint.operator_id],
         "checkpoint_id": checkpoint.checkpoint_id,
-        "pointer": checkpoint.location,
+        # An XCom is displayed, and a pointer with credentials is refused anyway.
+        "pointer": redact(checkpoint.location),
         "completed_at": None if completed_at is None else completed_at.isoformat(),
     }
 

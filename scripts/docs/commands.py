@@ -11,7 +11,7 @@ from airflow.cli.cli_config import ActionCommand, CLICommand, GroupCommand
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from scripts.docs.tables import code, table
 
-_EXIT_STATUS = re.compile(r"(?P<status>\d) (?P<meaning>[^;.]+)[;.]")
+_EXIT_STATUS = re.compile(r"(?P<status>\d+) (?P<meaning>[^;.]+)[;.]")
 _DEFAULT_IN_HELP = re.compile(r"\s*\(default: (?P<default>[^)]*)\)$")
 _ALLOWED_IN_HELP = re.compile(r"\s*Allowed values: .*$")
 

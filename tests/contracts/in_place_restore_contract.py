@@ -176,7 +176,8 @@ class InPlaceRestoreContract(RunsWithTasks):
     @pytest.mark.usefixtures("three_days")
     def test_a_savepoint_that_no_restore_waits_for_is_disposed(self, store: JobStore) -> None:
         self.restore()
-        assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=OTHER)).checkpoint is None
+        third = OTHER.replace("111111111111", "222222222222")
+        assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=third)).checkpoint is None
         self.restore(pointer=OTHER)
         assert JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=POINTER)).checkpoint is None
 
@@ -192,6 +193,16 @@ class InPlaceRestoreContract(RunsWithTasks):
                 self.restore(pointer=savepoint.location, dry_run=dry_run)
         after = self.gateway.describe(JOB)
         assert (rows_of(after), after.actions) == (rows_of(before), before.actions)
+
+    @pytest.mark.usefixtures("three_days")
+    def test_a_savepoint_without_a_row_that_is_disposed_of_is_not_restored(self, store: JobStore) -> None:
+        """It was moved, or its row is removed."""
+        JobSavepoints(store).dispose(DisposeSavepoint(job_id=JOB, pointer=POINTER))
+        before = self.gateway.describe(JOB)
+        for dry_run in (True, False):
+            with pytest.raises(CheckpointNotFoundError, match="found that it was disposed of"):
+                self.restore(dry_run=dry_run)
+        assert self.gateway.describe(JOB).actions == before.actions
 
     # What the next attempt restores
 

@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.driver.readiness import make_ready, requi
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
-from airflow_provider_statecheck.storage.uris import parse_locations, require_known_filesystem
+from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, parse_locations, require_known_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -199,6 +199,7 @@ def open_attempt(
     _require_one_source(from_savepoint, from_checkpoint, fork)
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     if savepoint_dir is not None:
+        savepoint_dir = normalise_savepoint_dir(savepoint_dir)
         require_known_filesystem(savepoint_dir)
     storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
     give_workers_this_python(spark)

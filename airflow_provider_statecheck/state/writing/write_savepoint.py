@@ -44,7 +44,7 @@ from airflow_provider_statecheck.state.writing.canonical_files import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
-from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
 from airflow_provider_statecheck.storage.views.state_streams import write_metadata
 
 EDITS = "edits"
@@ -168,7 +168,7 @@ def write_given(given: GivenState, schema: Any, write: Callable[[StateTarget, Ca
     """
     base = None if given.base is None else _load_base(given.base, given)
     target = _target_of(given, schema, base)
-    parent = normalise_pointer(given.target)
+    parent = normalise_savepoint_dir(given.target)
     storage = CheckpointStorage.open(parent, **dict(given.storage_options))
     if base is not None:
         storage = storage.within(storage.allowed | base.storage.allowed)

@@ -297,8 +297,12 @@ def test_settings_in_range_pass(settings):
 @pytest.mark.parametrize(
     ("settings", "key", "expected"),
     [
-        ({"num_retained": 0}, "num_retained", "at least 1"),
-        ({"num_retained": -3}, "num_retained", "at least 1"),
+        ({"num_retained": 0}, "num_retained", "from 1 to 2147483647"),
+        ({"num_retained": -3}, "num_retained", "from 1 to 2147483647"),
+        ({"num_retained": 2**31}, "num_retained", "from 1 to 2147483647"),
+        ({"retained_runs": -1}, "retained_runs", "from 0 to 2147483647"),
+        ({"retained_runs": 1.5}, "retained_runs", "from 0 to 2147483647"),
+        ({"retained_runs": 2**63 - 1}, "retained_runs", "from 0 to 2147483647"),
         ({"checkpoint_timeout_seconds": 0.0}, "checkpoint_timeout_seconds", "from 0.01 seconds to a year"),
         ({"checkpoint_timeout_seconds": float("nan")}, "checkpoint_timeout_seconds", "from 0.01 seconds to a year"),
         ({"checkpoint_timeout_seconds": 1e300}, "checkpoint_timeout_seconds", "from 0.01 seconds to a year"),

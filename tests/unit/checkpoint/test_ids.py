@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     checkpoint_uri,
     epoch_name,
     epoch_of,
+    given_job_id,
     is_test_job,
     job_id_of,
     job_uri,
@@ -22,7 +23,6 @@ from airflow_provider_statecheck.checkpoint.ids import (
     slug,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.queryable.reads import given_job_id
 
 
 @pytest.mark.parametrize("derive", [job_id_of, operator_id_of])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.unit.cli.conftest import InterruptedTerminal, Terminal, rows
+from tests.unit.cli.conftest import InterruptedTerminal, Terminal, parse, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 MONTH = 31 * 24 * 3600
@@ -36,6 +38,19 @@ def lose_storage(monkeypatch: pytest.MonkeyPatch, of: str = "") -> None:
         return CheckpointStorage.open(base)
 
     monkeypatch.setattr(maintenance_commands, "storage_opener", lambda conn_id: away)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(stage, run, monkeypatch):
+    stage.run()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with monkeypatch.context() as patch, os.fdopen(writing, "w", encoding="utf-8") as unread:
+        patch.setattr(sys, "stdout", unread)
+        args = parse("checkpoints", JOB, "-o", "json")
+        with pytest.raises(SystemExit) as end:
+            args.func(args)
+        assert end.value.code == 141
+        unread.write("the rest")
 
 
 class TestJobs:
@@ -143,6 +158,12 @@ class TestCheckpoints:
     def test_takes_the_id_of_a_job_for_its_name(self, stage, run):
         stage.run()
         assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
+
+    def test_takes_the_name_of_a_job_that_is_the_id_of_another_for_the_id(self, stage, run):
+        stage.run()
+        stage.run(job_id_of(JOB), checkpoints=1)
+        assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
+        assert len(rows(run("checkpoints", job_id_of(job_id_of(JOB)), "-o", "json"))) == 1
 
     @pytest.mark.parametrize("command", [("state", "show"), ("dispose",), ("restore", JOB, "--yes", "--from")])
     def test_ends_with_2_for_a_text_that_is_no_pointer(self, stage, run, command):

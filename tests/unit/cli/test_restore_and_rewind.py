@@ -253,6 +253,18 @@ def test_what_is_taken_back_can_be_found_and_stays_on_storage_until_something_is
     assert three_days.files() == before
 
 
+def test_what_is_taken_back_stays_on_storage_although_the_clock_was_set_back(three_days, run):
+    three_days.clock.advance(-1800)
+    attempt = three_days.attempt(owner=day(4), retained_runs=3)
+    three_days.take(attempt, three_days.snapshot(attempt, "step"))
+    attempt.finish(AttemptStatus.FINISHED)
+    before = three_days.files()
+    for run_key in (day(4).run_key, SECOND):
+        run("rewind", JOB, "--before", run_key, "--yes")
+        run("gc", JOB)
+        assert three_days.files() == before
+
+
 def test_a_dry_run_of_rewind_changes_nothing(three_days, run):
     outcome = run("rewind", JOB, "--before", SECOND, "--dry-run", "-o", "json")
     assert rows(outcome)[0]["rolled_back"] == [3, 2]

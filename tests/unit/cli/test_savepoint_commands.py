@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, ALIGNED_UID, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
     ConfirmRestore,
@@ -29,7 +30,7 @@ from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, St
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from tests.messages import make_owner, make_registration
+from tests.messages import make_leadership, make_owner, make_registration
 from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -83,6 +84,17 @@ def test_a_job_has_one_savepoint_with_all_its_operators_and_an_operator_one_of_i
     assert (one["operator"], one["status"]) == ("customers", "completed")
 
 
+@pytest.mark.parametrize("uid", [(), ("--uid", ALIGNED_UID)])
+def test_a_job_whose_program_coordinates_it_is_left_without_a_request(
+    finished: WrittenStage, run: Run, uid: tuple[str, ...]
+) -> None:
+    assert finished.store is not None
+    AlignedCheckpoints(finished.store).lead(make_leadership(job_name=JOB))
+    outcome = run("savepoint", JOB, *uid)
+    assert (outcome.status, "take the savepoint in that program" in outcome.err) == (1, True)
+    assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
+
+
 def test_a_job_without_a_checkpoint_has_nothing_to_copy(stage: WrittenStage, run: Run) -> None:
     stage.attempt().finish(AttemptStatus.FAILED)
     outcome = run("savepoint", JOB, "--output", "json")
@@ -117,6 +129,27 @@ def test_a_running_stage_that_takes_no_checkpoint_in_time_is_named(stage: Writte
     outcome = run("savepoint", JOB, "--timeout", "5", "--output", "json")
     assert (outcome.status, rows(outcome)[0]["status"]) == (1, "running")
     assert "next checkpoint of aggregate" in outcome.err
+
+
+@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+def test_an_interrupted_command_names_its_request_which_gc_goes_on_with(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, uid: tuple[str, ...]
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    attempt = stage.attempt()
+    changed(monkeypatch, pause=interrupt)
+    outcome = run("savepoint", JOB, *uid, "--target", f"{stage.storage.base_uri}/savepoints")
+    [request] = stage.coordinator.describe(job_id_of(JOB)).requests
+    assert (outcome.status, outcome.out) == (130, "")
+    assert outcome.err.splitlines()[0].startswith(f"If request {request.request_key} is recorded, it stays open;")
+    assert outcome.err.splitlines()[1:] == ["error: interrupted"]
+    stage.clock.advance(1)
+    stage.take(attempt)
+    attempt.finish(AttemptStatus.FINISHED)
+    run("gc", JOB)
+    assert [row.status for row in savepoints(stage)] == [CheckpointStatus.COMPLETED]
 
 
 def test_a_running_stage_need_not_be_waited_for(stage: WrittenStage, run: Run) -> None:
@@ -248,7 +281,14 @@ def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
 
 
 @pytest.mark.parametrize("options", [(), ("--uid", "aggregate")], ids=["job", "operator"])
-@pytest.mark.parametrize(("target", "said"), [("s4://lake/savepoints", "found 's4'"), ("s3x:/sp", "s3x:/sp")])
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("s4://lake/savepoints", "found 's4'"),
+        ("s3x:/sp", "s3x:/sp"),
+        (f"s3://lake/base/{job_id_of(JOB)}/chk-1", "with which they would be deleted"),
+    ],
+)
 def test_a_place_that_is_none_is_refused_before_the_request(
     finished: WrittenStage, run: Run, options: tuple[str, ...], target: str, said: str
 ) -> None:

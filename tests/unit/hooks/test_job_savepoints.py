@@ -60,6 +60,16 @@ def test_a_target_on_an_unknown_filesystem_is_refused_before_the_request(stage: 
     assert stage.coordinator.describe(job_id_of(JOB)).requests == ()
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), -1.0])
+def test_a_timeout_that_is_none_is_refused_before_the_request(
+    stage: WrittenStage, tmp_path: Path, timeout: float
+) -> None:
+    work(stage, 1)
+    with pytest.raises(InvalidConfigurationError, match="Expected timeout to be a number of seconds, 0 or more"):
+        StatecheckHook().savepoint(JOB, target=tmp_path.as_uri(), timeout=timeout)
+    assert stage.coordinator.describe(job_id_of(JOB)).requests == ()
+
+
 def test_a_restore_says_what_changes_and_which_tasks_run_again(stage: WrittenStage, pointer: str) -> None:
     dry = StatecheckHook().restore(JOB, pointer, dry_run=True)
     assert actions(stage) == ()

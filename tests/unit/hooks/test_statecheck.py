@@ -103,10 +103,11 @@ def test_missing_tables_are_told(served: ServedJobs, tested) -> None:
     assert "run 'airflow db migrate'" in text
 
 
-def test_a_timeout_that_is_none_is_told(tested) -> None:
-    is_reached, text = tested("http://127.0.0.1:9", extra=json.dumps({"timeout": "soon"}))
+@pytest.mark.parametrize("timeout", ["soon", "nan", "inf", -1])
+def test_a_timeout_that_is_none_is_told(tested, timeout) -> None:
+    is_reached, text = tested("http://127.0.0.1:9", extra=json.dumps({"timeout": timeout}))
     assert not is_reached
-    assert "timeout" in text
+    assert "Expected the timeout of connection" in text
 
 
 def test_the_connection_is_tested_over_http_where_the_database_is_open(tested, monkeypatch) -> None:

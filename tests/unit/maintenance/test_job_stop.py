@@ -256,6 +256,36 @@ def test_retries_of_a_stage_that_failed_without_a_checkpoint_stop(job: StoppedJo
     assert stopping_savepoint(job.view, retry.grant.attempt) == job.savepoint(key).location
 
 
+def test_the_retry_of_a_stage_that_had_failed_at_the_trigger_stops(job: StoppedJob) -> None:
+    failed = job.driven("load")
+    job.take_after(failed)
+    failed.finish(AttemptStatus.FAILED)
+    job.stage.clock.advance(1)
+    key = job.request(kind=SUSPEND)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+    retry = job.driven("load")
+    stopped = job.stopped(retry)
+    assert stopped.pointer == job.savepoint(key).location
+    assert stopping_savepoint(job.view, retry.grant.attempt) == job.savepoint(key).location
+    assert stopping_savepoint(job.view, failed.grant.attempt) is None
+    cleared = job.driven("load", owner=make_owner(clear_marker="cleared"))
+    job.take_after(cleared)
+    cleared.finish(AttemptStatus.FINISHED)
+
+
+def test_the_retry_of_a_stage_that_began_after_the_savepoint_does_not_stop(job: StoppedJob) -> None:
+    job.run("load")
+    key = job.request(kind=SUSPEND)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+    # The clock was set back, and the time of the job stands still.
+    for _ in range(2):
+        attempt = job.driven("load", owner=make_owner(run_key="2026-01-02", run_id="the next run"))
+        job.take(attempt)
+        attempt.finish(AttemptStatus.FAILED)
+
+
 def test_a_stage_that_begins_after_the_trigger_stops_too(job: StoppedJob) -> None:
     running = job.driven("load")
     key = job.request(kind=SUSPEND)

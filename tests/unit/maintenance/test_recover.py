@@ -210,6 +210,26 @@ def test_savepoints_in_a_directory_are_known_again(stage, lost, tmp_path):
     assert restored.checkpoint.checkpoint_id == 1
 
 
+@pytest.mark.parametrize("named", [None, JOB])
+def test_savepoints_do_not_recover_a_job_that_has_its_checkpoints_in_another_directory(stage, lost, tmp_path, named):
+    target = f"file://{tmp_path}/savepoints"
+    attempt = stage.attempt()
+    ref = attempt.grant.attempt
+    ask = RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
+    stage.savepoints.request(ask)
+    stage.take(attempt)
+    elsewhere = WrittenStage(CheckpointStorage.open(str(tmp_path / "elsewhere")), store=lost.store)
+    with pytest.raises(CheckpointNotFoundError, match="correct the checkpoint directory"):
+        recover(elsewhere, named, savepoints=target)
+    WrittenStage(elsewhere.storage, store=new_store(ManualClock())).run("other")
+    of_job = next(done for done in recover(elsewhere, named, savepoints=target) if done.job == JOB)
+    assert not of_job.is_recovered
+    assert "recover it from its checkpoint directory" in of_job.problems[0]
+    assert [job.name for job in lost.maintenance.jobs()] == ([] if named else ["other"])
+    (done,) = recover(lost, savepoints=target)
+    assert (done.is_recovered, len(done.checkpoints), len(done.savepoints)) == (True, 1, 1)
+
+
 def test_a_recovered_savepoint_without_checkpoints_does_not_keep_the_job_from_starting(stage, lost, tmp_path):
     test_savepoints_in_a_directory_are_known_again(stage, WrittenStage(stage.storage), tmp_path)
     for path in local_path(stage.storage.base_uri).glob("*/chk-*/_metadata"):

@@ -50,6 +50,11 @@ def test_what_is_no_url_of_a_database_is_refused_without_being_shown(url: str) -
     assert "planted" not in f"{caught.value} {caught.value.__cause__}"
 
 
+def test_an_asynchronous_driver_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigurationError, match="found the asynchronous driver aiosqlite"):
+        open_engine(f"sqlite+aiosqlite:///{tmp_path}/state.db")
+
+
 def test_a_database_in_a_missing_directory_is_told(tmp_path: Path) -> None:
     with pytest.raises(CoordinatorUnavailableError, match="unable to open database file"):
         open_engine(f"sqlite:///{tmp_path}/missing/state.db")

@@ -243,6 +243,8 @@ def test_a_trigger_that_gave_up_fails_the_task_in_a_way_that_a_retry_may_mend() 
         ({"uid": "part", "map_key": ""}, "map_key"),
         ({"at_least": "soon"}, "at_least"),
         ({"at_least": 0}, "at_least"),
+        ({"at_least": 1.5}, "at_least"),
+        ({"at_least": float("inf")}, "at_least"),
         ({"max_age": timedelta(0)}, "max_age"),
     ],
 )

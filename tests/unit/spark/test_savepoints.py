@@ -30,6 +30,7 @@ from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, se
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
+from airflow_provider_statecheck.spark.status_log import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from tests.messages import make_owner
@@ -232,6 +233,64 @@ def test_a_stage_that_was_stopped_goes_on_from_its_last_checkpoint(stage: Writte
     restored = stage.attempt().restore()
     assert restored is not None
     assert [h.name for h in restored.document.snapshots] == ["orders"]
+
+
+@pytest.mark.parametrize("taken_by", ["another process", "the stage"])
+def test_the_retry_of_a_stage_that_failed_before_it_stopped_stops(
+    stage: WrittenStage, target: str, taken_by: str
+) -> None:
+    attempt = stage.attempt()
+    stage.take(attempt)
+    ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND)
+    if taken_by == "the stage":
+        with pytest.raises(StoppedWithSavepointError):
+            stage.take(attempt)
+        # The process is killed before its task has ended.
+    else:
+        stage.clock.advance(1)
+        attempt.fail(ConnectionError("planned"))
+        stage.clock.advance(1)
+        serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    [savepoint] = savepoints_of(stage)
+    for _ in range(2):
+        retry = stage.attempt()
+        with pytest.raises(StoppedWithSavepointError, match="start another job from the savepoint") as stopped:
+            stage.take(retry)
+        retry.fail(stopped.value)
+        assert stopped.value.pointer == savepoint.location
+        assert stopping_savepoint(stage.coordinator.describe(job_id_of(JOB)), retry.grant.attempt) == savepoint.location
+    is_stopped = stopping_savepoint(stage.coordinator.describe(job_id_of(JOB)), attempt.grant.attempt) is not None
+    assert is_stopped is (taken_by == "the stage")
+    cleared = stage.attempt(owner=make_owner(clear_marker="cleared"))
+    stage.take(cleared)
+    cleared.finish(AttemptStatus.FINISHED)
+
+
+def test_the_retry_of_a_stage_that_began_after_its_savepoint_does_not_stop(stage: WrittenStage, target: str) -> None:
+    finished = stage.attempt()
+    stage.take(finished)
+    finished.finish(AttemptStatus.FINISHED)
+    ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND)
+    serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    for _ in range(2):
+        attempt = stage.attempt(owner=make_owner(run_key="2026-01-02", run_id="the next run"))
+        stage.take(attempt)
+        attempt.finish(AttemptStatus.FAILED)
+
+
+@pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT, CheckpointType.SAVEPOINT_TERMINATE])
+def test_the_retry_of_a_stage_whose_savepoint_does_not_suspend_it_goes_on(
+    stage: WrittenStage, target: str, kind: CheckpointType
+) -> None:
+    attempt = stage.attempt()
+    stage.take(attempt)
+    ask(stage, target, kind=kind)
+    attempt.fail(ConnectionError("planned"))
+    serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    assert len(savepoints_of(stage)) == 1
+    retry = stage.attempt()
+    stage.take(retry)
+    retry.finish(AttemptStatus.FINISHED)
 
 
 def test_a_savepoint_that_fails_does_not_stop_the_stage(stage: WrittenStage) -> None:

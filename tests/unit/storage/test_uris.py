@@ -13,6 +13,7 @@ from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
     normalise_base,
     normalise_pointer,
+    normalise_savepoint_dir,
     parse_locations,
     redact,
     require_deletable,
@@ -94,6 +95,9 @@ def test_refusal_shows_no_password() -> None:
         ("s3://bucket/dir@v1/a", "s3://bucket/dir@v1/a"),
         ("hdfs://name:8020/user@realm/a", "hdfs://name:8020/user@realm/a"),
         ("abfss://lake@account.dfs.core.windows.net/a", "abfss://lake@account.dfs.core.windows.net/a"),
+        ("hdfs://anna@name:8020/a", "hdfs://anna@name:8020/a"),
+        ("webhdfs://anna@name:9870/a", "webhdfs://anna@name:9870/a"),
+        ("hdfs://anna:secret@name:8020/a", "hdfs://***@name:8020/a"),
         ("abfs://lake:secret@account/a", "abfs://***@account/a"),
         ("abfs://lake@key:secret@account/a", "abfs://***@account/a"),
         ("failed at 's3://k:s@b/x' twice", "failed at 's3://***@b/x' twice"),
@@ -105,8 +109,17 @@ def test_redacted_text_has_no_credentials(given: str, shown: str) -> None:
     assert redact(given) == shown
 
 
-@pytest.mark.parametrize("scheme", ["abfs", "abfss", "az"])
-def test_a_savepoint_may_be_in_a_container_of_azure(scheme: str) -> None:
+@pytest.mark.parametrize(
+    "place", [f"{JOB}/chk-1", f"{JOB}/shared/{OPERATOR}/raw/1-a", "savepoint-5d2c4a-0f6f7c1e2b3a/more"]
+)
+def test_savepoints_are_in_no_directory_that_is_deleted_with_another_snapshot(place: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match="with which they would be deleted"):
+        normalise_savepoint_dir(f"{BASE}/{place}")
+    assert normalise_savepoint_dir(f"{BASE}/savepoints/") == f"{BASE}/savepoints"
+
+
+@pytest.mark.parametrize("scheme", ["abfs", "abfss", "az", "hdfs"])
+def test_a_savepoint_may_be_in_a_container_of_azure_or_belong_to_a_user_of_hdfs(scheme: str) -> None:
     uri = f"{scheme}://lake@account.dfs.core.windows.net/savepoints"
     assert normalise_pointer(uri) == uri
 

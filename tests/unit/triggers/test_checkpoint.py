@@ -341,6 +341,14 @@ def test_a_job_without_a_completed_checkpoint_is_waited_for(job: Job) -> None:
     assert job.find() is None
 
 
+def test_what_is_found_has_no_credentials(job: Job) -> None:
+    attempt = job.coordinator.register(make_registration(storage_base="s3://key:secret@lake/checkpoints")).attempt
+    complete_checkpoint(job.coordinator, attempt)
+    found = job.find()
+    assert found is not None
+    assert found["pointer"] == f"s3://***@lake/checkpoints/{job_id_of('sales')}/chk-1"
+
+
 def test_the_newest_one_is_found_and_none_that_was_subsumed(job: Job) -> None:
     attempt = job.begin()
     for _ in range(4):
