@@ -11,8 +11,12 @@ from random import Random
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.components import (
+    AcknowledgeMessage,
+    CheckpointStatsTracker,
+    DeclineMessage,
+)
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import CheckpointFuture
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
@@ -37,7 +41,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS, new_coordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

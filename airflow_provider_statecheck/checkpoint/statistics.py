@@ -21,9 +21,10 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
+    OperatorRecord,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
 
 log = logging.getLogger(__name__)
 
@@ -420,3 +421,101 @@ def truncated_location(location: str) -> str:
 
 def _label(attempt: AttemptRecord | None) -> str:
     return "" if attempt is None else truncated(attempt.owner.label, _LABEL_BYTES)
+
+
+_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatsCounts:
+    """Numbers of checkpoints by status."""
+
+    restored: int = 0
+    total: int = 0
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatsSnapshot:
+    """Immutable checkpoint statistics of one operator."""
+
+    uid: str
+    counts: CheckpointStatsCounts
+    """Checkpoints and savepoints, including those that failed before they had an id."""
+    checkpoints: CheckpointStatsCounts
+    savepoints: CheckpointStatsCounts
+    failures: tuple[tuple[str, int], ...]
+    """Number of failures by reason."""
+    state_size: StatsSummary
+    """Bytes that completed checkpoints added."""
+    full_size: StatsSummary
+    """Bytes that a restore of completed checkpoints reads."""
+    duration: StatsSummary
+    """Durations of completed checkpoints in milliseconds, without the increment before the start."""
+    history: tuple[CheckpointEntry, ...]
+    """Latest checkpoints including those in progress, newest first."""
+    latest_completed: CheckpointEntry | None
+    latest_savepoint: CheckpointEntry | None
+    latest_failed: CheckpointEntry | None
+    latest_restored: RestoredEntry | None
+    awaiting_discard: int
+    """Number of ended checkpoints whose files are not deleted yet."""
+
+
+def snapshot_of(
+    view: JobView, operator: OperatorRecord, *, history_size: int = HISTORY_SIZE
+) -> CheckpointStatsSnapshot:
+    """
+    Return the statistics of one operator.
+
+    :param history_size: Maximum length of the history, at most ``HISTORY_SIZE``.
+    """
+    record = next((s for s in view.statistics if s.operator_id == operator.operator_id), None)
+    known, rows = OperatorStatistics.of(record), view.of_operator(operator.operator_id)
+    pending = [row for row in rows if row.status in _IN_PROGRESS and not row.is_adoption]
+    checkpoints = _counts(known.checkpoints, sum(not row.properties.is_savepoint for row in pending))
+    savepoints = _counts(known.savepoints, sum(row.properties.is_savepoint for row in pending))
+    return CheckpointStatsSnapshot(
+        uid=operator.uid,
+        counts=_sum(checkpoints, savepoints, known.rejected),
+        checkpoints=checkpoints,
+        savepoints=savepoints,
+        failures=known.failures,
+        state_size=known.state_size,
+        full_size=known.full_size,
+        duration=known.duration,
+        history=_history(view, known, pending)[: min(history_size, HISTORY_SIZE)],
+        latest_completed=known.latest_completed,
+        latest_savepoint=known.latest_savepoint,
+        latest_failed=known.latest_failed,
+        latest_restored=known.latest_restored,
+        awaiting_discard=sum(row.awaits_discard for row in rows),
+    )
+
+
+def _counts(ended: EndedCounts, in_progress: int) -> CheckpointStatsCounts:
+    return CheckpointStatsCounts(
+        restored=ended.restored,
+        total=ended.completed + ended.failed + in_progress,
+        in_progress=in_progress,
+        completed=ended.completed,
+        failed=ended.failed,
+    )
+
+
+def _sum(checkpoints: CheckpointStatsCounts, savepoints: CheckpointStatsCounts, rejected: int) -> CheckpointStatsCounts:
+    return CheckpointStatsCounts(
+        restored=checkpoints.restored + savepoints.restored,
+        total=checkpoints.total + savepoints.total + rejected,
+        in_progress=checkpoints.in_progress + savepoints.in_progress,
+        completed=checkpoints.completed + savepoints.completed,
+        failed=checkpoints.failed + savepoints.failed + rejected,
+    )
+
+
+def _history(view: JobView, known: OperatorStatistics, pending: list[CheckpointRecord]) -> tuple[CheckpointEntry, ...]:
+    attempts = {(a.operator_id, a.epoch): a for a in view.attempts}
+    started = (CheckpointEntry.of(row, attempts.get((row.operator_id, row.epoch))) for row in pending)
+    return tuple(sorted((*started, *known.history), key=lambda entry: entry.checkpoint_id, reverse=True))

@@ -34,7 +34,7 @@ from airflow_provider_statecheck.cli.output import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import storage_opener
-from airflow_provider_statecheck.hooks.maintenance import (
+from airflow_provider_statecheck.hooks.transport import (
     find_job,
     job_recovery,
     job_rewinding,

@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
@@ -25,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.failure import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache

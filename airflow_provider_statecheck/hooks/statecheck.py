@@ -203,7 +203,7 @@ class StatecheckHook(BaseHook):
         :raises CheckpointError: The savepoint is complete, and a stage did not stop within the timeout.
         """
         from airflow_provider_statecheck.checkpoint.ids import new_key
-        from airflow_provider_statecheck.hooks.maintenance import job_savepoints
+        from airflow_provider_statecheck.hooks.transport import job_savepoints
         from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
 
         service = job_savepoints(self.statecheck_conn_id, storage_conn_id)
@@ -229,7 +229,7 @@ class StatecheckHook(BaseHook):
         :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
         :raises CorruptStateError: The savepoint cannot be restored.
         """
-        from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, restore_gateway
+        from airflow_provider_statecheck.hooks.transport import maintenance_gateway, restore_gateway
         from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 
         record = maintenance_gateway(self.statecheck_conn_id).describe(given_job_id(_job_here(job))).job

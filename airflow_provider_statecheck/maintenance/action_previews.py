@@ -16,12 +16,17 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.retention import open_commits
+from airflow_provider_statecheck.checkpoint.retention import (
+    Owner,
+    custody_of,
+    open_commits,
+    open_removal,
+    require_removable,
+    waiting_removal,
+)
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import Owner, custody_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, NoRestorableCheckpointError
-from airflow_provider_statecheck.maintenance import removal_requests
 from airflow_provider_statecheck.maintenance.action_targets import (
     UserAction,
     chosen_of,
@@ -147,7 +152,7 @@ def _restore_notes(
 
 def _withdrawal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     if wanted.operator_id is None:
-        removal = removal_requests.require_waiting(view)
+        removal = waiting_removal(view)
         return ActionPreview(
             action=wanted.action, effect=f"The job is kept, which {removal.requested_by} requested to remove."
         )
@@ -235,7 +240,7 @@ def _name(attempt: AttemptRecord) -> str:
 
 
 def _removal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
-    removal_requests.require_idle(view)
+    require_removable(view)
     deleted = [c for c in view.checkpoints if c.discarded_at is None and custody_of(view, c).owner is Owner.JOB]
     size = readable_size(sum(c.full_size_bytes for c in deleted))
     effect = (
@@ -262,7 +267,7 @@ def _removal_notes(view: JobView) -> Iterator[str]:
     yield from (f"{each[0].upper()}{each[1:]}; that output is dropped." for each in open_commits(view))
     if any(each.status.is_open for each in view.requests):
         yield "Open requests for savepoints are dropped unless 'airflow statecheck gc' or the maintenance Dag takes them before."
-    earlier = removal_requests.open_removal(view)
+    earlier = open_removal(view)
     if earlier is not None:
         yield f"This replaces the request of {earlier.requested_by}."
 

@@ -26,9 +26,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.retention import request_removal, withdraw_removal
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.gateway.verbs import verbs_of
-from airflow_provider_statecheck.maintenance import removal_requests
 from airflow_provider_statecheck.maintenance.action_previews import (
     ActionPreview,
     disposal_preview,
@@ -117,7 +117,7 @@ class JobActions:
         require_request_key(wanted.request_key)
         view = self._store.describe(wanted.job_id)
         if wanted.action in _KINDS:
-            return requestedsavepoint_of(view, self._savepoints.request(_savepoint_request(view, wanted)))
+            return requested_savepoint(view, self._savepoints.request(_savepoint_request(view, wanted)))
         if wanted.action is JobAction.REWIND:
             rewinding = _rewinding(view, wanted)
             # A repeated request does not look at tasks that have started since.
@@ -156,7 +156,7 @@ def require_request_key(key: str) -> None:
 def requested_actions(view: JobView) -> tuple[RequestedAction, ...]:
     """Return the requested actions and savepoints of a job, the newest first."""
     actions = (requested_action(view, each) for each in view.actions)
-    savepoints = (requestedsavepoint_of(view, each) for each in view.requests if each.properties.is_savepoint)
+    savepoints = (requested_savepoint(view, each) for each in view.requests if each.properties.is_savepoint)
     return tuple(sorted((*actions, *savepoints), key=lambda a: (a.requested_at, a.request_key), reverse=True))
 
 
@@ -178,7 +178,7 @@ def requested_action(view: JobView, action: ActionRecord) -> RequestedAction:
     )
 
 
-def requestedsavepoint_of(view: JobView, request: SnapshotRequest) -> RequestedAction:
+def requested_savepoint(view: JobView, request: SnapshotRequest) -> RequestedAction:
     """Return the row of a savepoint request as an action."""
     stops = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
     return RequestedAction(
@@ -214,7 +214,7 @@ def _choose(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
 
 def _withdraw(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     if wanted.operator_id is None:
-        removal_requests.withdraw(tx, wanted.requested_by)
+        withdraw_removal(tx, wanted.requested_by)
         return _completed(tx, _row(tx, wanted, None), "the job is kept")
     operator = operator_of(tx.view(), wanted)
     if operator.next_restore is None and operator.in_place_restore is None:
@@ -243,7 +243,7 @@ def _dispose(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
 
 def _prune(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     action = _row(tx, wanted, None)
-    removal_requests.request(tx, action)
+    request_removal(tx, action)
     return action
 
 

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
-from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, owners_of_run
+from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, open_removal, owners_of_run
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import open_effects
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
@@ -32,7 +32,6 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
     MaintenanceGateway,
     RetireJob,
 )
-from airflow_provider_statecheck.maintenance.removal_requests import open_removal
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
@@ -117,7 +116,7 @@ def collect_job(
     for base in storage_bases(view):
         try:
             deletions = DeletionLog(storage_of(base), dry_run=dry_run)
-            logged = cast(CheckpointStorage, deletions)
+            logged = cast("CheckpointStorage", deletions)
             collection = _Collection(gateway, view, closed, storage_of(base), logged, documents, report, dry_run)
             try:
                 collection.collect(quarantine)

@@ -37,13 +37,17 @@ from airflow_provider_statecheck.checkpoint.retention import (
     BATCH_SIZE,
     ForgettableRows,
     awaited_savepoints,
+    begin_removal,
+    complete_removal,
     forgettable_rows,
     is_emptied,
     is_silent,
     last_active,
+    obstacles_to_removal,
     open_commits,
     owners_of_run,
     reasons_to_keep,
+    refuse_removal,
     remove_rows,
 )
 from airflow_provider_statecheck.checkpoint.store import (
@@ -55,7 +59,6 @@ from airflow_provider_statecheck.checkpoint.store import (
     rolled_back,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
-from airflow_provider_statecheck.maintenance import removal_requests
 
 log = logging.getLogger(__name__)
 
@@ -300,10 +303,10 @@ class JobMaintenance(StoredJobs):
             view = tx.view()
             reasons = _in_use(view, request)
             if reasons:
-                removal_requests.refuse(tx, view, request.request_key, reasons)
+                refuse_removal(tx, view, request.request_key, reasons)
             else:
                 _end_all(tx, view)
-                removal_requests.begin(tx, view)
+                begin_removal(tx, view)
         return Removal(kept_because=reasons)
 
     def remove(self, request: RetireJob) -> Removal:
@@ -315,13 +318,13 @@ class JobMaintenance(StoredJobs):
             view = tx.view()
             reasons = _in_use(view, request)
             if reasons:
-                removal_requests.refuse(tx, view, request.request_key, reasons)
+                refuse_removal(tx, view, request.request_key, reasons)
             elif not is_emptied(view):
                 # The request of a user stays open, and the next call resumes the removal.
                 reasons = ("the deletion of its files is not confirmed",)
             else:
                 tx.remove_job()
-                removal_requests.complete(tx, view)
+                complete_removal(tx, view)
                 log.info("Job %s removed", view.job.name)
         return Removal(kept_because=reasons)
 
@@ -396,7 +399,7 @@ def _in_use(view: JobView, request: RetireJob) -> tuple[str, ...]:
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
     # A user who selects a job discards its savepoint in progress, and the output that its sink prepared and did not commit.
     unfinished = () if request.is_by_user else (*open_commits(view), *awaited_savepoints(view))
-    requested = () if request.request_key is None else removal_requests.obstacles(view, request.request_key)
+    requested = () if request.request_key is None else obstacles_to_removal(view, request.request_key)
     return (*(reasons_to_keep(view) or requested), *unfinished, *busy)
 
 

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, Resign, TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig

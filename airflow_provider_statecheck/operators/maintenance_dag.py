@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
-from airflow_provider_statecheck.hooks.maintenance import job_savepoints, maintenance_gateway
+from airflow_provider_statecheck.hooks.transport import job_savepoints, maintenance_gateway
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.verify import verify_job

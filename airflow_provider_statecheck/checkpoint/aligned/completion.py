@@ -11,8 +11,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents, running
-from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
+from airflow_provider_statecheck.checkpoint.aligned.components import (
+    AcknowledgeMessage,
+    CheckpointAborter,
+    CoordinatorComponents,
+    running,
+)
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgeAligned,

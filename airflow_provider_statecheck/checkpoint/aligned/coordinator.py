@@ -17,10 +17,11 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
     StateDiscarder,
 )
 from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
-from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
-from airflow_provider_statecheck.checkpoint.aligned.notifications import (
+from airflow_provider_statecheck.checkpoint.aligned.components import (
     AcknowledgeMessage,
+    CheckpointAborter,
     CheckpointNotifier,
+    CoordinatorComponents,
     DeclineMessage,
 )
 from airflow_provider_statecheck.checkpoint.aligned.participants import (

@@ -29,16 +29,17 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
+from airflow_provider_statecheck.checkpoint.retention import custody_of
 from airflow_provider_statecheck.checkpoint.statistics import (
     NEWEST_VALUES,
     CheckpointEntry,
     OperatorStatistics,
     RestoredEntry,
     StatsSummary,
+    snapshot_of,
     truncated_counts,
     truncated_location,
 )
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of, snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
