@@ -471,7 +471,7 @@ class StatisticsContract:
 
     def test_statistics_that_cannot_be_read_begin_anew_and_fail_no_checkpoint(self, attempt: AttemptRef) -> None:
         with self.rows.transaction(JOB) as tx:
-            tx.save_statistics(StatisticsRecord(job_id=JOB, operator_id=OPERATOR, content={"counts": [1]}))
+            tx.save_statistics(StatisticsRecord(job_id=JOB, operator_id=OPERATOR, content={"history": [1]}))
         self.complete(attempt)
         assert self.numbers(self.tracker.create_snapshot()) == (1, 0, 1, 0)
 

@@ -116,7 +116,7 @@ def record(content: Any) -> StatisticsRecord:
 
 
 def reread(statistics: OperatorStatistics) -> OperatorStatistics:
-    return OperatorStatistics.of(record(json.loads(json.dumps(statistics.to_content()))))
+    return OperatorStatistics.of(record(json.loads(json.dumps(encode(statistics)))))
 
 
 def test_statistics_survive_json() -> None:
@@ -177,7 +177,7 @@ def test_an_entry_that_the_history_no_longer_has_takes_no_details() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"counts": 1}, {"checkpoints": {"invented": 1}}, OperatorStatistics().to_content() | {"history": 7}]
+    "content", [[], {"checkpoints": 1}, {"history": [{}]}, encode(OperatorStatistics()) | {"history": 7}]
 )
 def test_content_that_cannot_be_read_counts_as_none(content: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     assert OperatorStatistics.of(record(content)) == OperatorStatistics()
