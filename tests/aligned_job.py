@@ -19,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.aligned.components import (
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import CheckpointFuture
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -79,7 +78,7 @@ class AlignedJob:
         job_id: JobId = JOB,
         tasks: tuple[AlignedTask, ...] | None = None,
         savepoint_dir: str | None = None,
-        rows: CoordinatorRows | None = None,
+        rows: AlignedCheckpoints | None = None,
     ) -> None:
         self.jobs = jobs
         self.rows = rows or AlignedCheckpoints(jobs)

@@ -172,11 +172,6 @@ def status_of(newest_attempts: Iterable[AttemptStatus]) -> ListedStatus:
     return ListedStatus.FINISHED if found == {AttemptStatus.FINISHED} else ListedStatus.IDLE
 
 
-def counts_as_newest(checkpoint: CheckpointRecord) -> bool:
-    """Return whether a checkpoint of its operator's generation can be the newest one of its job."""
-    return checkpoint.is_restorable and checkpoint.unusable_reason is None
-
-
 Failure = tuple[datetime, str]
 """Time and reason of a failure. Of two at one time, the greater one counts as the last."""
 

@@ -101,7 +101,7 @@ def remove_rows(tx: JobTransaction, rows: ForgettableRows) -> None:
 def _checkpoint_ids(
     tx: JobTransaction, operator: OperatorRecord, before: datetime, limit: int | None
 ) -> tuple[int, ...]:
-    attempt = _open_attempt(tx, operator)
+    attempt = transitions.open_attempt(tx, operator)
     has_restorable = bool(transitions.restorable(tx, operator))
     ended = EndedCheckpoints(
         operator_id=operator.operator_id,
@@ -118,7 +118,7 @@ def _attempts(
     tx: JobTransaction, operator: OperatorRecord, before: datetime, limit: int | None, storage_base: str | None
 ) -> tuple[AttemptRef, ...]:
     # Garbage collection skips operators with an open attempt, and later needs these rows to find their directories.
-    if _open_attempt(tx, operator) is not None:
+    if transitions.open_attempt(tx, operator) is not None:
         return ()
     ended = EndedAttempts(
         operator_id=operator.operator_id,
@@ -137,11 +137,6 @@ def _last_epochs_of_runs(tx: JobTransaction, operator: OperatorRecord) -> list[i
     return [attempt.epoch for attempt in attempts if attempt is not None]
 
 
-def _open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord | None:
-    attempt = tx.attempt(operator.operator_id, operator.epoch)
-    return attempt if attempt is not None and attempt.status is AttemptStatus.RUNNING else None
-
-
 FENCED_GRACE = timedelta(days=1)
 """Time for which the driver of a fenced attempt may keep running; garbage collection would not find its later files."""
 SILENCE = timedelta(days=4)
@@ -153,9 +148,9 @@ def reasons_to_keep(view: JobView) -> tuple[str, ...]:
     grace_start = view.read_at - FENCED_GRACE
     reasons = []
     for operator in view.operators:
-        for attempt in _attempts_of(view, operator):
+        for attempt in view.attempts_of(operator.operator_id):
             name = f"attempt {attempt.epoch} of operator {operator.uid!r} ({attempt.owner.label})"
-            if attempt.status is AttemptStatus.RUNNING:
+            if attempt.is_running:
                 reasons.append(f"{name} has not ended")
             elif attempt.status is AttemptStatus.FENCED and attempt.ended_at and attempt.ended_at > grace_start:
                 reasons.append(f"{name} was replaced less than a day ago and may still be running")
@@ -196,7 +191,7 @@ def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
 
 def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord], now: datetime) -> datetime | None:
     """Return the time of the last call of a running attempt whose tokens have expired; ``None`` for other attempts."""
-    if attempt.status is not AttemptStatus.RUNNING:
+    if not attempt.is_running:
         return None
     own = (c for c in checkpoints if c.epoch == attempt.epoch)
     calls = (t for c in own for t in (c.triggered_at, c.completed_at) if t is not None)
@@ -229,10 +224,6 @@ def is_emptied(view: JobView) -> bool:
 def _is_removable(checkpoint: CheckpointRecord) -> bool:
     is_of_user = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.COMPLETED
     return is_of_user or checkpoint.has_ended
-
-
-def _attempts_of(view: JobView, operator: OperatorRecord) -> tuple[AttemptRecord, ...]:
-    return tuple(a for a in view.attempts if a.operator_id == operator.operator_id)
 
 
 class Owner(StrEnum):
@@ -305,7 +296,7 @@ def _reason_if_claimed(checkpoint: CheckpointRecord, owner: Owner) -> str | None
 
 
 def _is_pinned(view: JobView, checkpoint: CheckpointRecord) -> bool:
-    running = (a for a in view.attempts if a.status is AttemptStatus.RUNNING)
+    running = (a for a in view.attempts if a.is_running)
     return any((a.operator_id, a.restored_from) == (checkpoint.operator_id, checkpoint.checkpoint_id) for a in running)
 
 
@@ -407,5 +398,5 @@ def complete_removal(tx: JobTransaction, view: JobView) -> None:
 
 
 def _end_removal(tx: JobTransaction, action: ActionRecord, status: RequestStatus, message: str) -> None:
-    tx.save_action(replace(action, status=status, ended_at=tx.now, message=message))
+    transitions.end_action(tx, action, status, message)
     log.info("Job %s: the removal that %s requested %s, %s", tx.job.name, action.requested_by, status.value, message)

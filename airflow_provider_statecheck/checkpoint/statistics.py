@@ -262,6 +262,11 @@ class OperatorStatistics:
         return replace(self, history=tuple(annotate(entry) for entry in self.history), latest_failed=latest)
 
     @classmethod
+    def in_view(cls, view: JobView, operator_id: OperatorId) -> OperatorStatistics:
+        """Return the statistics of an operator of a job."""
+        return cls.of(next((s for s in view.statistics if s.operator_id == operator_id), None))
+
+    @classmethod
     def of(cls, record: StatisticsRecord | None) -> OperatorStatistics:
         """Parse the statistics in a row, and return empty statistics if there is no row or it cannot be read."""
         if record is None:
@@ -413,8 +418,7 @@ def snapshot_of(
 
     :param history_size: Maximum length of the history, at most ``HISTORY_SIZE``.
     """
-    record = next((s for s in view.statistics if s.operator_id == operator.operator_id), None)
-    known, rows = OperatorStatistics.of(record), view.of_operator(operator.operator_id)
+    known, rows = OperatorStatistics.in_view(view, operator.operator_id), view.of_operator(operator.operator_id)
     pending = [row for row in rows if row.status in _IN_PROGRESS and not row.is_adoption]
     begun = sum(row.properties.is_savepoint for row in pending)
     checkpoints = replace(known.checkpoints, in_progress=len(pending) - begun)
@@ -449,4 +453,4 @@ def _sum(checkpoints: CheckpointStatsCounts, savepoints: CheckpointStatsCounts, 
 def _history(view: JobView, known: OperatorStatistics, pending: list[CheckpointRecord]) -> tuple[CheckpointEntry, ...]:
     attempts = {(a.operator_id, a.epoch): a for a in view.attempts}
     started = (CheckpointEntry.of(row, attempts.get((row.operator_id, row.epoch))) for row in pending)
-    return tuple(sorted((*started, *known.history), key=lambda entry: entry.checkpoint_id, reverse=True))
+    return _newest_first((*started, *known.history))

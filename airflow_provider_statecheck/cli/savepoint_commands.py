@@ -21,7 +21,6 @@ from airflow_provider_statecheck.cli.output import (
     print_rows,
 )
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import storage_opener
 from airflow_provider_statecheck.hooks.transport import (
     find_job,
@@ -30,15 +29,17 @@ from airflow_provider_statecheck.hooks.transport import (
     restore_gateway,
     savepoint_gateway,
 )
+from airflow_provider_statecheck.maintenance.action_targets import uid_of
 from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
+from airflow_provider_statecheck.maintenance.savepoints import missing_directory
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.records import OperatorRecord
     from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
     from airflow_provider_statecheck.maintenance.job_restore import (
         JobSavepoint,
         RestoredJob,
@@ -91,9 +92,7 @@ def rescale(args: Namespace) -> Exit:
 
     target = args.target or configured_savepoint_dir()
     if target is None:
-        raise InvalidConfigurationError(
-            "Expected a directory for the savepoint, found none; give --target or set [statecheck] savepoint_dir."
-        )
+        raise missing_directory()
     checkpoint = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
     source, _ = checkpoint.read()
     directory = new_savepoint_uri(normalise_pointer(target), JobId(source.job_id))
@@ -119,12 +118,12 @@ def _request(view: JobView, operator: OperatorRecord, args: Namespace, service: 
     return savepoint_gateway().request(request).request_key
 
 
-def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:
+def _request_row(view: JobView, request: SnapshotRequest, gateway: JobMaintenance) -> Row:
     checkpoint_id = request.checkpoint_id
     taken = None if checkpoint_id is None else gateway.checkpoint(view.job.job_id, checkpoint_id)
     is_completed = request.status is RequestStatus.COMPLETED
     return {
-        "operator": next((o.uid for o in view.operators if o.operator_id == request.operator_id), ALIGNED_UID),
+        "operator": uid_of(view, request.operator_id) or ALIGNED_UID,
         "request": request.request_key,
         "status": request.status.value,
         "checkpoint": request.checkpoint_id,

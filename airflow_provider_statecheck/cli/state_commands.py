@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
@@ -253,7 +252,7 @@ def _seconds_columns(duration: StatsSummary) -> Row:
 
 
 def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: CheckpointEntry) -> Row:
-    row = next((c for c in view.checkpoints if c.checkpoint_id == entry.checkpoint_id), None)
+    row = view.checkpoint(entry.checkpoint_id)
     custody = None if row is None else custody_of(view, row)
     return {
         "checkpoint": entry.checkpoint_id,
@@ -286,12 +285,12 @@ def _parts_of_duration(summary: SnapshotSummary | None) -> Row:
 def _failure(entry: CheckpointEntry) -> str | None:
     if entry.failure_reason is None:
         return None
-    late = "" if entry.late_at is None else f" (acknowledged after {_since(entry.late_at - entry.triggered_at)})"
+    late = (
+        ""
+        if entry.late_at is None
+        else f" (acknowledged after {(entry.late_at - entry.triggered_at).total_seconds():.1f} s)"
+    )
     return f"{entry.failure_reason}: {entry.failure_cause}{late}"
-
-
-def _since(elapsed: timedelta) -> str:
-    return f"{elapsed.total_seconds():.1f} s"
 
 
 def _seconds(milliseconds: float | None) -> float | None:

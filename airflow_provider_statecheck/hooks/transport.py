@@ -31,16 +31,16 @@ from airflow_provider_statecheck.hooks.connection import (
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
-    from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+    from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
     from airflow_provider_statecheck.checkpoint.store import JobReads, JobStore, JobView
     from airflow_provider_statecheck.gateway.http import Credentials, HttpGateway
     from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, Verb
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-    from airflow_provider_statecheck.maintenance.job_restore import RestoreGateway
+    from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+    from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
     from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
     from airflow_provider_statecheck.maintenance.recover import JobRecovery
     from airflow_provider_statecheck.maintenance.rewind import JobRewinding
-    from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
+    from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
     from airflow_provider_statecheck.queryable.reads import StateReads
 
 
@@ -309,28 +309,28 @@ class _InProcessReader:
         """Do nothing, as access to the database needs no token."""
 
 
-def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
+def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> JobMaintenance:
     """Return a gateway for maintenance."""
     from airflow_provider_statecheck.maintenance.actions import MAINTENANCE
 
     return _gateway(MAINTENANCE, lambda services: services.maintenance, conn_id)
 
 
-def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
+def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> JobSavepoints:
     """Return a gateway for savepoints."""
     from airflow_provider_statecheck.maintenance.actions import SAVEPOINTS
 
     return _gateway(SAVEPOINTS, lambda services: services.savepoints, conn_id)
 
 
-def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorRows:
+def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> AlignedCheckpoints:
     """Return a gateway to the rows of coordinators of several operators."""
     from airflow_provider_statecheck.maintenance.actions import ALIGNED
 
     return _gateway(ALIGNED, lambda services: services.aligned, conn_id)
 
 
-def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> RestoreGateway:
+def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> JobRestoring:
     """Return a gateway for restores in place."""
     from airflow_provider_statecheck.maintenance.actions import RESTORES
 

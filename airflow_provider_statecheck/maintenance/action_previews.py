@@ -80,7 +80,7 @@ def preview_of(view: JobView, wanted: UserAction) -> ActionPreview:
 
 def _savepoint_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator = operator_of(view, wanted)
-    attempt, newest = _running(view, operator), next(_candidates(view, operator), None)
+    attempt, newest = view.open_attempt(operator), next(_candidates(view, operator), None)
     if attempt is None and newest is None:
         raise NoRestorableCheckpointError(
             f"Expected a completed checkpoint of operator {operator.uid!r} in job {view.job.name!r} to copy to a savepoint, "
@@ -99,7 +99,7 @@ def _savepoint_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 
 def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator = operator_of(view, wanted)
-    attempt = _running(view, operator)
+    attempt = view.open_attempt(operator)
     if attempt is None:
         raise CheckpointNotFoundError(
             f"Expected a running attempt of operator {operator.uid!r} in job {view.job.name!r} to stop, found none; take a "
@@ -135,7 +135,7 @@ def _restore_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 def _restore_notes(
     view: JobView, operator: OperatorRecord, chosen: CheckpointRecord, newer: Iterable[CheckpointRecord]
 ) -> Iterator[str]:
-    attempt = _running(view, operator)
+    attempt = view.open_attempt(operator)
     if attempt is not None:
         yield f"{_name(attempt)} is running and is not stopped. What it completes from now on is rolled back as well."
     other_runs = dict.fromkeys(c.run_key for c in newer if c.run_key != chosen.run_key)
@@ -211,14 +211,9 @@ def disposal_preview(view: JobView, savepoint: CheckpointRecord) -> ActionPrevie
     )
 
 
-def _running(view: JobView, operator: OperatorRecord) -> AttemptRecord | None:
-    return view.current_attempt(operator) if view.has_open_attempt(operator) else None
-
-
 def _candidates(view: JobView, operator: OperatorRecord) -> Iterator[CheckpointRecord]:
     newest_first = reversed(view.of_operator(operator.operator_id))
-    restorable = (c for c in newest_first if c.is_restorable and c.generation == operator.generation)
-    return (c for c in restorable if c.unusable_reason is None)
+    return (c for c in newest_first if c.is_usable and c.generation == operator.generation)
 
 
 def _affected(view: JobView, checkpoints: Iterable[CheckpointRecord]) -> tuple[AffectedCheckpoint, ...]:

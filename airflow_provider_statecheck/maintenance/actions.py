@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
@@ -43,8 +43,8 @@ from airflow_provider_statecheck.maintenance.action_targets import (
     savepoint_of,
     uid_of,
 )
-from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-from airflow_provider_statecheck.maintenance.job_restore import RestoreGateway
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
 from airflow_provider_statecheck.maintenance.rewind import (
     ForkPoint,
     JobRewinding,
@@ -53,7 +53,7 @@ from airflow_provider_statecheck.maintenance.rewind import (
     fork_in,
     rewind_in,
 )
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, SavepointGateway, dispose_in
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, dispose_in
 
 _KEY = re.compile("[0-9a-f]{32}")
 _KINDS = {JobAction.SAVEPOINT: CheckpointType.SAVEPOINT, JobAction.STOP: CheckpointType.SAVEPOINT_SUSPEND}
@@ -261,9 +261,7 @@ def _row(tx: JobTransaction, wanted: UserAction, operator_id: OperatorId | None)
 
 
 def _completed(tx: JobTransaction, action: ActionRecord, message: str = "") -> ActionRecord:
-    completed = replace(action, status=RequestStatus.COMPLETED, ended_at=tx.now, message=message)
-    tx.save_action(completed)
-    return completed
+    return transitions.end_action(tx, action, RequestStatus.COMPLETED, message)
 
 
 _CHANGES: dict[JobAction, Callable[[JobTransaction, UserAction], ActionRecord]] = {
@@ -279,7 +277,7 @@ def _rewinding(view: JobView, wanted: UserAction) -> RewindJob:
     return RewindJob(job_id=wanted.job_id, run_key=wanted.run_key, uid=uid)
 
 
-MAINTENANCE = verbs_of(MaintenanceGateway, "maintenance")
-SAVEPOINTS = verbs_of(SavepointGateway, "savepoints")
-RESTORES = verbs_of(RestoreGateway, "savepoints", "restoring")
-ALIGNED = verbs_of(CoordinatorRows, "aligned")
+MAINTENANCE = verbs_of(JobMaintenance, "maintenance")
+SAVEPOINTS = verbs_of(JobSavepoints, "savepoints")
+RESTORES = verbs_of(JobRestoring, "savepoints", "restoring")
+ALIGNED = verbs_of(AlignedCheckpoints, "aligned")

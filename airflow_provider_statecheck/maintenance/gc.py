@@ -29,7 +29,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Stat
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     SHORTEST_AGE,
     ForgetRows,
-    MaintenanceGateway,
+    JobMaintenance,
     RetireJob,
 )
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
@@ -80,7 +80,7 @@ class CollectedJob:
 
 
 def collect_job(
-    gateway: MaintenanceGateway,
+    gateway: JobMaintenance,
     job_id: JobId,
     open_storage: OpenStorage,
     *,
@@ -154,7 +154,7 @@ def _was_unwritable(checkpoint: CheckpointRecord) -> bool:
     return is_failed_savepoint and checkpoint.metadata_uri is None and not is_filesystem_known(checkpoint.location)
 
 
-def _end_unwritable(gateway: MaintenanceGateway, closed: JobView, *, dry_run: bool) -> None:
+def _end_unwritable(gateway: JobMaintenance, closed: JobView, *, dry_run: bool) -> None:
     unwritable = [c for c in closed.checkpoints if c.awaits_discard and _was_unwritable(c)]
     for checkpoint in unwritable:
         where = redact(checkpoint.location)
@@ -166,8 +166,8 @@ def _end_unwritable(gateway: MaintenanceGateway, closed: JobView, *, dry_run: bo
 
 def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
     for operator in view.operators:
-        attempt = view.current_attempt(operator)
-        if attempt is not None and view.has_open_attempt(operator):
+        attempt = view.open_attempt(operator)
+        if attempt is not None:
             pin = f"; it pins checkpoint {attempt.restored_from}" if attempt.restored_from is not None else ""
             report.kept.append(
                 f"operator {operator.uid!r}: attempt {attempt.epoch} ({attempt.owner.label}) has not ended{pin}"
@@ -184,14 +184,15 @@ def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
 
 
 def _has_open_leader(view: JobView) -> bool:
-    return any(view.has_open_attempt(o) for o in view.operators if o.operator_id == ALIGNED_OPERATOR_ID)
+    coordinator = view.operator(ALIGNED_OPERATOR_ID)
+    return coordinator is not None and view.has_open_attempt(coordinator)
 
 
 @dataclass(frozen=True, slots=True)
 class _Collection:
     """Garbage collection in one checkpoint directory."""
 
-    gateway: MaintenanceGateway
+    gateway: JobMaintenance
     view: JobView
     closed: JobView
     """View without the operators that have an open attempt."""
@@ -369,9 +370,7 @@ class PrunedJob:
         self.unreachable += collected.unreachable
 
 
-def prune_job(
-    gateway: MaintenanceGateway, job_id: JobId, request: PruneRequest, open_storage: OpenStorage
-) -> PrunedJob:
+def prune_job(gateway: JobMaintenance, job_id: JobId, request: PruneRequest, open_storage: OpenStorage) -> PrunedJob:
     """
     Delete the old rows of a job, or the whole job if the request selects it.
 
@@ -400,7 +399,7 @@ def _is_selected(view: JobView, request: PruneRequest) -> bool:
 
 
 def _remove(
-    gateway: MaintenanceGateway, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
+    gateway: JobMaintenance, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     retirement = _retirement(view, request)
     removal = gateway.refusal(retirement) if request.dry_run else gateway.retire(retirement)
@@ -423,7 +422,7 @@ def _retirement(view: JobView, request: PruneRequest) -> RetireJob:
 
 
 def _empty_and_remove(
-    gateway: MaintenanceGateway, retirement: RetireJob, open_storage: OpenStorage, report: PrunedJob
+    gateway: JobMaintenance, retirement: RetireJob, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     # All checkpoints of a retired job have ended, so garbage collection deletes their files.
     collected = collect_job(gateway, retirement.job_id, open_storage)
@@ -444,7 +443,7 @@ def _measure(view: JobView, open_storage: OpenStorage, report: PrunedJob) -> Non
 
 
 def _forget(
-    gateway: MaintenanceGateway, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
+    gateway: JobMaintenance, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     age = (request.older_than or DEFAULT_AGE).total_seconds()
     rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age, dry_run=True))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
 
 BARS = 40
 """Number of the newest checkpoints in a chart."""
@@ -219,7 +219,7 @@ def _lane(
     x = min(axis.percent(attempt.registered_at), 100 - _LEAST_WIDTH)
     restored = "" if attempt.restored_from is None else f", restored from checkpoint {attempt.restored_from}"
     status = attempt.status.value
-    ended = now if attempt.status is AttemptStatus.RUNNING else attempt.ended_at or now
+    ended = now if attempt.is_running else attempt.ended_at or now
     return Lane(
         epoch=attempt.epoch,
         title=f"attempt {attempt.epoch} {status}{restored}, {len(taken)} completed checkpoints",

@@ -25,7 +25,6 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, Oper
 from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
-    ListedStatus,
     failure_of_attempt,
     failure_of_checkpoint,
     rank_of,
@@ -118,7 +117,7 @@ class AttemptRow:
     @property
     def is_running(self) -> bool:
         """Return whether the attempt has not ended."""
-        return self.record.status is AttemptStatus.RUNNING
+        return self.record.is_running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +187,7 @@ class ShownJob:
 
     def restorable(self, checkpoint: CheckpointRecord) -> bool:
         """Return whether the next attempt can restore a checkpoint."""
-        generations = {o.operator_id: o.generation for o in self.view.operators if o.operator_id != ALIGNED_OPERATOR_ID}
+        generations = {o.operator_id: o.generation for o in self.view.stages}
         return is_restorable(checkpoint, generations.get(checkpoint.operator_id))
 
     @property
@@ -408,8 +407,7 @@ def is_of(owner: AttemptOwner, task: Coordinates) -> bool:
 
 def is_restorable(checkpoint: CheckpointRecord, generation: int | None) -> bool:
     """Return whether the next attempt of an operator with a generation can restore a checkpoint."""
-    is_usable = checkpoint.is_restorable and checkpoint.unusable_reason is None
-    return is_usable and checkpoint.generation == generation
+    return checkpoint.is_usable and checkpoint.generation == generation
 
 
 def _row(
@@ -435,7 +433,7 @@ def _value(row: OperatorRow, sort: OperatorSort) -> Any:
     if sort is OperatorSort.NAME:
         return _name(row)
     if sort is OperatorSort.STATUS:
-        return rank_of(_listed(row))
+        return rank_of(status_of(() if row.attempt is None else (row.attempt.status,)))
     if sort is OperatorSort.FAILED_AT:
         return row.failure and row.failure[0]
     if row.newest is None:
@@ -447,10 +445,6 @@ def _name(row: OperatorRow) -> list[str | int]:
     # Mapped instances in the order of their indexes: load[2] before load[10]. Texts and numbers alternate.
     parts = re.split(r"([0-9]+)", row.record.uid)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
-
-
-def _listed(row: OperatorRow) -> ListedStatus:
-    return status_of(() if row.attempt is None else (row.attempt.status,))
 
 
 def _counts(rows: Iterable[OperatorRow]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner, CompletedCheckpointStore
 from airflow_provider_statecheck.checkpoint.aligned.participants import MasterHooks, OperatorCoordinators
 from airflow_provider_statecheck.checkpoint.aligned.plan import (
@@ -28,12 +29,7 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import (
     ExecutionTask,
 )
 from airflow_provider_statecheck.checkpoint.aligned.requests import failure_of, message_of
-from airflow_provider_statecheck.checkpoint.aligned.rows import (
-    AbortCheckpoints,
-    AbortScope,
-    CoordinatorRows,
-    ReportFailure,
-)
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, ReportFailure
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotPart, SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.codec import require
@@ -58,7 +54,7 @@ log = logging.getLogger(__name__)
 class CoordinatorComponents:
     """The stores and collaborators of one coordinator; none of them caches rows."""
 
-    rows: CoordinatorRows
+    rows: AlignedCheckpoints
     leader: AttemptRef
     name: str
     """The unique name of the coordinator as a finalizer."""
@@ -145,16 +141,13 @@ class CheckpointAborter:
             _run_logged(partial(self._notify, each))
             self._count(each, failure_of(each) if scope is AbortScope.EXPIRED else error, attempt_id)
         if aborted:
-            _run_logged(self._clean)
+            _run_logged(partial(components.cleaner.clean, self._ended))
         return aborted
 
     def expire(self) -> None:
         """Abort the pending checkpoints whose timeout has passed."""
         uids = {task.operator_id: task.uid for task in self._components.tasks}
         self.abort(AbortScope.EXPIRED, CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED), uids=uids)
-
-    def _clean(self) -> None:
-        self._components.cleaner.clean(self._ended)
 
     def _notify(self, aborted: CheckpointRecord) -> None:
         checkpoint_id = aborted.checkpoint_id
@@ -328,7 +321,7 @@ class CheckpointStatsTracker:
     :raises InvalidConfigurationError: for a history size out of range.
     """
 
-    def __init__(self, rows: CoordinatorRows, leader: AttemptRef, *, history_size: int = HISTORY_SIZE) -> None:
+    def __init__(self, rows: AlignedCheckpoints, leader: AttemptRef, *, history_size: int = HISTORY_SIZE) -> None:
         require("history_size", history_size, lambda n: 0 <= n <= HISTORY_SIZE, f"from 0 to {HISTORY_SIZE}")
         self._rows = rows
         self._leader = leader
@@ -354,11 +347,10 @@ class CheckpointStatsTracker:
         """
         view = self._rows.describe(self._leader.job_id)
         if self._latest is None or self._latest[0] != view.job.rows_version:
-            operator_id = self._leader.operator_id
-            operator = next((o for o in view.operators if o.operator_id == operator_id), None)
+            operator = view.operator(self._leader.operator_id)
             if operator is None:
                 raise CheckpointNotFoundError(
-                    f"Expected operator {operator_id} in job {view.job.name!r}, found none; use the id of an operator of the "
+                    f"Expected operator {self._leader.operator_id} in job {view.job.name!r}, found none; use the id of an operator of the "
                     f"job."
                 )
             snapshot = snapshot_of(view, operator, history_size=self._history_size)

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.services import TASK_LIFETIME
-from airflow_provider_statecheck.checkpoint.aligned.rows import (
-    AbortCheckpoints,
-    AbortScope,
-    CoordinatorRows,
-    HandlesOf,
-)
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, HandlesOf
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
@@ -31,10 +27,10 @@ from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     DropTokens,
     ForgetRows,
-    MaintenanceGateway,
+    JobMaintenance,
     RetireJob,
 )
-from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreGateway, RestoreJob, SavepointPart
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, SavepointPart
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import make_leadership, make_owner
@@ -58,7 +54,7 @@ class Credentials:
         return self._api.task_token(self._caller)
 
 
-def maintenance(api: ApiServer, caller: Caller = MAINTENANCE) -> MaintenanceGateway:
+def maintenance(api: ApiServer, caller: Caller = MAINTENANCE) -> JobMaintenance:
     client: Any = api.client
     return HttpCalls(CALLS, HttpClient("http://testserver", client), Credentials(api, caller))
 
@@ -200,7 +196,7 @@ def test_a_job_that_is_gone_is_told_as_such(ended: ApiServer) -> None:
         maintenance(ended).retire(RetireJob(job_id=job_id_of("gone")))
 
 
-def aligned(api: ApiServer, caller: Caller = MAINTENANCE) -> CoordinatorRows:
+def aligned(api: ApiServer, caller: Caller = MAINTENANCE) -> AlignedCheckpoints:
     client: Any = api.client
     return HttpCalls(ALIGNED, HttpClient("http://testserver", client), Credentials(api, caller))
 
@@ -223,7 +219,7 @@ def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServe
 POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
 
 
-def restores(api: ApiServer, caller: Caller = MAINTENANCE) -> RestoreGateway:
+def restores(api: ApiServer, caller: Caller = MAINTENANCE) -> JobRestoring:
     client: Any = api.client
     return HttpCalls(RESTORES, HttpClient("http://testserver", client), Credentials(api, caller))
 
