@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.statecheck import StatecheckHook as StatecheckHook
     from airflow_provider_statecheck.operators.pyspark import (
         CheckpointedPySparkOperator as CheckpointedPySparkOperator,
+        CheckpointedStageOperator as CheckpointedStageOperator,
     )
     from airflow_provider_statecheck.operators.spark_submit import (
         CheckpointedSparkSubmitOperator as CheckpointedSparkSubmitOperator,
         CheckpointedStageSubmitOperator as CheckpointedStageSubmitOperator,
     )
-    from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator as CheckpointedStageOperator
     from airflow_provider_statecheck.queryable.client import (
         AsyncQueryableStateClient as AsyncQueryableStateClient,
         QueryableStateClient as QueryableStateClient,
@@ -77,9 +77,8 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "hooks.statecheck": ("StatecheckHook",),
-    "operators.pyspark": ("CheckpointedPySparkOperator",),
+    "operators.pyspark": ("CheckpointedPySparkOperator", "CheckpointedStageOperator"),
     "operators.spark_submit": ("CheckpointedSparkSubmitOperator", "CheckpointedStageSubmitOperator"),
-    "operators.stage": ("CheckpointedStageOperator",),
     "queryable.client": ("AsyncQueryableStateClient", "QueryableStateClient"),
     "queryable.reads": ("LocalStateClient",),
     "sensors.checkpoint": ("CheckpointSensor",),

@@ -40,7 +40,6 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_provider_statecheck.operators.pyspark",
                     "airflow_provider_statecheck.operators.spark_submit",
-                    "airflow_provider_statecheck.operators.stage",
                 ],
             }
         ],

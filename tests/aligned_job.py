@@ -11,11 +11,14 @@ from random import Random
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.components import (
+    AcknowledgeMessage,
+    CheckpointStatsTracker,
+    DeclineMessage,
+)
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import CheckpointFuture
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -37,7 +40,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS, new_coordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -76,7 +78,7 @@ class AlignedJob:
         job_id: JobId = JOB,
         tasks: tuple[AlignedTask, ...] | None = None,
         savepoint_dir: str | None = None,
-        rows: CoordinatorRows | None = None,
+        rows: AlignedCheckpoints | None = None,
     ) -> None:
         self.jobs = jobs
         self.rows = rows or AlignedCheckpoints(jobs)

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.hooks import transport
-from airflow_provider_statecheck.plugins import listeners
+from airflow_provider_statecheck.plugins import statecheck as listeners
 from tests.conformance.api_process import SECRET
 
 DAG_ID, TASK_ID, RUN_ID = "dag", "submit", "run"

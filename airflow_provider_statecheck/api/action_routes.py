@@ -40,11 +40,11 @@ from airflow_provider_statecheck.api.requests import MessageRoute, public_text
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.records import JobAction
+from airflow_provider_statecheck.checkpoint.records import JobAction, OperatorRecord
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError, InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.maintenance.action_previews import ActionPreview
-from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.action_targets import ActionSubject, UserAction
 from airflow_provider_statecheck.maintenance.actions import RequestedAction, requested_actions, require_request_key
 from airflow_provider_statecheck.maintenance.rewind import ForkPoint, fork_point, require_fork_point
 from airflow_provider_statecheck.metadata.unit_of_work import committing, executing
@@ -102,7 +102,7 @@ def require_forkable(view: JobView, wanted: UserAction, user: BaseUser) -> None:
 
     :raises AccessDeniedError: if the user may not.
     """
-    checkpoint = next((c for c in view.checkpoints if c.checkpoint_id == wanted.checkpoint_id), None)
+    checkpoint = view.checkpoint(wanted.checkpoint_id)
     point = None if checkpoint is None else fork_point(view, checkpoint)
     if point is not None:
         for runs in _permissions(user):
@@ -226,20 +226,11 @@ router = APIRouter(prefix="/ui/jobs/{job_id}", tags=["actions"], route_class=Mes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionMessage:
+class ActionMessage(ActionSubject):
     """The confirmed action. The path names the job and the action."""
 
     request_key: str
     """Idempotency key of the page, 32 hexadecimal digits; a repeated key returns the first request."""
-    operator_id: OperatorId | None = None
-    """
-    Operator of a savepoint, a stop or a withdrawal. For a rewind, ``None`` means all operators; for a withdrawal, the request
-    to remove the job.
-    """
-    checkpoint_id: int | None = None
-    """Checkpoint to restore or to fork from, or savepoint to dispose of."""
-    run_key: str = ""
-    """Run before which the job is rewound: its logical date, or its run id if it has none."""
     params: dict[str, Any] | None = None
     """Params of the run of a fork, without the one that names the checkpoint; ``None`` for those of the preview."""
 
@@ -405,11 +396,11 @@ class AuditEntries:
 
 
 def _details(view: JobView, wanted: UserAction) -> dict[str, Any]:
-    operator_id = _operator_id(view, wanted)
+    operator = _operator(view, wanted)
     details = {
         "job": view.job.name,
         "job_id": wanted.job_id,
-        "operator": next((o.uid for o in view.operators if o.operator_id == operator_id), None),
+        "operator": None if operator is None else operator.uid,
         "checkpoint_id": wanted.checkpoint_id,
         "before_run": wanted.run_key or None,
         "request_key": wanted.request_key,
@@ -418,7 +409,7 @@ def _details(view: JobView, wanted: UserAction) -> dict[str, Any]:
 
 
 def _task_of(view: JobView, wanted: UserAction, dag_id: str) -> dict[str, Any]:
-    operator = next((o for o in view.operators if o.operator_id == _operator_id(view, wanted)), None)
+    operator = _operator(view, wanted)
     attempt = None if operator is None else view.current_attempt(operator)
     task = {} if attempt is None else dict(attempt.owner.airflow)
     if task.get("dag_id") != dag_id:
@@ -426,6 +417,6 @@ def _task_of(view: JobView, wanted: UserAction, dag_id: str) -> dict[str, Any]:
     return task | {"map_index": int(task.get("map_index", -1))}
 
 
-def _operator_id(view: JobView, wanted: UserAction) -> OperatorId | None:
-    of_checkpoint = (c.operator_id for c in view.checkpoints if c.checkpoint_id == wanted.checkpoint_id)
-    return wanted.operator_id or next(of_checkpoint, None)
+def _operator(view: JobView, wanted: UserAction) -> OperatorRecord | None:
+    checkpoint = view.checkpoint(wanted.checkpoint_id)
+    return view.operator(wanted.operator_id or (None if checkpoint is None else checkpoint.operator_id))

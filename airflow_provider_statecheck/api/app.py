@@ -36,7 +36,6 @@ from airflow_provider_statecheck.api.requests import checked_app, reject_unstora
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.state_reads import ProxyReads, RequestRate
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, CheckpointChange
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
@@ -44,6 +43,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     JobRecord,
 )
+from airflow_provider_statecheck.gateway.in_process import AttemptChange, Change, CheckpointChange
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, VERSION_PATH
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,6 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, UnknownLiveness, replaced
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, observed_store
 from airflow_provider_statecheck.checkpoint.records import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.configuration import StateServingSettings
@@ -42,6 +41,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     TokenExpiredError,
 )
+from airflow_provider_statecheck.gateway.in_process import CoordinatorObserver, observed_store
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RunDirectory, UnknownRuns
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring

@@ -15,9 +15,9 @@ from fastapi import Depends, Request
 
 from airflow_provider_statecheck.api.checked_rows import Checked, CheckedRows, JobGrant, check_job_access, remember
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.observer import Change, JobRemoval
 from airflow_provider_statecheck.checkpoint.records import Clock, JobRecord, SystemClock
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, RequestLimitError, StorageError
+from airflow_provider_statecheck.gateway.in_process import Change, JobRemoval
 from airflow_provider_statecheck.queryable.locations import OpenStorage
 from airflow_provider_statecheck.queryable.proxy import KvStateClientProxy, StateProxy
 from airflow_provider_statecheck.queryable.queries import AsOf, QueryableName, StateQuery, StateReply

@@ -261,7 +261,7 @@ class AttemptCoordinator(StoredJobs):
             )
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_current(tx, request.attempt)
-            if attempt.status is AttemptStatus.RUNNING:
+            if attempt.is_running:
                 _require_committed(tx, attempt, request)
                 transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
                 _record_damage(tx, attempt, request.damaged_snapshots)
@@ -414,8 +414,8 @@ def _subsume_older(tx: JobTransaction, attempt: AttemptRecord, completed: Checkp
 
 
 def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmCommits) -> None:
-    rows = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
-    mine = [c.checkpoint_id for c in rows if c.generation == attempt.generation and c.unusable_reason is None]
+    rows = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_usable]
+    mine = [c.checkpoint_id for c in rows if c.generation == attempt.generation]
     confirmed = max((i for i in request.checkpoint_ids if i in mine), default=0)
     transitions.end_commits(
         tx,

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 
@@ -51,7 +51,7 @@ def require_running(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
     """
     attempt = require_current(tx, ref)
-    if attempt.status is not AttemptStatus.RUNNING:
+    if not attempt.is_running:
         raise StaleAttemptError(
             f"Attempt {ref.epoch} of job {tx.job.name!r} has already ended as {attempt.status.value}; register a new one.",
             epoch=ref.epoch,
@@ -249,16 +249,12 @@ def subsumed_by_retention(
     if not own:
         return []
     generation = own[-1].generation
-    usable = [c for c in own if c.unusable_reason is None and c.generation == generation]
-    ends = _ends_of_earlier_runs(usable, retained_runs)
+    usable = [c for c in own if c.is_usable and c.generation == generation]
+    ends = {c.checkpoint_id for c in islice(ends_of_runs(usable[::-1]), 1, 1 + retained_runs)}
     beyond = (c for c in beyond_retention(usable, num_retained) if not c.awaits_commit)
     subsumed = {c.checkpoint_id for c in beyond if c.checkpoint_id not in ends}
     oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in subsumed), 0) if subsumed else 0
     return [c for c in own if _is_subsumed(c, generation, subsumed, oldest_retained)]
-
-
-def _ends_of_earlier_runs(usable: Sequence[CheckpointRecord], retained_runs: int) -> set[int]:
-    return {c.checkpoint_id for c in islice(ends_of_runs(usable[::-1]), 1, 1 + retained_runs)}
 
 
 def _is_subsumed(checkpoint: CheckpointRecord, generation: int, subsumed: set[int], oldest_retained: int) -> bool:

@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,
-    AttemptStatus,
     CheckpointStatus,
     InPlaceRestore,
     OperatorRecord,
@@ -57,7 +56,7 @@ def complete(tx: JobTransaction, operator: OperatorRecord, attempt: AttemptRecor
     action = _action(tx, operator)
     if action is not None and action.restore is not None:
         message = _outcome(attempt, action.restore)
-        tx.save_action(replace(action, status=RequestStatus.COMPLETED, ended_at=tx.now, message=message))
+        transitions.end_action(tx, action, RequestStatus.COMPLETED, message)
         log.info("Job %s operator %s: %s", tx.job.name, operator.uid, message)
     tx.save_operator(replace(operator, in_place_restore=None))
 
@@ -72,7 +71,7 @@ def close(tx: JobTransaction, operator: OperatorRecord, reason: str) -> Operator
         return operator
     action = _action(tx, operator)
     if action is not None:
-        tx.save_action(replace(action, status=RequestStatus.FAILED, ended_at=tx.now, message=reason))
+        transitions.end_action(tx, action, RequestStatus.FAILED, reason)
     operator = replace(operator, in_place_restore=None)
     tx.save_operator(operator)
     return operator
@@ -109,8 +108,8 @@ def require_undoable(tx: JobTransaction, operator: OperatorRecord) -> None:
 
     :raises ConcurrentAttemptError: if one is.
     """
-    attempt = None if operator.in_place_restore is None else tx.attempt(operator.operator_id, operator.epoch)
-    if attempt is None or attempt.status is not AttemptStatus.RUNNING:
+    attempt = None if operator.in_place_restore is None else transitions.open_attempt(tx, operator)
+    if attempt is None:
         return
     restore = waiting(tx, operator)
     if restore is not None and attempt.generation > restore.earlier_generation:

@@ -60,9 +60,10 @@ class JobFigures:
     status: ListedStatus | None = None
     """Status of the job; ``None`` if it has no attempts, and therefore does not exist."""
     checkpoint_id: int | None = None
-    """Id of the checkpoint that was completed last, of those that can be restored."""
+    """Id of the checkpoint that was completed last, of those that can be restored; ``None`` if there is none."""
     completed_at: datetime | None = None
     full_size_bytes: int | None = None
+    """Number of bytes that a restore from that checkpoint may read."""
     failed_at: datetime | None = None
     """Time of the last failure of an attempt or checkpoint whose row is retained."""
     failure: str | None = None
@@ -70,7 +71,7 @@ class JobFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOverview:
+class JobOverview(JobFigures):
     """A job in the list of jobs."""
 
     job_id: JobId
@@ -84,17 +85,8 @@ class JobOverview:
     """Dags with attempts in the job, sorted."""
     is_of_unknown_dag: bool = False
     """Whether an operator has only attempts of scripts or of a recovery; see :func:`is_of_unknown_dag`."""
-    checkpoint_id: int | None = None
-    """Id of the checkpoint that was completed last, of those that can be restored; ``None`` if there is none."""
-    completed_at: datetime | None = None
-    full_size_bytes: int | None = None
-    """Number of bytes that a restore from that checkpoint may read."""
     earlier_size_bytes: int | None = None
-    """The same of the checkpoint that the operator completed before it; ``None`` if its row is removed."""
-    failed_at: datetime | None = None
-    """Time of the last failure of an attempt or checkpoint whose row is retained."""
-    failure: str | None = None
-    """Reason of that failure."""
+    """The size of the checkpoint that the operator completed before the last one; ``None`` if its row is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +162,6 @@ def status_of(newest_attempts: Iterable[AttemptStatus]) -> ListedStatus:
     if AttemptStatus.FAILED in found:
         return ListedStatus.FAILED
     return ListedStatus.FINISHED if found == {AttemptStatus.FINISHED} else ListedStatus.IDLE
-
-
-def counts_as_newest(checkpoint: CheckpointRecord) -> bool:
-    """Return whether a checkpoint of its operator's generation can be the newest one of its job."""
-    return checkpoint.is_restorable and checkpoint.unusable_reason is None
 
 
 Failure = tuple[datetime, str]

@@ -19,9 +19,11 @@ from airflow_provider_statecheck.checkpoint.properties import (
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
+    AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     OnClear,
+    OperatorRecord,
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
@@ -34,6 +36,11 @@ class AttemptRef:
     job_id: JobId
     operator_id: OperatorId
     epoch: int
+
+    @classmethod
+    def of(cls, row: AttemptRecord | OperatorRecord) -> AttemptRef:
+        """Return the identity of an attempt, or of the newest attempt of an operator."""
+        return cls(job_id=row.job_id, operator_id=row.operator_id, epoch=row.epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,6 +199,11 @@ class AttemptRecord:
     restored_summary: SnapshotSummary | None = None
     """What the attempt has restored so far, and the time that this saved; ``None`` if it has not reported it."""
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether the attempt has not ended."""
+        return self.status is AttemptStatus.RUNNING
+
     def ran_at(self, time: datetime) -> bool:
         """Return whether the attempt had begun at a time and not ended."""
         return self.registered_at <= time and (self.ended_at is None or self.ended_at > time)
@@ -263,10 +268,19 @@ class CheckpointRecord:
     """Whether a sink must still commit the output of the checkpoint and confirm the commit."""
 
     @property
+    def is_of_user(self) -> bool:
+        """Return whether it is a savepoint of a user, in contrast to one from which the operator has started."""
+        return self.properties.is_savepoint and not self.properties.unclaimed
+
+    @property
     def is_restorable(self) -> bool:
         """Return whether a restore may choose the checkpoint; a savepoint is restored only on request."""
-        is_own = not self.properties.is_savepoint or self.properties.unclaimed
-        return self.status is CheckpointStatus.COMPLETED and is_own
+        return self.status is CheckpointStatus.COMPLETED and not self.is_of_user
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether a restore may choose the checkpoint, and none has found it damaged."""
+        return self.is_restorable and self.unusable_reason is None
 
     def is_after(self, savepoint: CheckpointRecord) -> bool:
         """Return whether the checkpoint was completed after a savepoint of the whole job was triggered."""

@@ -90,8 +90,7 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
     warning = _skip_ids_on_storage(tx, request)
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
-        ref = AttemptRef(job_id=known.job_id, operator_id=known.operator_id, epoch=known.epoch)
-        return _grant(tx, require_running(tx, ref), request, warning)
+        return _grant(tx, require_running(tx, AttemptRef.of(known)), request, warning)
     return _grant(tx, _open_attempt(tx, request, dead), request, warning)
 
 
@@ -196,7 +195,7 @@ def _require_key_of_its_own(previous: AttemptRecord | None, request: RegisterAtt
 
 
 def _require_no_rival(previous: AttemptRecord | None, request: RegisterAttempt, dead: Sequence[AttemptRecord]) -> None:
-    if previous is None or previous.status is not AttemptStatus.RUNNING:
+    if previous is None or not previous.is_running:
         return
     if any(_is_same_attempt(previous, each) for each in dead):
         return
@@ -226,7 +225,7 @@ def _new_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecor
 def _fence(tx: JobTransaction, operator_id: OperatorId, previous: AttemptRecord | None) -> None:
     # A pending checkpoint is never fully acknowledged, because one transaction acknowledges and completes it.
     transitions.abort_pending(tx, operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
-    if previous is not None and previous.status is AttemptStatus.RUNNING:
+    if previous is not None and previous.is_running:
         tx.save_attempt(replace(previous, status=AttemptStatus.FENCED, ended_at=tx.now))
 
 
@@ -447,7 +446,7 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
     operator = tx.operator(attempt.operator_id)
     effects = transitions.effects_of(tx, attempt.operator_id)
     return AttemptGrant(
-        attempt=AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch),
+        attempt=AttemptRef.of(attempt),
         generation=attempt.generation,
         is_restore=is_restore,
         verify_fingerprints=request.on_clear is not OnClear.RESUME,

@@ -75,7 +75,7 @@ def withdraw(tx: JobTransaction, operator: OperatorRecord, reason: str) -> Opera
         return operator
     choice = _open_choice(tx, operator)
     if choice is not None:
-        tx.save_action(replace(choice, status=RequestStatus.FAILED, ended_at=tx.now, message=reason))
+        transitions.end_action(tx, choice, RequestStatus.FAILED, reason)
     operator = replace(operator, next_restore=None)
     tx.save_operator(operator)
     return operator
@@ -101,7 +101,7 @@ def take(tx: JobTransaction, operator: OperatorRecord, choice: ActionRecord) -> 
     :param operator: Operator with the epoch of the attempt, which the caller saves.
     """
     message = f"attempt {operator.epoch} restores checkpoint {choice.checkpoint_id}"
-    tx.save_action(replace(choice, status=RequestStatus.COMPLETED, ended_at=tx.now, message=message))
+    transitions.end_action(tx, choice, RequestStatus.COMPLETED, message)
     log.info("Job %s operator %s: %s, chosen by %s", tx.job.name, operator.uid, message, choice.requested_by)
     return replace(operator, next_restore=None)
 

@@ -1,28 +1,41 @@
 """
-Retention of the rows of a job, and the conditions for the removal of a whole job.
+Retention of the rows of a job, owners of snapshots, and the removal of a whole job.
 
 Rows are removed in batches of one transaction each, which block the checkpoints of a running stage only briefly. Maintenance
 removes all removable rows, and an attempt that ends removes some rows of its operator.
+
+A user requests the removal of a whole job on its page. The request is an open action of the job. The next run of ``prune``
+carries it out in the steps of every removal: the checkpoints end and the request is running, their files are deleted, and the
+rows are removed together with the completion of the request. A job that has started an attempt since the request is kept,
+because the user did not see that attempt.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, is_test_job, job_name
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
+    ActionRecord,
     AttemptOwner,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
+    JobAction,
     OperatorRecord,
+    RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.store import EndedAttempts, EndedCheckpoints, JobTransaction, JobView
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, ConcurrentAttemptError
+
+log = logging.getLogger(__name__)
 
 DEFAULT_AGE = timedelta(days=30)
 """Default retention of the rows of ended attempts, checkpoints and requests."""
@@ -88,7 +101,7 @@ def remove_rows(tx: JobTransaction, rows: ForgettableRows) -> None:
 def _checkpoint_ids(
     tx: JobTransaction, operator: OperatorRecord, before: datetime, limit: int | None
 ) -> tuple[int, ...]:
-    attempt = _open_attempt(tx, operator)
+    attempt = transitions.open_attempt(tx, operator)
     has_restorable = bool(transitions.restorable(tx, operator))
     ended = EndedCheckpoints(
         operator_id=operator.operator_id,
@@ -105,7 +118,7 @@ def _attempts(
     tx: JobTransaction, operator: OperatorRecord, before: datetime, limit: int | None, storage_base: str | None
 ) -> tuple[AttemptRef, ...]:
     # Garbage collection skips operators with an open attempt, and later needs these rows to find their directories.
-    if _open_attempt(tx, operator) is not None:
+    if transitions.open_attempt(tx, operator) is not None:
         return ()
     ended = EndedAttempts(
         operator_id=operator.operator_id,
@@ -124,11 +137,6 @@ def _last_epochs_of_runs(tx: JobTransaction, operator: OperatorRecord) -> list[i
     return [attempt.epoch for attempt in attempts if attempt is not None]
 
 
-def _open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord | None:
-    attempt = tx.attempt(operator.operator_id, operator.epoch)
-    return attempt if attempt is not None and attempt.status is AttemptStatus.RUNNING else None
-
-
 FENCED_GRACE = timedelta(days=1)
 """Time for which the driver of a fenced attempt may keep running; garbage collection would not find its later files."""
 SILENCE = timedelta(days=4)
@@ -140,9 +148,9 @@ def reasons_to_keep(view: JobView) -> tuple[str, ...]:
     grace_start = view.read_at - FENCED_GRACE
     reasons = []
     for operator in view.operators:
-        for attempt in _attempts_of(view, operator):
+        for attempt in view.attempts_of(operator.operator_id):
             name = f"attempt {attempt.epoch} of operator {operator.uid!r} ({attempt.owner.label})"
-            if attempt.status is AttemptStatus.RUNNING:
+            if attempt.is_running:
                 reasons.append(f"{name} has not ended")
             elif attempt.status is AttemptStatus.FENCED and attempt.ended_at and attempt.ended_at > grace_start:
                 reasons.append(f"{name} was replaced less than a day ago and may still be running")
@@ -183,7 +191,7 @@ def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
 
 def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord], now: datetime) -> datetime | None:
     """Return the time of the last call of a running attempt whose tokens have expired; ``None`` for other attempts."""
-    if attempt.status is not AttemptStatus.RUNNING:
+    if not attempt.is_running:
         return None
     own = (c for c in checkpoints if c.epoch == attempt.epoch)
     calls = (t for c in own for t in (c.triggered_at, c.completed_at) if t is not None)
@@ -218,5 +226,177 @@ def _is_removable(checkpoint: CheckpointRecord) -> bool:
     return is_of_user or checkpoint.has_ended
 
 
-def _attempts_of(view: JobView, operator: OperatorRecord) -> tuple[AttemptRecord, ...]:
-    return tuple(a for a in view.attempts if a.operator_id == operator.operator_id)
+class Owner(StrEnum):
+    """Owner of a snapshot, who deletes it."""
+
+    JOB = "job"
+    """The job, which deletes the snapshot after it was subsumed."""
+    USER = "user"
+    """The user who requested the savepoint."""
+    OTHER = "other"
+    """The previous owner of a snapshot that was restored without a claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Custody:
+    """Owner of a snapshot, and whether its directory may be deleted by hand."""
+
+    owner: Owner
+    is_safe_to_delete: bool
+    """Whether no job can need the directory; never true for a savepoint, which any job may restore."""
+    because: str
+    """Reason, for display."""
+
+
+def custody_of(view: JobView, checkpoint: CheckpointRecord) -> Custody:
+    """
+    Return the owner of a snapshot, and whether its directory may be deleted by hand.
+
+    The rows of a job do not contain claims of other jobs; only ``dispose`` checks them.
+    """
+    owner = _owner_of(checkpoint)
+    reason = _reason_to_keep_files(view, checkpoint, owner)
+    if reason is not None:
+        return Custody(owner=owner, is_safe_to_delete=False, because=reason)
+    is_deleted = checkpoint.discarded_at is not None
+    because = "its files are deleted" if is_deleted else "it is no longer needed; gc deletes it"
+    return Custody(owner=owner, is_safe_to_delete=True, because=because)
+
+
+def _owner_of(checkpoint: CheckpointRecord) -> Owner:
+    if checkpoint.properties.unclaimed:
+        return Owner.OTHER
+    return Owner.USER if checkpoint.properties.is_savepoint else Owner.JOB
+
+
+def _reason_to_keep_files(view: JobView, checkpoint: CheckpointRecord, owner: Owner) -> str | None:
+    if owner is Owner.OTHER:
+        return "it belongs to another owner, and only the owner may delete it"
+    if checkpoint.discarded_at is not None:
+        return None
+    if checkpoint.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING):
+        return "it is being written"
+    if _is_pinned(view, checkpoint):
+        return "a running attempt was restored from it"
+    if checkpoint.status is CheckpointStatus.COMPLETED:
+        return _reason_if_retained(owner)
+    return _reason_if_claimed(checkpoint, owner)
+
+
+def _reason_if_retained(owner: Owner) -> str:
+    if owner is Owner.USER:
+        return "a job may be restored from it; dispose deletes it, unless another job claimed it"
+    return "the job may be restored from it"
+
+
+def _reason_if_claimed(checkpoint: CheckpointRecord, owner: Owner) -> str | None:
+    own = f"/{checkpoint.job_id}/chk-{checkpoint.checkpoint_id}"
+    is_claimed = owner is Owner.JOB and not checkpoint.location.endswith(own)
+    return "later checkpoints may reference its files; gc deletes it when none does" if is_claimed else None
+
+
+def _is_pinned(view: JobView, checkpoint: CheckpointRecord) -> bool:
+    running = (a for a in view.attempts if a.is_running)
+    return any((a.operator_id, a.restored_from) == (checkpoint.operator_id, checkpoint.checkpoint_id) for a in running)
+
+
+def open_removal(view: JobView) -> ActionRecord | None:
+    """Return the open request to remove a job, of which there is at most one."""
+    return next((each for each in view.actions if each.action is JobAction.PRUNE and each.status.is_open), None)
+
+
+def require_removable(view: JobView) -> None:
+    """
+    Require a job that can be removed.
+
+    :raises ConcurrentAttemptError: An attempt is running or may be running.
+    """
+    reasons = reasons_to_keep(view)
+    if reasons:
+        raise ConcurrentAttemptError(
+            f"Expected job {view.job.name!r} without an attempt that may be running, found that {'; '.join(reasons)}; remove "
+            f"the job after its tasks have ended."
+        )
+
+
+def request_removal(tx: JobTransaction, action: ActionRecord) -> None:
+    """
+    Save a request to remove a job. An earlier open one ends.
+
+    :raises ConcurrentAttemptError: An attempt is running or may be running.
+    """
+    view = tx.view()
+    require_removable(view)
+    earlier = open_removal(view)
+    if earlier is not None:
+        _end_removal(tx, earlier, RequestStatus.FAILED, f"replaced by the request of {action.requested_by}")
+    tx.save_action(action)
+
+
+def waiting_removal(view: JobView) -> ActionRecord:
+    """
+    Return the request that waits to be carried out.
+
+    :raises CheckpointNotFoundError: There is none, or its removal has begun.
+    """
+    action = open_removal(view)
+    if action is None or action.status is not RequestStatus.QUEUED:
+        raise CheckpointNotFoundError(
+            f"Expected a waiting request to remove job {view.job.name!r}, found {'none' if action is None else 'one that has begun'}"
+            f"; it has ended, or its checkpoints have."
+        )
+    return action
+
+
+def withdraw_removal(tx: JobTransaction, user: str) -> None:
+    """
+    End the request that waits to be carried out; the job is kept.
+
+    :raises CheckpointNotFoundError: There is none, or its removal has begun.
+    """
+    _end_removal(tx, waiting_removal(tx.view()), RequestStatus.FAILED, f"withdrawn by {user}")
+
+
+def obstacles_to_removal(view: JobView, request_key: str) -> tuple[str, ...]:
+    """Return the reasons why a request is not carried out; empty if it is."""
+    action = open_removal(view)
+    if action is None or action.request_key != request_key:
+        return ("the request to remove it has ended",)
+    uids = {operator.operator_id: operator.uid for operator in view.operators}
+    # The times of a job never go back. At the same time, the order is unknown.
+    started = (a for a in view.attempts if a.registered_at >= action.requested_at)
+    return tuple(
+        f"attempt {a.epoch} of operator {uids[a.operator_id]!r} ({a.owner.label}) has started since the request"
+        for a in started
+    )
+
+
+def begin_removal(tx: JobTransaction, view: JobView) -> None:
+    """Mark the open request, if there is one, in the transaction that ends the checkpoints of the job."""
+    action = open_removal(view)
+    if action is not None:
+        begun = replace(action, status=RequestStatus.RUNNING, message="the files of its checkpoints are being deleted")
+        tx.save_action(begun)
+
+
+def refuse_removal(tx: JobTransaction, view: JobView, request_key: str | None, reasons: tuple[str, ...]) -> None:
+    """End a request that is not carried out, with the reasons; no effect without a key, or if the request has ended."""
+    action = open_removal(view)
+    if action is not None and action.request_key == request_key:
+        _end_removal(tx, action, RequestStatus.FAILED, f"the job is kept: {'; '.join(reasons)}")
+
+
+def complete_removal(tx: JobTransaction, view: JobView) -> None:
+    """
+    End the open request, if there is one, in the transaction that has removed the job for any reason.
+
+    :param view: Job before its removal.
+    """
+    action = open_removal(view)
+    if action is not None:
+        _end_removal(tx, action, RequestStatus.COMPLETED, f"the job and its {len(view.attempts)} attempts were removed")
+
+
+def _end_removal(tx: JobTransaction, action: ActionRecord, status: RequestStatus, message: str) -> None:
+    transitions.end_action(tx, action, status, message)
+    log.info("Job %s: the removal that %s requested %s, %s", tx.job.name, action.requested_by, status.value, message)

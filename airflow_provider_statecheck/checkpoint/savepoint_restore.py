@@ -117,7 +117,7 @@ def newest_readable(operator: OperatorRecord, newest_first: Iterable[CheckpointR
     for checkpoint in newest_first:
         if checkpoint.generation < generation:
             return None
-        if checkpoint.is_restorable and checkpoint.unusable_reason is None:
+        if checkpoint.is_usable:
             return checkpoint
         if checkpoint.is_unconfirmed and _is_of_its_job(checkpoint):
             generation = checkpoint.generation - 1

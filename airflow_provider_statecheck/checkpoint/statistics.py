@@ -14,16 +14,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from airflow_provider_statecheck.checkpoint.codec import decode, encode, json_size, truncated
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode, encode, json_size, truncated
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
+    OperatorRecord,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
 
 log = logging.getLogger(__name__)
 
@@ -102,16 +103,6 @@ class CheckpointEntry:
             failure_cause=truncated_cause(checkpoint.failure_message),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON."""
-        content: dict[str, Any] = encode(self)
-        return content | {"counts": dict(self.counts)}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> CheckpointEntry:
-        """Parse the result of :meth:`to_json`."""
-        return decode(cls, {**content, "counts": tuple(content.get("counts", {}).items())})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredEntry:
@@ -180,12 +171,18 @@ class StatsSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedCounts:
-    """Numbers of completed, failed and restored snapshots of one kind."""
+class CheckpointStatsCounts:
+    """Numbers of checkpoints by status."""
 
+    restored: int = 0
+    in_progress: int = 0
     completed: int = 0
     failed: int = 0
-    restored: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return the number of checkpoints of any status."""
+        return self.completed + self.failed + self.in_progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +193,8 @@ class OperatorStatistics:
     Checkpoints in progress are not included; their rows provide them.
     """
 
-    checkpoints: EndedCounts = field(default_factory=EndedCounts)
-    savepoints: EndedCounts = field(default_factory=EndedCounts)
+    checkpoints: CheckpointStatsCounts = field(default_factory=CheckpointStatsCounts)
+    savepoints: CheckpointStatsCounts = field(default_factory=CheckpointStatsCounts)
     rejected: int = 0
     """Number of checkpoints that failed before they had an id."""
     failures: tuple[tuple[str, int], ...] = ()
@@ -264,23 +261,10 @@ class OperatorStatistics:
         latest = None if self.latest_failed is None else annotate(self.latest_failed)
         return replace(self, history=tuple(annotate(entry) for entry in self.history), latest_failed=latest)
 
-    def to_content(self) -> dict[str, Any]:
-        """Return the statistics as JSON for a row."""
-        return {
-            "checkpoints": encode(self.checkpoints),
-            "savepoints": encode(self.savepoints),
-            "rejected": self.rejected,
-            "failures": dict(self.failures),
-            "state_size_bytes": encode(self.state_size),
-            "full_size_bytes": encode(self.full_size),
-            "duration_milliseconds": encode(self.duration),
-            "history": [entry.to_json() for entry in self.history],
-            "latest_completed": _optional_json(self.latest_completed),
-            "latest_savepoint": _optional_json(self.latest_savepoint),
-            "latest_failed": _optional_json(self.latest_failed),
-            "latest_restored": encode(self.latest_restored),
-            "counted_ids": list(self.counted_ids),
-        }
+    @classmethod
+    def in_view(cls, view: JobView, operator_id: OperatorId) -> OperatorStatistics:
+        """Return the statistics of an operator of a job."""
+        return cls.of(next((s for s in view.statistics if s.operator_id == operator_id), None))
 
     @classmethod
     def of(cls, record: StatisticsRecord | None) -> OperatorStatistics:
@@ -288,29 +272,11 @@ class OperatorStatistics:
         if record is None:
             return cls()
         try:
-            return cls._read(record.content)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return decode(cls, record.content)
+        except MalformedMessageError as error:
             # Unreadable statistics must not fail a checkpoint.
             log.warning("Resetting the statistics of operator %s, which cannot be read: %r", record.operator_id, error)
             return cls()
-
-    @classmethod
-    def _read(cls, content: dict[str, Any]) -> OperatorStatistics:
-        return cls(
-            checkpoints=decode(EndedCounts, content["checkpoints"]),
-            savepoints=decode(EndedCounts, content["savepoints"]),
-            rejected=content["rejected"],
-            failures=tuple(content["failures"].items()),
-            state_size=decode(StatsSummary, content["state_size_bytes"]),
-            full_size=decode(StatsSummary, content["full_size_bytes"]),
-            duration=decode(StatsSummary, content["duration_milliseconds"]),
-            history=tuple(CheckpointEntry.from_json(dict(entry)) for entry in content["history"]),
-            latest_completed=_optional_entry(content["latest_completed"]),
-            latest_savepoint=_optional_entry(content["latest_savepoint"]),
-            latest_failed=_optional_entry(content["latest_failed"]),
-            latest_restored=decode(RestoredEntry, latest) if (latest := content["latest_restored"]) else None,
-            counted_ids=tuple(content["counted_ids"]),
-        )
 
     def _counted(self, entry: CheckpointEntry) -> OperatorStatistics:
         counts = self._counts_of(entry.is_savepoint)
@@ -336,10 +302,10 @@ class OperatorStatistics:
             latest_failed=_newer(self.latest_failed, entry),
         )
 
-    def _counts_of(self, is_savepoint: bool) -> EndedCounts:
+    def _counts_of(self, is_savepoint: bool) -> CheckpointStatsCounts:
         return self.savepoints if is_savepoint else self.checkpoints
 
-    def _with_counts(self, is_savepoint: bool, counts: EndedCounts) -> OperatorStatistics:
+    def _with_counts(self, is_savepoint: bool, counts: CheckpointStatsCounts) -> OperatorStatistics:
         return replace(self, savepoints=counts) if is_savepoint else replace(self, checkpoints=counts)
 
 
@@ -350,7 +316,7 @@ def load(tx: JobTransaction, operator_id: OperatorId) -> OperatorStatistics:
 
 def save(tx: JobTransaction, operator_id: OperatorId, statistics: OperatorStatistics) -> None:
     """Save the statistics of an operator."""
-    tx.save_statistics(StatisticsRecord(job_id=tx.job.job_id, operator_id=operator_id, content=statistics.to_content()))
+    tx.save_statistics(StatisticsRecord(job_id=tx.job.job_id, operator_id=operator_id, content=encode(statistics)))
 
 
 def ended(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
@@ -395,14 +361,6 @@ def _incremented(counts: tuple[tuple[str, int], ...], key: str) -> tuple[tuple[s
     return tuple(sorted((known | {key: known.get(key, 0) + 1}).items()))
 
 
-def _optional_json(entry: CheckpointEntry | None) -> dict[str, Any] | None:
-    return None if entry is None else entry.to_json()
-
-
-def _optional_entry(content: dict[str, Any] | None) -> CheckpointEntry | None:
-    return None if content is None else CheckpointEntry.from_json(dict(content))
-
-
 def truncated_cause(text: str) -> str:
     """Truncate the cause of a failure to its maximum size in a row."""
     return truncated(text, _CAUSE_BYTES)
@@ -420,3 +378,79 @@ def truncated_location(location: str) -> str:
 
 def _label(attempt: AttemptRecord | None) -> str:
     return "" if attempt is None else truncated(attempt.owner.label, _LABEL_BYTES)
+
+
+_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatsSnapshot:
+    """Immutable checkpoint statistics of one operator."""
+
+    uid: str
+    counts: CheckpointStatsCounts
+    """Checkpoints and savepoints, including those that failed before they had an id."""
+    checkpoints: CheckpointStatsCounts
+    savepoints: CheckpointStatsCounts
+    failures: tuple[tuple[str, int], ...]
+    """Number of failures by reason."""
+    state_size: StatsSummary
+    """Bytes that completed checkpoints added."""
+    full_size: StatsSummary
+    """Bytes that a restore of completed checkpoints reads."""
+    duration: StatsSummary
+    """Durations of completed checkpoints in milliseconds, without the increment before the start."""
+    history: tuple[CheckpointEntry, ...]
+    """Latest checkpoints including those in progress, newest first."""
+    latest_completed: CheckpointEntry | None
+    latest_savepoint: CheckpointEntry | None
+    latest_failed: CheckpointEntry | None
+    latest_restored: RestoredEntry | None
+    awaiting_discard: int
+    """Number of ended checkpoints whose files are not deleted yet."""
+
+
+def snapshot_of(
+    view: JobView, operator: OperatorRecord, *, history_size: int = HISTORY_SIZE
+) -> CheckpointStatsSnapshot:
+    """
+    Return the statistics of one operator.
+
+    :param history_size: Maximum length of the history, at most ``HISTORY_SIZE``.
+    """
+    known, rows = OperatorStatistics.in_view(view, operator.operator_id), view.of_operator(operator.operator_id)
+    pending = [row for row in rows if row.status in _IN_PROGRESS and not row.is_adoption]
+    begun = sum(row.properties.is_savepoint for row in pending)
+    checkpoints = replace(known.checkpoints, in_progress=len(pending) - begun)
+    savepoints = replace(known.savepoints, in_progress=begun)
+    return CheckpointStatsSnapshot(
+        uid=operator.uid,
+        counts=_sum(checkpoints, savepoints, known.rejected),
+        checkpoints=checkpoints,
+        savepoints=savepoints,
+        failures=known.failures,
+        state_size=known.state_size,
+        full_size=known.full_size,
+        duration=known.duration,
+        history=_history(view, known, pending)[: min(history_size, HISTORY_SIZE)],
+        latest_completed=known.latest_completed,
+        latest_savepoint=known.latest_savepoint,
+        latest_failed=known.latest_failed,
+        latest_restored=known.latest_restored,
+        awaiting_discard=sum(row.awaits_discard for row in rows),
+    )
+
+
+def _sum(checkpoints: CheckpointStatsCounts, savepoints: CheckpointStatsCounts, rejected: int) -> CheckpointStatsCounts:
+    return CheckpointStatsCounts(
+        restored=checkpoints.restored + savepoints.restored,
+        in_progress=checkpoints.in_progress + savepoints.in_progress,
+        completed=checkpoints.completed + savepoints.completed,
+        failed=checkpoints.failed + savepoints.failed + rejected,
+    )
+
+
+def _history(view: JobView, known: OperatorStatistics, pending: list[CheckpointRecord]) -> tuple[CheckpointEntry, ...]:
+    attempts = {(a.operator_id, a.epoch): a for a in view.attempts}
+    started = (CheckpointEntry.of(row, attempts.get((row.operator_id, row.epoch))) for row in pending)
+    return _newest_first((*started, *known.history))

@@ -17,7 +17,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     ActionRecord,
     AttemptRecord,
-    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
@@ -102,6 +101,11 @@ class JobView:
         return is_of_unknown_dag(self.job.name, self.dag_ids, has_unowned_operator=has_unowned_operator)
 
     @property
+    def stages(self) -> tuple[OperatorRecord, ...]:
+        """Return the operators without the coordinator of several operators."""
+        return tuple(o for o in self.operators if o.operator_id != ALIGNED_OPERATOR_ID)
+
+    @property
     def attempts_of_stages(self) -> tuple[AttemptRecord, ...]:
         """
         Return the attempts of the stages of the job; all attempts if no stage has one.
@@ -115,6 +119,18 @@ class JobView:
         queued = (r for r in self.requests if r.operator_id == operator_id and r.status is RequestStatus.QUEUED)
         return tuple(r for r in queued if r.properties.is_savepoint)
 
+    def operator(self, operator_id: OperatorId | None) -> OperatorRecord | None:
+        """Return an operator of the job."""
+        return next((o for o in self.operators if o.operator_id == operator_id), None)
+
+    def checkpoint(self, checkpoint_id: int | None) -> CheckpointRecord | None:
+        """Return a checkpoint of the view."""
+        return next((c for c in self.checkpoints if c.checkpoint_id == checkpoint_id), None)
+
+    def attempts_of(self, operator_id: OperatorId) -> tuple[AttemptRecord, ...]:
+        """Return the attempts of one operator, oldest first."""
+        return tuple(a for a in self.attempts if a.operator_id == operator_id)
+
     def of_operator(self, operator_id: OperatorId) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of one operator, oldest first."""
         return tuple(c for c in self.checkpoints if c.operator_id == operator_id)
@@ -122,7 +138,7 @@ class JobView:
     def directories_of(self, operator_id: OperatorId) -> tuple[str, ...]:
         """Return the directories that may contain files of an operator's checkpoints."""
         rows = (c.location for c in self.of_operator(operator_id) if c.discarded_at is None)
-        bases = (job_uri(a.storage_base, a.job_id) for a in self.attempts if a.operator_id == operator_id)
+        bases = (job_uri(a.storage_base, a.job_id) for a in self.attempts_of(operator_id))
         return tuple(dict.fromkeys((*rows, *bases)))
 
     def current_attempt(self, operator: OperatorRecord) -> AttemptRecord | None:
@@ -130,10 +146,14 @@ class JobView:
         matches = (a for a in self.attempts if (a.operator_id, a.epoch) == (operator.operator_id, operator.epoch))
         return next(matches, None)
 
+    def open_attempt(self, operator: OperatorRecord) -> AttemptRecord | None:
+        """Return the newest attempt of an operator if it has not ended."""
+        attempt = self.current_attempt(operator)
+        return attempt if attempt is not None and attempt.is_running else None
+
     def has_open_attempt(self, operator: OperatorRecord) -> bool:
         """Return whether the newest attempt of an operator has not ended."""
-        attempt = self.current_attempt(operator)
-        return attempt is not None and attempt.status is AttemptStatus.RUNNING
+        return self.open_attempt(operator) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

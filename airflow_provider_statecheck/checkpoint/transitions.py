@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
+    ActionRecord,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
@@ -82,6 +83,19 @@ def begin(
     )
     tx.add_checkpoint(checkpoint)
     return checkpoint
+
+
+def open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord | None:
+    """Return the newest attempt of an operator if it has not ended."""
+    attempt = tx.attempt(operator.operator_id, operator.epoch)
+    return attempt if attempt is not None and attempt.is_running else None
+
+
+def end_action(tx: JobTransaction, action: ActionRecord, status: RequestStatus, message: str) -> ActionRecord:
+    """End an action of a user with its outcome, and return its row."""
+    ended = replace(action, status=status, ended_at=tx.now, message=message)
+    tx.save_action(ended)
+    return ended
 
 
 def ended_by(tx: JobTransaction, completed: CheckpointRecord) -> list[CheckpointRecord]:
@@ -179,7 +193,7 @@ def subsume(
     beyond = subsumed_by_retention(rows, num_retained, retained_runs)
     kept = () if operator is None else (operator.next_restore, operator.pinned_checkpoint)
     chosen = [c for c in beyond if c.checkpoint_id not in kept]
-    return [_mark_subsumed(tx, checkpoint) for checkpoint in chosen]
+    return [mark_subsumed(tx, checkpoint) for checkpoint in chosen]
 
 
 def record_restore(
@@ -194,7 +208,7 @@ def record_restore(
 def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
     """Subsume the completed checkpoints of a run that restarts, and drop their open commits."""
     for checkpoint in checkpoints:
-        _mark_subsumed(tx, replace(checkpoint, has_open_commit=False))
+        mark_subsumed(tx, replace(checkpoint, has_open_commit=False))
 
 
 def end_commits(
@@ -431,7 +445,7 @@ def protected_checkpoints(
 
 
 def _pinned(attempt: AttemptRecord | None) -> set[int]:
-    if attempt is None or attempt.status is not AttemptStatus.RUNNING or attempt.restored_from is None:
+    if attempt is None or not attempt.is_running or attempt.restored_from is None:
         return set()
     return {attempt.restored_from}
 
@@ -484,9 +498,7 @@ def _is_retried(request: SnapshotRequest, ended: CheckpointRecord) -> bool:
 def _settle_disposal(tx: JobTransaction, savepoint: CheckpointRecord) -> None:
     for action in tx.open_actions(savepoint.operator_id):
         if (action.action, action.checkpoint_id) == (JobAction.DISPOSE, savepoint.checkpoint_id):
-            tx.save_action(
-                replace(action, status=RequestStatus.COMPLETED, ended_at=tx.now, message="its files are deleted")
-            )
+            end_action(tx, action, RequestStatus.COMPLETED, "its files are deleted")
 
 
 def _record_end(tx: JobTransaction, ended: CheckpointRecord) -> None:
@@ -509,7 +521,8 @@ def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: 
     return pending.triggered_at + timedelta(seconds=ahead)
 
 
-def _mark_subsumed(tx: JobTransaction, checkpoint: CheckpointRecord) -> CheckpointRecord:
+def mark_subsumed(tx: JobTransaction, checkpoint: CheckpointRecord) -> CheckpointRecord:
+    """Subsume a completed checkpoint, and return its row."""
     subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
     tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
     if is_savepoint_directory(checkpoint.location) and not checkpoint.properties.unclaimed:

@@ -30,7 +30,7 @@ _MODULES = {
     "state show": "state_commands",
     "state get": "state_commands",
     "state names": "state_commands",
-    "show": "content_commands",
+    "show": "state_commands",
     "diff": "state_commands",
     "serve-state": "maintenance_commands",
 }

@@ -34,7 +34,7 @@ from airflow_provider_statecheck.cli.output import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import storage_opener
-from airflow_provider_statecheck.hooks.maintenance import (
+from airflow_provider_statecheck.hooks.transport import (
     find_job,
     job_recovery,
     job_rewinding,
@@ -51,7 +51,7 @@ from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobStore, JobView
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
     from airflow_provider_statecheck.maintenance.recover import RecoveredJob
     from airflow_provider_statecheck.maintenance.rewind import RewoundOperator
     from airflow_provider_statecheck.maintenance.verify import Verification
@@ -203,7 +203,7 @@ def rewind(args: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _prune(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) -> Exit:
+def _prune(args: Namespace, gateway: JobMaintenance, request: PruneRequest) -> Exit:
     opener = storage_opener(args.storage_conn_id)
     job_ids = request.job_ids or _job_ids(gateway, [])
     pruned = list(each_job(job_ids, lambda job_id: prune_job(gateway, job_id, request, opener)))
@@ -214,12 +214,12 @@ def _prune(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) 
     return _worst(pruned)
 
 
-def _drop_tokens(gateway: MaintenanceGateway, request: PruneRequest) -> int:
+def _drop_tokens(gateway: JobMaintenance, request: PruneRequest) -> int:
     age = request.older_than or DEFAULT_AGE
     return gateway.drop_tokens(DropTokens(age_seconds=age.total_seconds(), dry_run=request.dry_run))
 
 
-def _job_ids(gateway: MaintenanceGateway, names: list[str]) -> list[JobId]:
+def _job_ids(gateway: JobMaintenance, names: list[str]) -> list[JobId]:
     if names:
         return [find_job(gateway, name).job.job_id for name in dict.fromkeys(names)]
     return [job.job_id for job in gateway.jobs()]

@@ -21,23 +21,24 @@ from airflow_provider_statecheck.cli.output import (
     print_rows,
 )
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.connection import storage_opener
-from airflow_provider_statecheck.hooks.maintenance import (
+from airflow_provider_statecheck.hooks.transport import (
     find_job,
     job_savepoints,
     maintenance_gateway,
     restore_gateway,
     savepoint_gateway,
 )
+from airflow_provider_statecheck.maintenance.action_targets import uid_of
 from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
 from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
+from airflow_provider_statecheck.maintenance.savepoints import missing_directory
 from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
     from airflow_provider_statecheck.maintenance.job_restore import (
         JobSavepoint,
         RestoredJob,
@@ -91,9 +92,7 @@ def rescale(args: Namespace) -> Exit:
 
     target = args.target or configured_savepoint_dir()
     if target is None:
-        raise InvalidConfigurationError(
-            "Expected a directory for the savepoint, found none; give --target or set [statecheck] savepoint_dir."
-        )
+        raise missing_directory()
     checkpoint = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
     source, _ = checkpoint.read()
     directory = new_savepoint_uri(normalise_savepoint_dir(target), JobId(source.job_id))
@@ -124,12 +123,12 @@ def _request(view: JobView, args: Namespace, service: WholeJobSavepoints, key: s
     savepoint_gateway().request(request)
 
 
-def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:
+def _request_row(view: JobView, request: SnapshotRequest, gateway: JobMaintenance) -> Row:
     checkpoint_id = request.checkpoint_id
     taken = None if checkpoint_id is None else gateway.checkpoint(view.job.job_id, checkpoint_id)
     is_completed = request.status is RequestStatus.COMPLETED
     return {
-        "operator": next((o.uid for o in view.operators if o.operator_id == request.operator_id), ALIGNED_UID),
+        "operator": uid_of(view, request.operator_id) or ALIGNED_UID,
         "request": request.request_key,
         "status": request.status.value,
         "checkpoint": request.checkpoint_id,

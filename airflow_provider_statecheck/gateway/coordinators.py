@@ -8,12 +8,13 @@ from datetime import timedelta
 from functools import partial
 from random import Random
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.requests import FutureWaiter
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter, StateHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -25,7 +26,6 @@ from airflow_provider_statecheck.checkpoint.failure import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
@@ -48,7 +48,7 @@ SETTINGS = (
 
 
 def new_coordinator(
-    rows: CoordinatorRows,
+    rows: AlignedCheckpoints,
     storage: CheckpointStorage,
     config: CheckpointConfig,
     leader: AttemptRef,
@@ -118,7 +118,7 @@ def new_coordinator(
 
 
 def _failure_manager(
-    rows: CoordinatorRows, config: CheckpointConfig, leader: AttemptRef, callback: FailJobCallback
+    rows: AlignedCheckpoints, config: CheckpointConfig, leader: AttemptRef, callback: FailJobCallback
 ) -> CheckpointFailureManager:
     tolerable = config.tolerable_failed_checkpoints
     tracker = CheckpointStatsTracker(rows, leader)

@@ -206,7 +206,8 @@ def _verb(method: Any, folder: str, service: str) -> Verb:
         path=_READS.get(name) or f"{folder}/{name.replace('_', '-')}",
         reply=hints.pop("return"),
         parameters=hints,
-        description=(inspect.getdoc(method) or "").replace("``None``", "null"),
+        # Without the fields of the docstring, such as its errors.
+        description=(inspect.getdoc(method) or "").partition("\n\n:")[0].replace("``None``", "null"),
     )
 
 

@@ -17,7 +17,14 @@ from airflow_provider_statecheck.hooks.connection import (
     coordinator_address,
     storage_opener,
 )
-from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_test_run, state_reads
+from airflow_provider_statecheck.hooks.transport import (
+    airflow_gateway,
+    is_test_run,
+    job_savepoints,
+    maintenance_gateway,
+    restore_gateway,
+    state_reads,
+)
 from airflow_provider_statecheck.overriding import override
 
 if TYPE_CHECKING:
@@ -203,7 +210,6 @@ class StatecheckHook(BaseHook):
         """
         from airflow_provider_statecheck.checkpoint.codec import require
         from airflow_provider_statecheck.checkpoint.ids import new_key
-        from airflow_provider_statecheck.hooks.maintenance import job_savepoints
         from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
 
         # Not a number would never be over.
@@ -231,7 +237,6 @@ class StatecheckHook(BaseHook):
         :raises IncompatibleCheckpointError: It is not a savepoint of this whole job.
         :raises CorruptStateError: The savepoint cannot be restored.
         """
-        from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, restore_gateway
         from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
 
         record = maintenance_gateway(self.statecheck_conn_id).describe(given_job_id(_job_here(job))).job

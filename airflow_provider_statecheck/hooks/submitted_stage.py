@@ -101,9 +101,9 @@ class SubmittedStage:
     def adopt_running(self) -> None:
         """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
         running = self._newest_attempt() if self._attempt is None else None
-        if running is None or running.status is not AttemptStatus.RUNNING:
+        if running is None or not running.is_running:
             return
-        ref = AttemptRef(job_id=running.job_id, operator_id=running.operator_id, epoch=running.epoch)
+        ref = AttemptRef.of(running)
         try:
             self._gateway.adopt(AdoptAttempt(attempt=ref, owner=self.registration.owner))
         except StaleAttemptError as ended:
@@ -178,9 +178,10 @@ class SubmittedStage:
         return self._newest_of(self._view())
 
     def _newest_of(self, view: JobView | None) -> AttemptRecord | None:
-        operator_id = None if view is None else self._operator_id(view)
-        operators = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
-        return view.current_attempt(operators[0]) if view is not None and operators else None
+        if view is None:
+            return None
+        operator = view.operator(self._operator_id(view))
+        return None if operator is None else view.current_attempt(operator)
 
     def _operator_id(self, view: JobView) -> OperatorId:
         if self._attempt is not None:
@@ -332,7 +333,7 @@ class DriverCheckpoints:
 
     def _log_restored(self, view: JobView) -> None:
         restored = self._restored_id(view)
-        row = next((c for c in view.checkpoints if c.checkpoint_id == restored), None)
+        row = view.checkpoint(restored)
         if row is not None and restored != self._restored:
             self._restored = restored
             self._log.restored(row)
@@ -349,8 +350,7 @@ class DriverCheckpoints:
 
     def _restored_id(self, view: JobView) -> int | None:
         # The attempt's row contains a candidate until the driver confirms it; the statistics contain confirmed restores.
-        record = next((s for s in view.statistics if s.operator_id == self._attempt.operator_id), None)
-        latest = OperatorStatistics.of(record).latest_restored
+        latest = OperatorStatistics.in_view(view, self._attempt.operator_id).latest_restored
         return latest.checkpoint_id if latest is not None and latest.epoch == self._attempt.epoch else None
 
     def _ended(self, view: JobView) -> list[CheckpointRecord]:

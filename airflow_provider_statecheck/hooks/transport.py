@@ -1,8 +1,8 @@
 """
-Choice of the gateway in an Airflow process, direct or HTTP, and credentials of tasks.
+Choice of the gateways in an Airflow process, direct or HTTP, and credentials of tasks.
 
-A process with access to Airflow's database calls the coordinator in process. A task calls it over HTTP and authenticates
-with a challenge (:class:`TaskCredentials`) or with a login (:class:`LoginCredentials`).
+A process with access to Airflow's database calls the coordinator, maintenance and savepoints in process. A task calls them over
+HTTP and authenticates with a challenge (:class:`TaskCredentials`) or with a login (:class:`LoginCredentials`).
 """
 
 from __future__ import annotations
@@ -10,27 +10,37 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from airflow_provider_statecheck.exceptions import CoordinatorError, EnvironmentNotReadyError
-from airflow_provider_statecheck.gateway.http import HttpClient
+from airflow_provider_statecheck.checkpoint.ids import given_job_id
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, EnvironmentNotReadyError
+from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
 from airflow_provider_statecheck.gateway.verbs import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.hooks.connection import (
     DEFAULT_CONN_ID,
     DEFAULT_TIMEOUT_SECONDS,
     CoordinatorAddress,
     coordinator_address,
+    storage_opener,
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.api.services import Services
+    from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
     from airflow_provider_statecheck.checkpoint.ids import JobId
-    from airflow_provider_statecheck.checkpoint.store import JobView
+    from airflow_provider_statecheck.checkpoint.store import JobReads, JobStore, JobView
     from airflow_provider_statecheck.gateway.http import Credentials, HttpGateway
-    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+    from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, Verb
+    from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+    from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
+    from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
+    from airflow_provider_statecheck.maintenance.recover import JobRecovery
+    from airflow_provider_statecheck.maintenance.rewind import JobRewinding
+    from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
     from airflow_provider_statecheck.queryable.reads import StateReads
 
 
@@ -115,7 +125,6 @@ def state_reads(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = No
     :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
     """
     if is_orm_open():
-        from airflow_provider_statecheck.hooks.connection import storage_opener
         from airflow_provider_statecheck.queryable.reads import LocalStateClient
 
         return LocalStateClient(airflow_gateway(conn_id), storage_opener(storage_conn_id))
@@ -297,3 +306,119 @@ class _InProcessReader:
 
     async def renew(self) -> None:
         """Do nothing, as access to the database needs no token."""
+
+
+def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> JobMaintenance:
+    """Return a gateway for maintenance."""
+    from airflow_provider_statecheck.maintenance.actions import MAINTENANCE
+
+    return _gateway(MAINTENANCE, lambda services: services.maintenance, conn_id)
+
+
+def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> JobSavepoints:
+    """Return a gateway for savepoints."""
+    from airflow_provider_statecheck.maintenance.actions import SAVEPOINTS
+
+    return _gateway(SAVEPOINTS, lambda services: services.savepoints, conn_id)
+
+
+def coordinator_rows(conn_id: str = DEFAULT_CONN_ID) -> AlignedCheckpoints:
+    """Return a gateway to the rows of coordinators of several operators."""
+    from airflow_provider_statecheck.maintenance.actions import ALIGNED
+
+    return _gateway(ALIGNED, lambda services: services.aligned, conn_id)
+
+
+def restore_gateway(conn_id: str = DEFAULT_CONN_ID) -> JobRestoring:
+    """Return a gateway for restores in place."""
+    from airflow_provider_statecheck.maintenance.actions import RESTORES
+
+    return _gateway(RESTORES, lambda services: services.restoring, conn_id)
+
+
+def job_rows() -> JobStore:
+    """
+    Return the store that lists jobs.
+
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    """
+    return _local_services("jobs").rows
+
+
+def job_recovery() -> JobRecovery:
+    """
+    Return the service that recreates the rows of lost jobs.
+
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    """
+    return _local_services("recover").recovery
+
+
+def job_rewinding() -> JobRewinding:
+    """
+    Return the service that rewinds the state of jobs to an earlier run.
+
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    """
+    return _local_services("rewind").rewinding
+
+
+def _local_services(command: str) -> Services:
+    if not is_orm_open():
+        raise EnvironmentNotReadyError(
+            f"Expected access to Airflow's database, found a task without it; run 'airflow statecheck {command}' on the "
+            f"scheduler's machine."
+        )
+    from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+    return airflow_services()
+
+
+def _gateway(verbs: Mapping[str, Verb], service: Callable[[Services], Gateway], conn_id: str) -> Gateway:
+    """
+    Return the service that answers these calls, in process if Airflow's database is accessible, otherwise over HTTP.
+
+    :param conn_id: Connection to the server, used over HTTP only.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    """
+    if is_orm_open():
+        from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+        return service(airflow_services())
+    address = coordinator_address(conn_id)
+    client = address.open()
+    calls: Any = HttpCalls(verbs, client, task_credentials(client, address))
+    gateway: Gateway = over_http(calls)
+    return gateway
+
+
+def find_job(gateway: JobReads, job: str) -> JobView:
+    """
+    Return the job with this name or id.
+
+    :raises CheckpointNotFoundError: There is no such job.
+    """
+    try:
+        return gateway.describe(given_job_id(job))
+    except CheckpointNotFoundError as error:
+        raise CheckpointNotFoundError(f"There is no job {job!r}; 'airflow statecheck jobs' lists all jobs.") from error
+
+
+def job_savepoints(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None) -> WholeJobSavepoints:
+    """
+    Return the service that takes savepoints: with the rows in process if Airflow's database is accessible, else over HTTP.
+
+    :param conn_id: Connection to the server, used over HTTP only.
+    :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    """
+    from airflow_provider_statecheck.configuration import configured_savepoint_dir
+    from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
+
+    return WholeJobSavepoints(
+        rows=coordinator_rows(conn_id),
+        maintenance=maintenance_gateway(conn_id),
+        savepoints=savepoint_gateway(conn_id),
+        open_storage=storage_opener(storage_conn_id),
+        directory=configured_savepoint_dir(),
+    )

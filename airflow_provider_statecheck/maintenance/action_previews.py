@@ -16,12 +16,17 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobAction,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.retention import open_commits
+from airflow_provider_statecheck.checkpoint.retention import (
+    Owner,
+    custody_of,
+    open_commits,
+    open_removal,
+    require_removable,
+    waiting_removal,
+)
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import Owner, custody_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, NoRestorableCheckpointError
-from airflow_provider_statecheck.maintenance import removal_requests
 from airflow_provider_statecheck.maintenance.action_targets import (
     UserAction,
     chosen_of,
@@ -75,7 +80,7 @@ def preview_of(view: JobView, wanted: UserAction) -> ActionPreview:
 
 def _savepoint_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator = operator_of(view, wanted)
-    attempt, newest = _running(view, operator), next(_candidates(view, operator), None)
+    attempt, newest = view.open_attempt(operator), next(_candidates(view, operator), None)
     if attempt is None and newest is None:
         raise NoRestorableCheckpointError(
             f"Expected a completed checkpoint of operator {operator.uid!r} in job {view.job.name!r} to copy to a savepoint, "
@@ -94,7 +99,7 @@ def _savepoint_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 
 def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     operator = operator_of(view, wanted)
-    attempt = _running(view, operator)
+    attempt = view.open_attempt(operator)
     if attempt is None:
         raise CheckpointNotFoundError(
             f"Expected a running attempt of operator {operator.uid!r} in job {view.job.name!r} to stop, found none; take a "
@@ -130,7 +135,7 @@ def _restore_preview(view: JobView, wanted: UserAction) -> ActionPreview:
 def _restore_notes(
     view: JobView, operator: OperatorRecord, chosen: CheckpointRecord, newer: Iterable[CheckpointRecord]
 ) -> Iterator[str]:
-    attempt = _running(view, operator)
+    attempt = view.open_attempt(operator)
     if attempt is not None:
         yield f"{_name(attempt)} is running and is not stopped. What it completes from now on is rolled back as well."
     other_runs = dict.fromkeys(c.run_key for c in newer if c.run_key != chosen.run_key)
@@ -147,7 +152,7 @@ def _restore_notes(
 
 def _withdrawal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
     if wanted.operator_id is None:
-        removal = removal_requests.require_waiting(view)
+        removal = waiting_removal(view)
         return ActionPreview(
             action=wanted.action, effect=f"The job is kept, which {removal.requested_by} requested to remove."
         )
@@ -206,14 +211,9 @@ def disposal_preview(view: JobView, savepoint: CheckpointRecord) -> ActionPrevie
     )
 
 
-def _running(view: JobView, operator: OperatorRecord) -> AttemptRecord | None:
-    return view.current_attempt(operator) if view.has_open_attempt(operator) else None
-
-
 def _candidates(view: JobView, operator: OperatorRecord) -> Iterator[CheckpointRecord]:
     newest_first = reversed(view.of_operator(operator.operator_id))
-    restorable = (c for c in newest_first if c.is_restorable and c.generation == operator.generation)
-    return (c for c in restorable if c.unusable_reason is None)
+    return (c for c in newest_first if c.is_usable and c.generation == operator.generation)
 
 
 def _affected(view: JobView, checkpoints: Iterable[CheckpointRecord]) -> tuple[AffectedCheckpoint, ...]:
@@ -235,7 +235,7 @@ def _name(attempt: AttemptRecord) -> str:
 
 
 def _removal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
-    removal_requests.require_idle(view)
+    require_removable(view)
     deleted = [c for c in view.checkpoints if c.discarded_at is None and custody_of(view, c).owner is Owner.JOB]
     size = readable_size(sum(c.full_size_bytes for c in deleted))
     effect = (
@@ -262,7 +262,7 @@ def _removal_notes(view: JobView) -> Iterator[str]:
     yield from (f"{each[0].upper()}{each[1:]}; that output is dropped." for each in open_commits(view))
     if any(each.status.is_open for each in view.requests):
         yield "Open requests for savepoints are dropped unless 'airflow statecheck gc' or the maintenance Dag takes them before."
-    earlier = removal_requests.open_removal(view)
+    earlier = open_removal(view)
     if earlier is not None:
         yield f"This replaces the request of {earlier.requested_by}."
 

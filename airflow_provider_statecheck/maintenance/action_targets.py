@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, JobAction, OperatorRecord
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserAction:
-    """An action that a user wants to preview or to request. Each action uses one of the identifiers."""
+class ActionSubject:
+    """What an action of a user concerns within its job. Each action uses one of the identifiers."""
 
-    job_id: JobId
-    action: JobAction
     operator_id: OperatorId | None = None
     """
     Operator of a savepoint, a stop or a withdrawal. For a rewind, ``None`` means all operators; for a withdrawal, the request
@@ -25,6 +23,14 @@ class UserAction:
     """Checkpoint to restore or to fork from, or savepoint to dispose of."""
     run_key: str = ""
     """Run before which the job is rewound: its logical date, or its run id if it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserAction(ActionSubject):
+    """An action that a user wants to preview or to request."""
+
+    job_id: JobId
+    action: JobAction
     request_key: str = ""
     """Idempotency key of the page, 32 hexadecimal digits; not used by a preview."""
     requested_by: str = ""
@@ -38,9 +44,8 @@ def operator_of(view: JobView, wanted: UserAction) -> OperatorRecord:
     :raises CheckpointNotFoundError: The job has no such stage.
     """
     # The coordinator of aligned checkpoints takes its savepoints and restores in its own program.
-    operators = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
-    found = next((o for o in operators if o.operator_id == wanted.operator_id), None)
-    if found is None:
+    found = view.operator(wanted.operator_id)
+    if found is None or found not in view.stages:
         raise CheckpointNotFoundError(
             f"Expected an operator of job {view.job.name!r}, found {wanted.operator_id!r}; name one of its stages."
         )
@@ -53,7 +58,7 @@ def checkpoint_of(view: JobView, wanted: UserAction) -> CheckpointRecord:
 
     :raises CheckpointNotFoundError: The job does not retain it.
     """
-    found = next((c for c in view.checkpoints if c.checkpoint_id == wanted.checkpoint_id), None)
+    found = view.checkpoint(wanted.checkpoint_id)
     if found is None:
         raise CheckpointNotFoundError(
             f"Expected a retained checkpoint of job {view.job.name!r}, found {wanted.checkpoint_id!r}; name a retained one.",
@@ -79,8 +84,7 @@ def savepoint_of(view: JobView, wanted: UserAction) -> CheckpointRecord:
     :raises CheckpointNotFoundError: The checkpoint is no savepoint of the job, or not complete.
     """
     checkpoint = checkpoint_of(view, wanted)
-    is_own = checkpoint.properties.is_savepoint and not checkpoint.properties.unclaimed
-    if not is_own or checkpoint.status is not CheckpointStatus.COMPLETED:
+    if not checkpoint.is_of_user or checkpoint.status is not CheckpointStatus.COMPLETED:
         raise CheckpointNotFoundError(
             f"Expected checkpoint {checkpoint.checkpoint_id} of job {view.job.name!r} to be a completed savepoint, found "
             f"{checkpoint.properties.snapshot_type.value} that is {checkpoint.status.value}; name a savepoint.",
@@ -100,4 +104,5 @@ def nothing_chosen(operator: OperatorRecord) -> CheckpointNotFoundError:
 
 def uid_of(view: JobView, operator_id: OperatorId | None) -> str | None:
     """Return the uid of an operator, ``None`` for all operators."""
-    return next((o.uid for o in view.operators if o.operator_id == operator_id), None)
+    operator = view.operator(operator_id)
+    return None if operator is None else operator.uid

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, transitions
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
@@ -26,9 +26,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.retention import request_removal, withdraw_removal
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.gateway.verbs import verbs_of
-from airflow_provider_statecheck.maintenance import removal_requests
 from airflow_provider_statecheck.maintenance.action_previews import (
     ActionPreview,
     disposal_preview,
@@ -43,8 +43,8 @@ from airflow_provider_statecheck.maintenance.action_targets import (
     savepoint_of,
     uid_of,
 )
-from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-from airflow_provider_statecheck.maintenance.job_restore import RestoreGateway
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+from airflow_provider_statecheck.maintenance.job_restore import JobRestoring
 from airflow_provider_statecheck.maintenance.rewind import (
     ForkPoint,
     JobRewinding,
@@ -53,7 +53,7 @@ from airflow_provider_statecheck.maintenance.rewind import (
     fork_in,
     rewind_in,
 )
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, SavepointGateway, dispose_in
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, dispose_in
 
 _KEY = re.compile("[0-9a-f]{32}")
 _KINDS = {JobAction.SAVEPOINT: CheckpointType.SAVEPOINT, JobAction.STOP: CheckpointType.SAVEPOINT_SUSPEND}
@@ -117,7 +117,7 @@ class JobActions:
         require_request_key(wanted.request_key)
         view = self._store.describe(wanted.job_id)
         if wanted.action in _KINDS:
-            return requestedsavepoint_of(view, self._savepoints.request(_savepoint_request(view, wanted)))
+            return requested_savepoint(view, self._savepoints.request(_savepoint_request(view, wanted)))
         if wanted.action is JobAction.REWIND:
             rewinding = _rewinding(view, wanted)
             # A repeated request does not look at tasks that have started since.
@@ -156,7 +156,7 @@ def require_request_key(key: str) -> None:
 def requested_actions(view: JobView) -> tuple[RequestedAction, ...]:
     """Return the requested actions and savepoints of a job, the newest first."""
     actions = (requested_action(view, each) for each in view.actions)
-    savepoints = (requestedsavepoint_of(view, each) for each in view.requests if each.properties.is_savepoint)
+    savepoints = (requested_savepoint(view, each) for each in view.requests if each.properties.is_savepoint)
     return tuple(sorted((*actions, *savepoints), key=lambda a: (a.requested_at, a.request_key), reverse=True))
 
 
@@ -178,7 +178,7 @@ def requested_action(view: JobView, action: ActionRecord) -> RequestedAction:
     )
 
 
-def requestedsavepoint_of(view: JobView, request: SnapshotRequest) -> RequestedAction:
+def requested_savepoint(view: JobView, request: SnapshotRequest) -> RequestedAction:
     """Return the row of a savepoint request as an action."""
     stops = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
     return RequestedAction(
@@ -214,7 +214,7 @@ def _choose(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
 
 def _withdraw(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     if wanted.operator_id is None:
-        removal_requests.withdraw(tx, wanted.requested_by)
+        withdraw_removal(tx, wanted.requested_by)
         return _completed(tx, _row(tx, wanted, None), "the job is kept")
     operator = operator_of(tx.view(), wanted)
     if operator.next_restore is None and operator.in_place_restore is None:
@@ -243,7 +243,7 @@ def _dispose(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
 
 def _prune(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     action = _row(tx, wanted, None)
-    removal_requests.request(tx, action)
+    request_removal(tx, action)
     return action
 
 
@@ -261,9 +261,7 @@ def _row(tx: JobTransaction, wanted: UserAction, operator_id: OperatorId | None)
 
 
 def _completed(tx: JobTransaction, action: ActionRecord, message: str = "") -> ActionRecord:
-    completed = replace(action, status=RequestStatus.COMPLETED, ended_at=tx.now, message=message)
-    tx.save_action(completed)
-    return completed
+    return transitions.end_action(tx, action, RequestStatus.COMPLETED, message)
 
 
 _CHANGES: dict[JobAction, Callable[[JobTransaction, UserAction], ActionRecord]] = {
@@ -279,7 +277,7 @@ def _rewinding(view: JobView, wanted: UserAction) -> RewindJob:
     return RewindJob(job_id=wanted.job_id, run_key=wanted.run_key, uid=uid)
 
 
-MAINTENANCE = verbs_of(MaintenanceGateway, "maintenance")
-SAVEPOINTS = verbs_of(SavepointGateway, "savepoints")
-RESTORES = verbs_of(RestoreGateway, "savepoints", "restoring")
-ALIGNED = verbs_of(CoordinatorRows, "aligned")
+MAINTENANCE = verbs_of(JobMaintenance, "maintenance")
+SAVEPOINTS = verbs_of(JobSavepoints, "savepoints")
+RESTORES = verbs_of(JobRestoring, "savepoints", "restoring")
+ALIGNED = verbs_of(AlignedCheckpoints, "aligned")

@@ -14,8 +14,8 @@ from airflow_provider_statecheck.checkpoint.ids import (
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, DisposeSavepoint
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
-from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
-from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, find_document
 from airflow_provider_statecheck.storage.pointers import pointer_uri
@@ -33,8 +33,8 @@ class Disposed:
 
 
 def dispose(
-    savepoints: SavepointGateway,
-    maintenance: MaintenanceGateway,
+    savepoints: JobSavepoints,
+    maintenance: JobMaintenance,
     open_storage: OpenStorage,
     pointer: str,
     *,
@@ -78,7 +78,7 @@ def _directory(pointer: str) -> str:
     return directory
 
 
-def _has_row(maintenance: MaintenanceGateway, directory: str) -> bool:
+def _has_row(maintenance: JobMaintenance, directory: str) -> bool:
     jobs = (job.job_id for job in maintenance.jobs() if is_savepoint_of(directory, job.job_id))
     rows = (row for job_id in jobs for row in maintenance.describe(job_id).checkpoints if row.discarded_at is None)
     return any(canonical_uri(row.location) == canonical_uri(directory) for row in rows)

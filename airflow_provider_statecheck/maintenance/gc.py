@@ -22,17 +22,16 @@ from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, is_test_job, job_uri
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
-from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, owners_of_run
+from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_active, open_removal, owners_of_run
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.checkpoint.transitions import open_effects
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     SHORTEST_AGE,
     ForgetRows,
-    MaintenanceGateway,
+    JobMaintenance,
     RetireJob,
 )
-from airflow_provider_statecheck.maintenance.removal_requests import open_removal
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import DocumentCache
@@ -81,7 +80,7 @@ class CollectedJob:
 
 
 def collect_job(
-    gateway: MaintenanceGateway,
+    gateway: JobMaintenance,
     job_id: JobId,
     open_storage: OpenStorage,
     *,
@@ -117,7 +116,7 @@ def collect_job(
     for base in storage_bases(view):
         try:
             deletions = DeletionLog(storage_of(base), dry_run=dry_run)
-            logged = cast(CheckpointStorage, deletions)
+            logged = cast("CheckpointStorage", deletions)
             collection = _Collection(gateway, view, closed, storage_of(base), logged, documents, report, dry_run)
             try:
                 collection.collect(quarantine)
@@ -155,7 +154,7 @@ def _was_unwritable(checkpoint: CheckpointRecord) -> bool:
     return is_failed_savepoint and checkpoint.metadata_uri is None and not is_filesystem_known(checkpoint.location)
 
 
-def _end_unwritable(gateway: MaintenanceGateway, closed: JobView, *, dry_run: bool) -> None:
+def _end_unwritable(gateway: JobMaintenance, closed: JobView, *, dry_run: bool) -> None:
     unwritable = [c for c in closed.checkpoints if c.awaits_discard and _was_unwritable(c)]
     for checkpoint in unwritable:
         where = redact(checkpoint.location)
@@ -167,8 +166,8 @@ def _end_unwritable(gateway: MaintenanceGateway, closed: JobView, *, dry_run: bo
 
 def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
     for operator in view.operators:
-        attempt = view.current_attempt(operator)
-        if attempt is not None and view.has_open_attempt(operator):
+        attempt = view.open_attempt(operator)
+        if attempt is not None:
             pin = f"; it pins checkpoint {attempt.restored_from}" if attempt.restored_from is not None else ""
             report.kept.append(
                 f"operator {operator.uid!r}: attempt {attempt.epoch} ({attempt.owner.label}) has not ended{pin}"
@@ -185,14 +184,15 @@ def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
 
 
 def _has_open_leader(view: JobView) -> bool:
-    return any(view.has_open_attempt(o) for o in view.operators if o.operator_id == ALIGNED_OPERATOR_ID)
+    coordinator = view.operator(ALIGNED_OPERATOR_ID)
+    return coordinator is not None and view.has_open_attempt(coordinator)
 
 
 @dataclass(frozen=True, slots=True)
 class _Collection:
     """Garbage collection in one checkpoint directory."""
 
-    gateway: MaintenanceGateway
+    gateway: JobMaintenance
     view: JobView
     closed: JobView
     """View without the operators that have an open attempt."""
@@ -370,9 +370,7 @@ class PrunedJob:
         self.unreachable += collected.unreachable
 
 
-def prune_job(
-    gateway: MaintenanceGateway, job_id: JobId, request: PruneRequest, open_storage: OpenStorage
-) -> PrunedJob:
+def prune_job(gateway: JobMaintenance, job_id: JobId, request: PruneRequest, open_storage: OpenStorage) -> PrunedJob:
     """
     Delete the old rows of a job, or the whole job if the request selects it.
 
@@ -401,7 +399,7 @@ def _is_selected(view: JobView, request: PruneRequest) -> bool:
 
 
 def _remove(
-    gateway: MaintenanceGateway, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
+    gateway: JobMaintenance, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     retirement = _retirement(view, request)
     removal = gateway.refusal(retirement) if request.dry_run else gateway.retire(retirement)
@@ -424,7 +422,7 @@ def _retirement(view: JobView, request: PruneRequest) -> RetireJob:
 
 
 def _empty_and_remove(
-    gateway: MaintenanceGateway, retirement: RetireJob, open_storage: OpenStorage, report: PrunedJob
+    gateway: JobMaintenance, retirement: RetireJob, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     # All checkpoints of a retired job have ended, so garbage collection deletes their files.
     collected = collect_job(gateway, retirement.job_id, open_storage)
@@ -445,7 +443,7 @@ def _measure(view: JobView, open_storage: OpenStorage, report: PrunedJob) -> Non
 
 
 def _forget(
-    gateway: MaintenanceGateway, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
+    gateway: JobMaintenance, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
     age = (request.older_than or DEFAULT_AGE).total_seconds()
     rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age, dry_run=True))

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from airflow_provider_statecheck.checkpoint import restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, is_test_job
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
@@ -29,7 +29,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
-    CheckpointStatus,
     Clock,
     OperatorRecord,
 )
@@ -37,17 +36,20 @@ from airflow_provider_statecheck.checkpoint.retention import (
     BATCH_SIZE,
     ForgettableRows,
     awaited_savepoints,
+    begin_removal,
+    complete_removal,
     forgettable_rows,
     is_emptied,
     is_silent,
     last_active,
+    obstacles_to_removal,
     open_commits,
     owners_of_run,
     reasons_to_keep,
+    refuse_removal,
     remove_rows,
 )
 from airflow_provider_statecheck.checkpoint.store import (
-    JobReads,
     JobStore,
     JobTransaction,
     JobView,
@@ -55,7 +57,6 @@ from airflow_provider_statecheck.checkpoint.store import (
     rolled_back,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
-from airflow_provider_statecheck.maintenance import removal_requests
 
 log = logging.getLogger(__name__)
 
@@ -142,53 +143,11 @@ class Removal:
     """Reasons for a refusal; empty if the request was carried out."""
 
 
-class MaintenanceGateway(JobReads, Protocol):
-    """
-    Coordinator interface for maintenance.
-
-    Every call is idempotent. No call affects rows that a running attempt needs.
-    """
-
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
-        ...
-
-    def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
-        """Close the attempts whose drivers died without closing them, and return these attempts."""
-        ...
-
-    def settle_run(self, job_id: JobId) -> tuple[int, ...]:
-        """Discard the checkpoints that are not retained after the end of their run, and return their ids."""
-        ...
-
-    def forget(self, request: ForgetRows) -> ForgettableRows:
-        """Delete the rows of checkpoints and attempts that ended before the given age, and return their ids."""
-        ...
-
-    def refusal(self, request: RetireJob) -> Removal:
-        """Return why a job cannot be retired, without changing anything."""
-        ...
-
-    def retire(self, request: RetireJob) -> Removal:
-        """
-        End every checkpoint of a job that has no open attempt.
-
-        The job is of a test run, its Dag run is over, or a user requested its removal.
-        """
-        ...
-
-    def remove(self, request: RetireJob) -> Removal:
-        """Delete the rows of a retired job whose files were deleted."""
-        ...
-
-    def drop_tokens(self, request: DropTokens) -> int:
-        """Delete the tokens that expired, or whose attempt ended, before the given age, and return their number."""
-        ...
-
-
 class JobMaintenance(StoredJobs):
     """
-    A ``MaintenanceGateway`` with direct access to the rows.
+    Maintenance of jobs. Every call is idempotent, and none affects rows that a running attempt needs.
+
+    A task of a maintenance Dag makes the same calls over HTTP.
 
     :param runs: Source of the state of Dag runs.
     :param clock: Clock for the expiry of tokens.
@@ -231,13 +190,13 @@ class JobMaintenance(StoredJobs):
         if not silent:
             return ()
         # The transaction updates seen_at in the job's row, which the next call compares with.
-        abandoned = {_ref(a) for a in silent if is_silent(view, a, view.job.seen_at)}
+        abandoned = {AttemptRef.of(a) for a in silent if is_silent(view, a, view.job.seen_at)}
         with self._store.transaction(job_id) as tx:
             now = tx.view()
-            closed = [a for a in now.attempts if _ref(a) in abandoned and is_silent(now, a, tx.now)]
+            closed = [a for a in now.attempts if AttemptRef.of(a) in abandoned and is_silent(now, a, tx.now)]
             for attempt in closed:
                 transitions.close_abandoned(tx, attempt)
-        return tuple(_ref(a) for a in closed)
+        return tuple(AttemptRef.of(a) for a in closed)
 
     def settle_run(self, job_id: JobId) -> tuple[int, ...]:
         """
@@ -292,38 +251,11 @@ class JobMaintenance(StoredJobs):
 
     def retire(self, request: RetireJob) -> Removal:
         """End every checkpoint of a job that has no open attempt; a later attempt starts without state."""
-        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
-        refusal = self.refusal(request)
-        if refusal.kept_because and request.request_key is None:
-            return refusal
-        with self._store.transaction(request.job_id) as tx:
-            view = tx.view()
-            reasons = _in_use(view, request)
-            if reasons:
-                removal_requests.refuse(tx, view, request.request_key, reasons)
-            else:
-                _end_all(tx, view)
-                removal_requests.begin(tx, view)
-        return Removal(kept_because=reasons)
+        return self._unless_in_use(request, _retire)
 
     def remove(self, request: RetireJob) -> Removal:
         """Delete the rows of a retired job whose files were deleted; a later attempt continues its epochs."""
-        refusal = self.refusal(request)
-        if refusal.kept_because and request.request_key is None:
-            return refusal
-        with self._store.transaction(request.job_id) as tx:
-            view = tx.view()
-            reasons = _in_use(view, request)
-            if reasons:
-                removal_requests.refuse(tx, view, request.request_key, reasons)
-            elif not is_emptied(view):
-                # The request of a user stays open, and the next call resumes the removal.
-                reasons = ("the deletion of its files is not confirmed",)
-            else:
-                tx.remove_job()
-                removal_requests.complete(tx, view)
-                log.info("Job %s removed", view.job.name)
-        return Removal(kept_because=reasons)
+        return self._unless_in_use(request, _remove)
 
     def drop_tokens(self, request: DropTokens) -> int:
         """
@@ -332,6 +264,18 @@ class JobMaintenance(StoredJobs):
         :raises InvalidConfigurationError: The age is less than a day.
         """
         return self._tokens.drop_ended(self._clock.now() - _age(request.age_seconds), dry_run=request.dry_run)
+
+    def _unless_in_use(self, request: RetireJob, step: Callable[[JobTransaction, JobView], tuple[str, ...]]) -> Removal:
+        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
+        refusal = self.refusal(request)
+        if refusal.kept_because and request.request_key is None:
+            return refusal
+        with self._store.transaction(request.job_id) as tx:
+            view = tx.view()
+            reasons = _in_use(view, request)
+            if reasons:
+                refuse_removal(tx, view, request.request_key, reasons)
+            return Removal(kept_because=reasons or step(tx, view))
 
     def _forget_batches(self, job_id: JobId, operator_id: OperatorId, age: timedelta) -> Iterator[ForgettableRows]:
         while True:
@@ -355,7 +299,7 @@ class JobMaintenance(StoredJobs):
     def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
         owner = attempt.owner
         has_ended = is_test_job(view.job.name) or not owner.airflow or self._runs.ended_as(owner) is not None
-        return has_ended and not self._tokens.is_open(_ref(attempt), self._clock.now())
+        return has_ended and not self._tokens.is_open(AttemptRef.of(attempt), self._clock.now())
 
     def _out_of_scope(self, view: JobView, request: RetireJob) -> tuple[str, ...]:
         if request.is_by_user or is_test_job(view.job.name):
@@ -396,27 +340,30 @@ def _in_use(view: JobView, request: RetireJob) -> tuple[str, ...]:
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
     # A user who selects a job discards its savepoint in progress, and the output that its sink prepared and did not commit.
     unfinished = () if request.is_by_user else (*open_commits(view), *awaited_savepoints(view))
-    requested = () if request.request_key is None else removal_requests.obstacles(view, request.request_key)
+    requested = () if request.request_key is None else obstacles_to_removal(view, request.request_key)
     return (*(reasons_to_keep(view) or requested), *unfinished, *busy)
 
 
-def _ref(attempt: AttemptRecord) -> AttemptRef:
-    return AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch)
+def _remove(tx: JobTransaction, view: JobView) -> tuple[str, ...]:
+    if not is_emptied(view):
+        # The request of a user stays open, and the next call resumes the removal.
+        return ("the deletion of its files is not confirmed",)
+    tx.remove_job()
+    complete_removal(tx, view)
+    log.info("Job %s removed", view.job.name)
+    return ()
 
 
-def _end_all(tx: JobTransaction, view: JobView) -> None:
+def _retire(tx: JobTransaction, view: JobView) -> tuple[str, ...]:
     for each in view.operators:
         operator = restore_choice.withdraw(tx, each, "the checkpoints of the job are deleted")
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
         for checkpoint in tx.open_checkpoints(operator.operator_id):
-            _subsume(tx, checkpoint)
+            if checkpoint.is_restorable:
+                transitions.mark_subsumed(tx, checkpoint)
         _open_generation(tx, operator)
-
-
-def _subsume(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
-    if checkpoint.is_restorable:
-        subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
-        tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+    begin_removal(tx, view)
+    return ()
 
 
 def _open_generation(tx: JobTransaction, operator: OperatorRecord) -> None:
@@ -430,9 +377,8 @@ def ended_attempts(view: JobView) -> tuple[AttemptRecord, ...]:
     if is_test_job(view.job.name) or not owners_of_run(view):
         return ()
     # The coordinator of aligned checkpoints shuts down their store at the end of its job.
-    operators = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
-    newest = (view.current_attempt(o) for o in operators if _settled_by_run(view, o))
-    return tuple(a for a in newest if a is not None and a.status is not AttemptStatus.RUNNING)
+    newest = (view.current_attempt(o) for o in view.stages if _settled_by_run(view, o))
+    return tuple(a for a in newest if a is not None and not a.is_running)
 
 
 def status_of(attempt: AttemptRecord, run: JobStatus) -> JobStatus:
@@ -466,7 +412,7 @@ def _end_operator(
 ) -> list[int]:
     discarded = [c for c in checkpoints if c.properties.discard_on(status)]
     for checkpoint in discarded:
-        _subsume(tx, checkpoint)
+        transitions.mark_subsumed(tx, checkpoint)
     if checkpoints[-1:] == tuple(discarded[-1:]):
         # A later attempt must start without state instead of failing to restore.
         tx.save_operator(replace(operator, generation=operator.generation + 1))

@@ -16,11 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import in_place_restore, restore_choice, savepoint_restore, transitions
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, is_earlier, logical_date_of
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, METADATA_FILE, JobId, new_key
+from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, JobId, new_key
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
@@ -125,14 +124,6 @@ class RestoredJob:
         return tuple(tasks_to_run(self.operators))
 
 
-class RestoreGateway(Protocol):
-    """Coordinator interface for restores in place."""
-
-    def restore(self, request: RestoreJob) -> RestoredJob:
-        """Restore all stages of a job without running tasks in place; a known key is the same request."""
-        ...
-
-
 def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: str, job: JobRecord) -> JobSavepoint:
     """
     Read and verify a savepoint from which a job can be restored in place.
@@ -196,7 +187,7 @@ def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument, job_id:
 
 class JobRestoring:
     """
-    A ``RestoreGateway`` with direct access to the rows.
+    Restores jobs in place. A task makes the same call over HTTP.
 
     :param liveness: Source of the state of tasks.
     """
@@ -219,7 +210,7 @@ class JobRestoring:
         _require_of_pointer(request.savepoint)
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         view = self._store.describe(request.job_id)
-        dead = dead_attempts(view, _stages(view), self._liveness)
+        dead = dead_attempts(view, view.stages, self._liveness)
         with changing(self._store, request.job_id, dry_run=request.dry_run) as tx:
             return _restore(tx, request, dead)
 
@@ -249,14 +240,10 @@ def _require_of_pointer(savepoint: JobSavepoint) -> None:
             )
 
 
-def _stages(view: JobView) -> list[OperatorRecord]:
-    return [o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID]
-
-
 def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptRecord]) -> RestoredJob:
     parts = {part.uid: part for part in request.savepoint.parts}
     view = tx.view()
-    stages = _stages(view)
+    stages = view.stages
     uids = {each.uid for each in stages}
     missing = tuple(p for p in parts.values() if p.uid not in uids)
     known = [each for each in stages if tx.action(_action_key(request, each)) is not None]
@@ -308,8 +295,7 @@ def _has_started_over(view: JobView, operator: OperatorRecord, generation: int) 
     """Return whether an attempt has opened a later generation than the given one, other than by a restore in place."""
     waiting = in_place_restore.waiting_in(view, operator)
     newest = operator.generation if waiting is None else waiting.earlier_generation
-    attempts = (a for a in view.attempts if a.operator_id == operator.operator_id)
-    for before, attempt in pairwise(attempts):
+    for before, attempt in pairwise(view.attempts_of(operator.operator_id)):
         # The rows between two others may be removed, and with them the attempt that opened the generation.
         is_known = attempt.epoch == before.epoch + 1 and before.generation < attempt.generation
         if is_known and generation < attempt.generation <= newest and not attempt.is_restore_chosen:

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, Resign, TakeLeadership
+from airflow_provider_statecheck.checkpoint.aligned.rows import Resign, TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, JobId, OperatorId, new_key
@@ -28,7 +29,6 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType, Sa
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
     AttemptOwner,
-    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     RequestStatus,
@@ -50,9 +50,14 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
-from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, Positions, members_of, require_members
-from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway, delete_files, serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import (
+    JobSavepoints,
+    delete_files,
+    missing_directory,
+    serve_idle,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, DocumentCache, load_document
 from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
@@ -87,10 +92,10 @@ class PartsNotPinnedError(Exception):
 class WholeJobSavepoints:
     """Requests savepoints of whole jobs, and takes them as far as the stages allow."""
 
-    rows: CoordinatorRows
+    rows: AlignedCheckpoints
     """Rows of coordinators of several operators."""
-    maintenance: MaintenanceGateway
-    savepoints: SavepointGateway
+    maintenance: JobMaintenance
+    savepoints: JobSavepoints
     open_storage: OpenStorage
     """Function that opens the storage of a checkpoint directory."""
     directory: str | None
@@ -120,9 +125,7 @@ class WholeJobSavepoints:
         """
         target = self.directory_of(target)
         if target is None and self.directory is None:
-            raise InvalidConfigurationError(
-                "Expected a directory for savepoints, found none; use --target, or set [statecheck] savepoint_dir."
-            )
+            raise missing_directory()
         require_members(view)
         _require_no_own_coordinator(view)
         self.savepoints.request(
@@ -225,7 +228,7 @@ class WholeJobSavepoints:
             return ()
 
     def _go_on(self, view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
-        pending = next((c for c in view.checkpoints if c.checkpoint_id == request.checkpoint_id), None)
+        pending = view.checkpoint(request.checkpoint_id)
         if pending is None or pending.status is not CheckpointStatus.PENDING or pending.expires_at <= view.read_at:
             # Trigger it, expire it, or finalize it if its finalizer has ended.
             return () if _is_being_finalized(view, pending) else self._tick(view, request)
@@ -363,7 +366,7 @@ def _require_own(source: CheckpointDocument, member: Member) -> None:
 class _Documents:
     """The metadata of checkpoints, as what their stages depend on."""
 
-    def __init__(self, storage: CheckpointStorage, rows: MaintenanceGateway, view: JobView) -> None:
+    def __init__(self, storage: CheckpointStorage, rows: JobMaintenance, view: JobView) -> None:
         from airflow_provider_statecheck.spark.sinks.sink import lineage_of
         from airflow_provider_statecheck.spark.stages.stage_state import SINK
 
@@ -371,8 +374,7 @@ class _Documents:
         self._rows = rows
         self._job_id = view.job.job_id
         self._documents = DocumentCache(lambda _: storage)
-        stages = [o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID]
-        self._stages = {lineage_of(o.job_id, f"{o.uid}/{SINK}"): o.operator_id for o in stages}
+        self._stages = {lineage_of(o.job_id, f"{o.uid}/{SINK}"): o.operator_id for o in view.stages}
 
     def positions_of(self, checkpoint: CheckpointRecord) -> Positions:
         """Return the checkpoints of other stages whose output a checkpoint has listed, by stage."""
@@ -452,15 +454,15 @@ def _request_in(view: JobView, request_key: str) -> SnapshotRequest:
 
 def _unstopped_by(view: JobView, request: SnapshotRequest) -> tuple[str, ...]:
     """Return the uids of the stages that ran at the trigger of a completed savepoint of a suspended job, and still run."""
-    taken = next((c for c in view.checkpoints if c.checkpoint_id == request.checkpoint_id), None)
+    taken = view.checkpoint(request.checkpoint_id)
     is_stop = request.properties.snapshot_type is CheckpointType.SAVEPOINT_SUSPEND
     if taken is None or taken.completed_at is None or not is_stop or request.operator_id != ALIGNED_OPERATOR_ID:
         return ()
     attempts = [a for a in view.attempts if a.registered_at <= taken.completed_at]
     ran = {a.operator_id for a in attempts if a.ran_at(taken.triggered_at)}
     # An attempt that has begun since resumes the stage.
-    still = {a.operator_id for a in attempts if a.status is AttemptStatus.RUNNING and a.operator_id in ran}
-    return tuple(o.uid for o in view.operators if o.operator_id in still and o.operator_id != ALIGNED_OPERATOR_ID)
+    still = {a.operator_id for a in attempts if a.is_running and a.operator_id in ran}
+    return tuple(o.uid for o in view.stages if o.operator_id in still)
 
 
 def _open_request(view: JobView) -> SnapshotRequest | None:
@@ -484,7 +486,7 @@ def _is_left_untriggered(
 
 
 def _require_no_own_coordinator(view: JobView) -> None:
-    operator = next((o for o in view.operators if o.operator_id == ALIGNED_OPERATOR_ID), None)
+    operator = view.operator(ALIGNED_OPERATOR_ID)
     newest = None if operator is None else view.current_attempt(operator)
     if operator is None or newest is None or newest.owner.logical_task == _OWNER.logical_task:
         return

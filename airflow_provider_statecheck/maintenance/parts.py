@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Protocol, Self
 
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
-from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -124,7 +124,7 @@ class Member:
 
 def members_of(view: JobView) -> list[Member]:
     """Return the stages of a job that have an attempt or a completed checkpoint."""
-    return [Member.of(view, o) for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID and _has_begun(view, o)]
+    return [Member.of(view, o) for o in view.stages if _has_begun(view, o)]
 
 
 def require_members(view: JobView) -> None:
@@ -212,7 +212,7 @@ class PartChoice:
         """Return a checkpoint from before the trigger that a restart or a rewind has rolled back since, if there is one."""
         rows = [c for c in self._own(member) if c.generation == member.generation]
         newest = max((c.checkpoint_id for c in rows if c.is_restorable), default=0)
-        restored = [a.restored_from for a in self._attempts(member.operator_id) if a.epoch > member.epoch]
+        restored = [a.restored_from for a in self._view.attempts_of(member.operator_id) if a.epoch > member.epoch]
         lowest = min([newest, *(each for each in restored if each is not None)])
         before = (c for c in rows if lowest < c.checkpoint_id < self._savepoint.checkpoint_id)
         lost = [c.checkpoint_id for c in before if c.status is CheckpointStatus.SUBSUMED and c.unusable_reason is None]
@@ -227,22 +227,15 @@ class PartChoice:
             return next(reversed(before), None) or next(iter(after), None)
         if after and not self._savepoint.properties.is_terminate:
             return after[0]
-        is_awaited = self._view.has_open_attempt(operator) or self._has_open_commit(member)
+        is_awaited = self._view.has_open_attempt(operator) or any(c.awaits_commit for c in self._own(member))
         return None if is_awaited else next(reversed(usable), None)
 
     def _own(self, member: Member) -> list[CheckpointRecord]:
-        rows = self._view.of_operator(member.operator_id)
-        return [c for c in rows if not c.properties.is_savepoint or c.properties.unclaimed]
-
-    def _attempts(self, operator_id: OperatorId) -> list[AttemptRecord]:
-        return [a for a in self._view.attempts if a.operator_id == operator_id]
+        return [c for c in self._view.of_operator(member.operator_id) if not c.is_of_user]
 
     def _usable(self, member: Member) -> list[CheckpointRecord]:
-        rows = [c for c in self._own(member) if c.is_restorable and not c.has_open_commit]
-        return [c for c in rows if c.generation == member.generation and c.unusable_reason is None]
-
-    def _has_open_commit(self, member: Member) -> bool:
-        return any(c.awaits_commit for c in self._own(member))
+        rows = [c for c in self._own(member) if c.is_usable and not c.has_open_commit]
+        return [c for c in rows if c.generation == member.generation]
 
     def _behind(self, chosen: Mapping[Member, CheckpointRecord | None]) -> dict[Member, tuple[Member, int]]:
         """Return the members whose parts lack output that another part has listed, with the reader and the position."""
@@ -277,7 +270,7 @@ class PartChoice:
     ) -> None:
         cuts = [
             (attempt.epoch, self._restored_by(attempt))
-            for attempt in self._attempts(writer.operator_id)
+            for attempt in self._view.attempts_of(writer.operator_id)
             if attempt.epoch <= written.epoch
         ]
         for position in positions:
@@ -290,32 +283,29 @@ class PartChoice:
 
     def _restored_by(self, attempt: AttemptRecord) -> int:
         """Return the checkpoint of its own operator that an attempt has restored; 0 for a fresh start."""
-        rows = self._view.of_operator(attempt.operator_id)
-        restored = next((c for c in rows if c.checkpoint_id == attempt.restored_from), None)
+        restored = self._view.checkpoint(attempt.restored_from)
         if restored is not None and restored.properties.unclaimed:
             return self._contents.copied_checkpoint(restored)
         return attempt.restored_from or 0
 
     def _epoch_of(self, checkpoint_id: int) -> int | None:
-        known = next((c for c in self._view.checkpoints if c.checkpoint_id == checkpoint_id), None)
-        row = known or self._contents.row(checkpoint_id)
+        row = self._view.checkpoint(checkpoint_id) or self._contents.row(checkpoint_id)
         # A row is removed long after its checkpoint; its readers have checked the position in each attempt since.
         return None if row is None else row.epoch
 
 
 def _has_begun(view: JobView, operator: OperatorRecord) -> bool:
-    has_attempt = any(a.operator_id == operator.operator_id for a in view.attempts)
-    return has_attempt or any(c.is_restorable for c in view.of_operator(operator.operator_id))
+    return bool(view.attempts_of(operator.operator_id)) or any(
+        c.is_restorable for c in view.of_operator(operator.operator_id)
+    )
 
 
 def _status(view: JobView, operator: OperatorRecord) -> ExecutionStatus:
-    completed = [c for c in view.of_operator(operator.operator_id) if c.completed_at is not None]
-    own = [c for c in completed if not c.properties.is_savepoint or c.properties.unclaimed]
+    own = [c for c in view.of_operator(operator.operator_id) if c.completed_at is not None and not c.is_of_user]
     current = [c for c in own if c.generation == operator.generation]
     if any(c.is_restorable for c in current):
         return ExecutionStatus.RUNNING
-    attempts = [a for a in view.attempts if a.operator_id == operator.operator_id]
-    is_begun = any(a.generation == operator.generation for a in attempts)
+    is_begun = any(a.generation == operator.generation for a in view.attempts_of(operator.operator_id))
     # A rewind to before the first checkpoint leaves the checkpoints of the generation before until a newer one completes.
     is_rewound = any(c.is_restorable for c in own)
     has_had_state = bool(current) or (not is_begun and not is_rewound and bool(own or _has_counted(view, operator)))
@@ -324,8 +314,7 @@ def _status(view: JobView, operator: OperatorRecord) -> ExecutionStatus:
 
 def _has_counted(view: JobView, operator: OperatorRecord) -> bool:
     # Maintenance removes old rows, but not the statistics.
-    records = (s for s in view.statistics if s.operator_id == operator.operator_id)
-    return any(OperatorStatistics.of(record).has_had_state for record in records)
+    return OperatorStatistics.in_view(view, operator.operator_id).has_had_state
 
 
 def _declined(why: str) -> CheckpointDeclinedError:

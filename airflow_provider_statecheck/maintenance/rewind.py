@@ -21,7 +21,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,
     AttemptRecord,
-    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     JobAction,
@@ -128,15 +127,13 @@ def dead_attempts(
     view: JobView, operators: Iterable[OperatorRecord], liveness: TaskLiveness
 ) -> tuple[AttemptRecord, ...]:
     """Return the open attempts of operators whose tasks do not run."""
-    newest = (view.current_attempt(operator) for operator in operators)
-    is_open = (a for a in newest if a is not None and a.status is AttemptStatus.RUNNING)
-    return tuple(a for a in is_open if not liveness.is_running(a.owner))
+    found = map(view.open_attempt, operators)
+    return tuple(a for a in found if a is not None and not liveness.is_running(a.owner))
 
 
 def _selected(view: JobView, request: RewindJob) -> list[OperatorRecord]:
     # Aligned checkpoints do not belong to a run.
-    across_runs = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
-    selected = [o for o in across_runs if request.uid in (None, o.uid)]
+    selected = [o for o in view.stages if request.uid in (None, o.uid)]
     if not selected:
         raise CheckpointNotFoundError(
             f"Expected an operator of job {view.job.name!r} with state across runs, found none; aligned checkpoints of "
@@ -154,14 +151,13 @@ def require_no_running_task(
     :param dead: Open attempts whose tasks do not run.
     :raises ConcurrentAttemptError: The task of the open attempt is running.
     """
-    newest = tx.attempt(operator.operator_id, operator.epoch)
-    is_open = newest is not None and newest.status is AttemptStatus.RUNNING
-    if newest is not None and is_open and newest not in dead:
+    attempt = transitions.open_attempt(tx, operator)
+    if attempt is not None and attempt not in dead:
         raise ConcurrentAttemptError(
-            f"Expected no running task for operator {operator.uid!r} of job {tx.job.name!r}, found {newest.owner.label}; "
+            f"Expected no running task for operator {operator.uid!r} of job {tx.job.name!r}, found {attempt.owner.label}; "
             f"nothing was changed. Wait until it ends, or stop it."
         )
-    return newest if is_open else None
+    return attempt
 
 
 def _plan(
@@ -173,9 +169,10 @@ def _plan(
     restorable = transitions.restorable(tx, operator)
     earlier = checkpoints_before_run(restorable, run)
     if restorable and not earlier and not _starts_with(operator, run):
+        runs = ", ".join(dict.fromkeys(repr(c.run_key) for c in restorable))
         raise NoRestorableCheckpointError(
             f"Expected a retained checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, "
-            f"found checkpoints of {_runs(restorable)}; nothing was changed. Retain checkpoints of more runs with "
+            f"found checkpoints of {runs}; nothing was changed. Retain checkpoints of more runs with "
             f"retained_runs, or run on a copy of the state with from_checkpoint=."
         )
     if earlier and all(c.unusable_reason is not None for c in earlier):
@@ -197,10 +194,6 @@ def _plan(
 
 def _starts_with(operator: OperatorRecord, run: str) -> bool:
     return is_same(run, operator.first_run) or is_earlier(run, operator.first_run)
-
-
-def _runs(checkpoints: Sequence[CheckpointRecord]) -> str:
-    return ", ".join(dict.fromkeys(repr(c.run_key) for c in checkpoints))
 
 
 def _carry_out(tx: JobTransaction, operator: OperatorRecord, plan: RewoundOperator) -> None:
@@ -229,7 +222,7 @@ class ForkPoint:
 
 def fork_point(view: JobView, checkpoint: CheckpointRecord) -> ForkPoint | None:
     """Return how to fork a job at a checkpoint; ``None`` if no run can."""
-    attempts = _attempts(view, checkpoint)
+    attempts = view.attempts_of(checkpoint.operator_id)
     if _obstacle(view, checkpoint, attempts) is not None:
         return None
     task = dict(attempts[-1].owner.airflow)
@@ -253,7 +246,7 @@ def require_fork_point(view: JobView, wanted: UserAction) -> tuple[OperatorRecor
     operator, checkpoint = chosen_of(view, wanted)
     point = fork_point(view, checkpoint)
     if point is None:
-        obstacle = _obstacle(view, checkpoint, _attempts(view, checkpoint))
+        obstacle = _obstacle(view, checkpoint, view.attempts_of(checkpoint.operator_id))
         raise NoRestorableCheckpointError(
             f"Expected checkpoint {checkpoint.checkpoint_id} of job {view.job.name!r} to be one that a run can fork from, found "
             f"{obstacle}.",
@@ -285,9 +278,7 @@ def fork_in(tx: JobTransaction, wanted: UserAction, start: Callable[[ForkPoint],
     )
     run_id = start(point)
     message = f"run {run_id} of Dag {point.dag_id} started"
-    done = replace(action, run_key=run_id, status=RequestStatus.COMPLETED, ended_at=tx.now, message=message)
-    tx.save_action(done)
-    return done
+    return transitions.end_action(tx, replace(action, run_key=run_id), RequestStatus.COMPLETED, message)
 
 
 def dag_of_fork(view: JobView, action: ActionRecord) -> str | None:
@@ -299,11 +290,7 @@ def dag_of_fork(view: JobView, action: ActionRecord) -> str | None:
     return next((dict(a.owner.airflow).get("dag_id") for a in known if a.registered_at <= action.requested_at), None)
 
 
-def _attempts(view: JobView, checkpoint: CheckpointRecord) -> list[AttemptRecord]:
-    return [a for a in view.attempts if a.operator_id == checkpoint.operator_id]
-
-
-def _obstacle(view: JobView, checkpoint: CheckpointRecord, attempts: list[AttemptRecord]) -> str | None:
+def _obstacle(view: JobView, checkpoint: CheckpointRecord, attempts: Sequence[AttemptRecord]) -> str | None:
     if checkpoint.status is not CheckpointStatus.COMPLETED:
         return f"one that is {checkpoint.status.value}; choose a retained checkpoint"
     if checkpoint.unusable_reason is not None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint import in_place_restore, statistics, transitions
+from airflow_provider_statecheck.checkpoint import in_place_restore, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
@@ -64,32 +64,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class SavepointGateway(Protocol):
-    """Coordinator interface for savepoints. Every call is idempotent."""
-
-    def request(self, request: RequestSavepoint) -> SnapshotRequest:
-        """Request a savepoint of an operator."""
-        ...
-
-    def begin(self, request: BeginSavepoint) -> CheckpointRecord:
-        """Allocate the id of a savepoint that copies the newest checkpoint of an operator that is not running."""
-        ...
-
-    def end(self, request: EndSavepoint) -> CheckpointRecord:
-        """Report that a copied savepoint was written, or why writing failed."""
-        ...
-
-    def pin(self, request: PinParts) -> PinnedParts:
-        """Pin the checkpoints that a savepoint of the whole job copies, until it ends."""
-        ...
-
-    def dispose(self, request: DisposeSavepoint) -> DisposedSavepoint:
-        """Dispose of a savepoint; its files may then be deleted."""
-        ...
-
-
 class JobSavepoints:
-    """A ``SavepointGateway`` with direct access to the rows."""
+    """Savepoints of operators and of whole jobs; every call is idempotent. A task makes the same calls over HTTP."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -221,9 +197,7 @@ def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint)
         counts=dict(request.counts),
         summary=request.summary,
     )
-    tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
-    statistics.ended(tx, completed)
-    transitions.settle_request(tx, completed)
+    transitions.complete(tx, savepoint, completed)
 
 
 def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
@@ -281,11 +255,11 @@ def _require_unneeded(view: JobView, pointer: str) -> None:
 
 def _running_need(view: JobView, operator: OperatorRecord, pointer: str) -> str | None:
     # The attempt may read files of the savepoint until it ends.
-    attempt = view.current_attempt(operator)
-    if attempt is None or attempt.status is not AttemptStatus.RUNNING:
+    attempt = view.open_attempt(operator)
+    restored = None if attempt is None else view.checkpoint(attempt.restored_from)
+    if attempt is None or restored is None or not restored.properties.unclaimed:
         return None
-    restored = (c for c in view.checkpoints if c.checkpoint_id == attempt.restored_from and c.properties.unclaimed)
-    if all(canonical_uri(c.location) != canonical_uri(pointer) for c in restored):
+    if canonical_uri(restored.location) != canonical_uri(pointer):
         return None
     return f"that {attempt.owner.label} runs operator {operator.uid!r} with it; wait until it has ended, or stop it"
 
@@ -336,8 +310,8 @@ def _require_operator(tx: JobTransaction, operator_id: OperatorId) -> OperatorRe
 
 
 def _require_idle(tx: JobTransaction, operator: OperatorRecord) -> None:
-    attempt = tx.attempt(operator.operator_id, operator.epoch)
-    if attempt is not None and attempt.status is AttemptStatus.RUNNING:
+    attempt = transitions.open_attempt(tx, operator)
+    if attempt is not None:
         raise ConcurrentAttemptError(
             f"Operator {operator.uid!r} of job {tx.job.name!r} is running as attempt {attempt.epoch} "
             f"({attempt.owner.label}), which takes the savepoint at its next checkpoint boundary.",
@@ -355,8 +329,7 @@ def _abort_previous(tx: JobTransaction, request_key: str) -> None:
 
 def _require_savepoint(tx: JobTransaction, checkpoint_id: int) -> CheckpointRecord:
     savepoint = tx.checkpoint(checkpoint_id)
-    is_own = savepoint is not None and savepoint.properties.is_savepoint and not savepoint.properties.unclaimed
-    if savepoint is None or not is_own:
+    if savepoint is None or not savepoint.is_of_user:
         raise CheckpointNotFoundError(
             f"Expected checkpoint {checkpoint_id} of job {tx.job.name!r} to be a savepoint, found "
             f"{'none' if savepoint is None else 'another kind'}; name a savepoint.",
@@ -377,7 +350,7 @@ class TakenSavepoint:
 
 
 def serve_idle(
-    gateway: SavepointGateway, view: JobView, open_storage: OpenStorage, directory: str | None
+    gateway: JobSavepoints, view: JobView, open_storage: OpenStorage, directory: str | None
 ) -> list[TakenSavepoint]:
     """
     Take the requested savepoints of idle operators in a job.
@@ -387,9 +360,9 @@ def serve_idle(
     """
     opened = functools.cache(open_storage)
     taken = []
-    for operator in view.operators:
-        # The next leader of a coordinator of several operators takes its savepoints.
-        if operator.operator_id != ALIGNED_OPERATOR_ID and not view.has_open_attempt(operator):
+    # The next leader of a coordinator of several operators takes its savepoints.
+    for operator in view.stages:
+        if not view.has_open_attempt(operator):
             taken += [_take(gateway, view, operator, r, opened, directory) for r in _open_requests(view, operator)]
     return [each for each in taken if each is not None]
 
@@ -415,7 +388,7 @@ def _has_expired(view: JobView, request: SnapshotRequest, rows: dict[int, Checkp
 
 
 def _take(
-    gateway: SavepointGateway,
+    gateway: JobSavepoints,
     view: JobView,
     operator: OperatorRecord,
     request: SnapshotRequest,
@@ -436,7 +409,7 @@ def _take(
     try:
         source = _newest(view, operator, begun.generation)
         if request.target is None and directory is None:
-            raise _missing_directory()
+            raise missing_directory()
         storage = open_storage(attempt.storage_base if attempt else base)
         written = _write(storage.allowing(*view.directories_of(operator.operator_id)), source, begun)
     except StateCheckError as error:
@@ -454,8 +427,7 @@ def _take(
 
 
 def _newest(view: JobView, operator: OperatorRecord, generation: int) -> CheckpointRecord:
-    restorable = (c for c in view.of_operator(operator.operator_id) if c.is_restorable)
-    usable = [c for c in restorable if c.unusable_reason is None and c.generation == generation]
+    usable = [c for c in view.of_operator(operator.operator_id) if c.is_usable and c.generation == generation]
     if not usable:
         raise CheckpointNotFoundError(
             f"Operator {operator.uid!r} of job {view.job.name!r} has no completed checkpoint to copy to a savepoint; run "
@@ -500,7 +472,7 @@ def _message(begun: CheckpointRecord, source: CheckpointRecord, written: Written
 
 
 def _ended(
-    gateway: SavepointGateway, operator: OperatorRecord, request: SnapshotRequest, message: EndSavepoint
+    gateway: JobSavepoints, operator: OperatorRecord, request: SnapshotRequest, message: EndSavepoint
 ) -> TakenSavepoint:
     row = gateway.end(message)
     if row.status is CheckpointStatus.COMPLETED:
@@ -509,7 +481,8 @@ def _ended(
     return TakenSavepoint(uid=operator.uid, request_key=request.request_key, problem=problem)
 
 
-def _missing_directory() -> InvalidConfigurationError:
+def missing_directory() -> InvalidConfigurationError:
+    """Return the error of a savepoint for which no directory is given or configured."""
     return InvalidConfigurationError(
         "Expected a directory for savepoints, found none; use --target, or set [statecheck] savepoint_dir."
     )

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Che
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
-from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
@@ -41,7 +41,7 @@ Value = TypeVar("Value")
 
 
 def verify_job(
-    gateway: MaintenanceGateway,
+    gateway: JobMaintenance,
     view: JobView,
     open_storage: OpenStorage,
     *,
@@ -92,7 +92,7 @@ def _verifier(
     return CheckpointVerifier(storage, is_deep=is_deep)
 
 
-def _is_retained(gateway: MaintenanceGateway, checkpoint: CheckpointRecord) -> bool:
+def _is_retained(gateway: JobMaintenance, checkpoint: CheckpointRecord) -> bool:
     row = gateway.checkpoint(checkpoint.job_id, checkpoint.checkpoint_id)
     return row is not None and row.status is CheckpointStatus.COMPLETED
 
@@ -233,7 +233,7 @@ def _identity_of(checkpoint: CheckpointRecord) -> dict[str, object]:
     if checkpoint_id_of(checkpoint.location.rpartition("/")[2]) == checkpoint.checkpoint_id and not is_savepoint:
         values = {"job": checkpoint.job_id, "operator": checkpoint.operator_id}
         return {**values, "id": checkpoint.checkpoint_id, "savepoint": False}
-    if is_savepoint and not checkpoint.properties.unclaimed:
+    if checkpoint.is_of_user:
         return {"id": checkpoint.checkpoint_id, "savepoint": True}
     return {}
 

@@ -29,7 +29,6 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     JobsPage,
     ListedStatus,
     ascii_lower,
-    counts_as_newest,
     dag_of,
     failure_of_attempt,
     failure_of_checkpoint,
@@ -194,10 +193,11 @@ def job_list(connection: Connection, page: JobsPage) -> JobList:
     rows = connection.execute(_page_query(page)).all()
     shown = rows[: page.limit]
     dags = _dags_of(connection, [row.job_id for row in shown])
+    counts = select(_job.status, func.count()).where(*_conditions(page)).group_by(_job.status)
     following = page.following(shown[-1].sort_value, shown[-1].name) if len(rows) > page.limit else None
     return JobList(
         jobs=tuple(_overview(row, dags[row.job_id]) for row in shown),
-        counts=dict(connection.execute(_count_query(page)).all()),
+        counts=dict(connection.execute(counts).all()),
         following=following,
     )
 
@@ -254,7 +254,8 @@ def _conditions(page: JobsPage) -> list[ColumnElement[bool]]:
         conditions.append(func.substr(_job.name, 1, len(TEST_NAMESPACE)) != TEST_NAMESPACE)
     if page.name is not None:
         # A database lowers either the ASCII letters only or all, according to its locale.
-        found = (func.lower(_job.name).contains(text, autoescape=True) for text in _lower_forms(page.name))
+        forms = (ascii_lower(page.name), page.name.lower())
+        found = (func.lower(_job.name).contains(text, autoescape=True) for text in forms)
         conditions.append(or_(*found))
     if page.dag_id is not None:
         conditions.append(exists().where(_dag.job_id == _job.job_id, _dag.dag_id == page.dag_id))
@@ -262,10 +263,6 @@ def _conditions(page: JobsPage) -> list[ColumnElement[bool]]:
         is_hidden = exists().where(_dag.job_id == _job.job_id, _dag.dag_id.not_in(page.readable_dag_ids))
         conditions += (not_(is_hidden), not_(_is_of_unknown_dag(_job)))
     return conditions
-
-
-def _lower_forms(text: str) -> tuple[str, str]:
-    return ascii_lower(text), text.lower()
 
 
 def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
@@ -298,10 +295,6 @@ def _after(page: JobsPage) -> list[ColumnElement[bool]]:
     return [or_(is_beyond, and_(value == last, _job.name > name), value.is_(None))]
 
 
-def _count_query(page: JobsPage) -> Select[Any]:
-    return select(_job.status, func.count()).where(*_conditions(page)).group_by(_job.status)
-
-
 def _dags_of(connection: Connection, job_ids: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for job_id, dag_id in connection.execute(
@@ -318,7 +311,7 @@ def _overview(row: Row[Any], dag_ids: list[str]) -> JobOverview:
 
 class FiguresOfTransition:
     """
-    Figures of a job during a transition.
+    Figures of a job in the list of jobs, and the Dags of its operators, during a transition.
 
     The changes of a checkpoint or of a registration determine the new figures. After other changes, such as the end of an
     attempt or the rewind of a job, the figures that may have changed are read from the rows again.
@@ -332,21 +325,24 @@ class FiguresOfTransition:
         self._has_other_checkpoint = False
         self._has_other_failure = False
 
-    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord, *, is_first: bool) -> None:
+    def attempt_saved(self, known: AttemptRecord | None, earlier: AttemptRecord | None, record: AttemptRecord) -> None:
         """
-        Take note of a saved attempt.
+        Take note of a saved attempt, and add its Dag.
 
-        :param is_first: Whether it is the first attempt of its operator.
+        :param earlier: The known attempt, or the one before it; ``None`` for the first attempt of its operator.
         """
+        dag_id = dag_of(record.owner)
+        if dag_id is not None and (earlier is None or dag_of(earlier.owner) != dag_id):
+            self._rows.execute(statements.ADD_DAG, operator_id=record.operator_id, dag_id=dag_id)
         is_of_stage = record.operator_id != ALIGNED_OPERATOR_ID
-        if record.status is AttemptStatus.RUNNING and is_of_stage:
+        if record.is_running and is_of_stage:
             self._running.add((record.operator_id, record.epoch))
         else:
             self._running.discard((record.operator_id, record.epoch))
         if known is None or known.status is not record.status:
             self._has_other_status = True
             self._add_failure_of(record)
-        if is_first and is_of_stage:
+        if earlier is None and is_of_stage:
             # The failures of a coordinator of several operators count only in a job without stages.
             self._has_other_failure |= self._figures.failed_at is not None
 
@@ -362,18 +358,20 @@ class FiguresOfTransition:
         operator_of: Callable[[OperatorId], OperatorRecord | None],
     ) -> None:
         """Take note of a saved checkpoint."""
-        counts = counts_as_newest(record)
-        if counts and (known is None or not counts_as_newest(known)):
+        if record.is_usable and (known is None or not known.is_usable):
             operator = operator_of(record.operator_id)
             if operator is not None and operator.generation == record.generation and self._is_newest(record):
                 self._set_checkpoint(record.checkpoint_id, record.completed_at, record.full_size_bytes)
-        elif record.checkpoint_id == self._figures.checkpoint_id and not counts:
+        elif record.checkpoint_id == self._figures.checkpoint_id and not record.is_usable:
             self._has_other_checkpoint = True
         if known is None or known.status is not record.status:
             self._add_failure(failure_of_checkpoint(record))
 
-    def attempts_removed(self) -> None:
-        """Take note that ended attempts were removed."""
+    def attempts_removed(self, operator_id: OperatorId) -> None:
+        """Take note that ended attempts of an operator were removed, and remove the Dags that have no attempt any more."""
+        owners = self._rows.execute(statements.OWNERS_OF_OPERATOR, operator_id=operator_id).scalars()
+        kept = {dag_id for owner in owners if (dag_id := dag_of(owner)) is not None}
+        self._rows.execute(statements.remove_other_dags(operator_id, kept))
         self._has_other_status = True
         self._has_other_failure |= self._figures.failed_at is not None
 
@@ -444,27 +442,3 @@ class FiguresOfTransition:
             *map(failure_of_attempt, self._rows.read(ATTEMPTS, statements.LAST_FAILED_ATTEMPTS)),
             *map(failure_of_checkpoint, self._rows.read(CHECKPOINTS, statements.LAST_FAILED_CHECKPOINTS)),
         ]
-
-
-class DagsOfTransition:
-    """Dags with attempts of the operators of a job, kept up to date during a transition."""
-
-    def __init__(self, rows: UnitOfWork) -> None:
-        self._rows = rows
-
-    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord) -> None:
-        """
-        Add the Dag of a saved attempt.
-
-        :param known: Another state of the attempt, or an earlier attempt of the operator, whose Dag is known.
-        """
-        dag_id = dag_of(record.owner)
-        if dag_id is None or (known is not None and dag_of(known.owner) == dag_id):
-            return
-        self._rows.execute(statements.ADD_DAG, operator_id=record.operator_id, dag_id=dag_id)
-
-    def attempts_removed(self, operator_id: OperatorId) -> None:
-        """Remove the Dags of an operator that have no attempt any more."""
-        owners = self._rows.execute(statements.OWNERS_OF_OPERATOR, operator_id=operator_id).scalars()
-        kept = {dag_id for owner in owners if (dag_id := dag_of(owner)) is not None}
-        self._rows.execute(statements.remove_other_dags(operator_id, kept))

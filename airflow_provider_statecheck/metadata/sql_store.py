@@ -57,7 +57,6 @@ from airflow_provider_statecheck.checkpoint.store import (
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.job_views import (
-    DagsOfTransition,
     FiguresOfTransition,
     JobVersions,
     job_list,
@@ -278,7 +277,6 @@ class SqlJobTransaction:
         self._begun = self._job = job
         self._rows = UnitOfWork(connection, job.job_id)
         self._figures = FiguresOfTransition(self._rows, figures)
-        self._dags = DagsOfTransition(self._rows)
 
     @property
     def now(self) -> datetime:
@@ -358,9 +356,7 @@ class SqlJobTransaction:
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
         known = self.attempt(record.operator_id, record.epoch)
-        earlier = known or self.attempt(record.operator_id, record.epoch - 1)
-        self._figures.attempt_saved(known, record, is_first=earlier is None)
-        self._dags.attempt_saved(earlier, record)
+        self._figures.attempt_saved(known, known or self.attempt(record.operator_id, record.epoch - 1), record)
         self._rows.save(ATTEMPTS, record)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
@@ -510,8 +506,7 @@ class SqlJobTransaction:
             # Without the row of its attempt, a token would no longer be recognised as revoked.
             for each in (TOKENS, ATTEMPTS):
                 self._remove_each(each.table, "epoch", epochs, each.c.operator_id == operator_id)
-            self._dags.attempts_removed(operator_id)
-            self._figures.attempts_removed()
+            self._figures.attempts_removed(operator_id)
 
     def remove_job(self) -> None:
         """Remove all rows of the job except the counters (the rows of the job and its operators) and its claims."""

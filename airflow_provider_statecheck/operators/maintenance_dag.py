@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, storage_opener
-from airflow_provider_statecheck.hooks.maintenance import job_savepoints, maintenance_gateway
+from airflow_provider_statecheck.hooks.transport import job_savepoints, maintenance_gateway
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.verify import verify_job
@@ -28,7 +28,7 @@ from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
-    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
     from airflow_provider_statecheck.maintenance.verify import Verification
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
     return len(found)
 
 
-def _all(gateway: MaintenanceGateway) -> list[JobId]:
+def _all(gateway: JobMaintenance) -> list[JobId]:
     return [job.job_id for job in gateway.jobs()]
 
 

@@ -1,13 +1,19 @@
-"""Airflow plugin of this provider."""
+"""Airflow plugin of this provider, and its listeners for ended Dag runs and failed task instances."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import Any
 from urllib.parse import urlsplit
 
+from airflow.listeners import hookimpl
 from airflow.sdk.plugins_manager import AirflowPlugin
 
+from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 from airflow_provider_statecheck.gateway.verbs import JOB_PAGES, MOUNT_PATH
+
+log = logging.getLogger(__name__)
 
 _TASK = "/dags/{DAG_ID}/runs/{RUN_ID}/tasks/{TASK_ID}?map_index={MAP_INDEX}"
 _VIEWS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
@@ -17,6 +23,8 @@ _VIEWS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ("task_instance", "statecheck-task", _TASK, {}),
 )
 """Destination, route, path and options of each view. A route must be unique among all plugins."""
+_MANUALLY_SET = "manually set"
+"""Part of Airflow's message if a user changed the state of the run."""
 
 
 class StatecheckPlugin(AirflowPlugin):
@@ -37,10 +45,8 @@ class StatecheckPlugin(AirflowPlugin):
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        """Return the module with the listeners."""
-        from airflow_provider_statecheck.plugins import listeners
-
-        return [listeners]
+        """Return this module, which has the listeners."""
+        return [sys.modules[__name__]]
 
     @property
     def external_views(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -54,3 +60,41 @@ class StatecheckPlugin(AirflowPlugin):
             {"name": "Checkpoints", "destination": place, "url_route": route, "href": f"{root}{path}"} | icons | options
             for place, route, path, options in _VIEWS
         ]
+
+
+@hookimpl
+def on_dag_run_success(dag_run: Any, msg: str) -> None:
+    """End the checkpoints that are not retained after a success."""
+    _settle(dag_run, job_status_of("success"))
+
+
+@hookimpl
+def on_dag_run_failed(dag_run: Any, msg: str) -> None:
+    """End the checkpoints that are not retained after a failure, or after a user marked the run as failed."""
+    _settle(dag_run, job_status_of("failed", is_by_a_person=_MANUALLY_SET in (msg or "")))
+
+
+def _settle(dag_run: Any, status: JobStatus) -> None:
+    try:
+        if not _is_test(dag_run):
+            from airflow_provider_statecheck.api.airflow_services import settle_ended_run
+
+            settle_ended_run(dag_run, status)
+    except Exception:
+        # An error must not stop the scheduler; the next garbage collection settles the run.
+        log.warning("Checkpoints of an ended run are retained until the next garbage collection", exc_info=True)
+
+
+def _is_test(dag_run: Any) -> bool:
+    # A test of a Dag may have the date of a real run and must not end the checkpoints of its job.
+    from airflow.utils.types import DagRunTriggeredByType
+
+    return bool(dag_run.triggered_by == DagRunTriggeredByType.TEST)
+
+
+@hookimpl
+def on_task_instance_failed(task_instance: Any) -> None:
+    """Log the summary of the stage again, as the last line of the failed try."""
+    summary = getattr(getattr(task_instance, "task", None), "kept", None)
+    if isinstance(summary, str):
+        log.error("%s", summary)

@@ -376,15 +376,15 @@ class OpenedState:
         """Return the entries in rows of several runs, newest first."""
         if not found:
             return ABSENT
-        tables = [self._conformed(block.table.slice(start, end - start)) for block, start, end in found]
+        conform = self._columns.layout.conform
+        tables = [
+            conform(block.table.slice(start, end - start), namespace=True, deleted=True) for block, start, end in found
+        ]
         shown = self._columns.shown(without_tombstones(merge_tables(tables)), self.content.taken_at_ms)
         values = self._state.serializer.from_arrow(single(shown.column(MAP_VALUE)))
         assert self._state.key_serializer is not None  # noqa: S101 - the state is a map
         user_keys = self._state.key_serializer.from_arrow(single(shown.column(MAP_KEY)))
         return dict(zip(user_keys, values, strict=True)) or ABSENT
-
-    def _conformed(self, table: Any) -> Any:
-        return self._columns.layout.conform(table, namespace=True, deleted=True)
 
 
 def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[FileRun]:

@@ -53,7 +53,7 @@ class FailureHistory:
 
         A fenced attempt counts as a failure: it ended without closing.
         """
-        attempts = [a for a in view.attempts if a.operator_id == operator_id]
+        attempts = view.attempts_of(operator_id)
         failures = sum(a.status in _FAILED and not _was_stopped(view, a) for a in attempts)
         return cls(failures, sum(_seconds(view, attempt) for attempt in attempts))
 
@@ -72,8 +72,7 @@ def measured_costs(view: JobView, operator_id: OperatorId) -> tuple[float, ...]:
 
 
 def _was_stopped(view: JobView, attempt: AttemptRecord) -> bool:
-    reference = AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch)
-    return stopping_savepoint(view, reference) is not None
+    return stopping_savepoint(view, AttemptRef.of(attempt)) is not None
 
 
 def _seconds(view: JobView, attempt: AttemptRecord) -> float:

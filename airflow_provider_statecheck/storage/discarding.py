@@ -251,7 +251,7 @@ def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:
 
 
 def _is_owned_savepoint(checkpoint: CheckpointRecord) -> bool:
-    return checkpoint.properties.is_savepoint and not checkpoint.properties.unclaimed
+    return checkpoint.is_of_user
 
 
 def is_of_another_owner(checkpoint: CheckpointRecord) -> bool:

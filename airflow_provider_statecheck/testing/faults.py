@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError, StorageError
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway, verbs_of
 from airflow_provider_statecheck.overriding import override
@@ -165,7 +165,7 @@ def faulty_gateway(gateway: CheckpointCoordinatorGateway, plan: FaultPlan) -> An
     return _Counted(gateway, plan, GATEWAY_CALLS, CommitStateUnknownError)
 
 
-def faulty_rows(rows: Any, plan: FaultPlan, interface: type = CoordinatorRows) -> Any:
+def faulty_rows(rows: Any, plan: FaultPlan, interface: type = AlignedCheckpoints) -> Any:
     """Return rows whose changes run through the plan; injected errors are ``CommitStateUnknownError``."""
     changes = {name for name, verb in verbs_of(interface, "").items() if not verb.is_read} - {"outcome", "owns"}
     return _Counted(rows, plan, changes, CommitStateUnknownError)

@@ -92,8 +92,7 @@ class CheckpointCondition:
 
     def _is_met_by(self, checkpoint: CheckpointRecord, now: datetime) -> bool:
         return (
-            checkpoint.is_restorable
-            and checkpoint.unusable_reason is None
+            checkpoint.is_usable
             and (self.uid is None or checkpoint.operator_id == operator_id_of(self.uid))
             and (self.at_least is None or checkpoint.checkpoint_id >= self.at_least)
             and self._is_recent(checkpoint, now)

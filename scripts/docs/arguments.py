@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
-from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
     CheckpointedStageSubmitOperator,
 )
-from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor
 from scripts.docs.tables import code, table
 

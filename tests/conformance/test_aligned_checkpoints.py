@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import Engine
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
@@ -19,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgedCheckpoint,
     BeginCheckpoint,
     ChooseRequest,
-    CoordinatorRows,
     EndHandles,
     EnqueueRequest,
 )
@@ -52,7 +52,7 @@ ENDED = {"completed", "aborted", "subsumed"}
 
 
 def on_database(
-    engine: Engine, folder: Path, clock: ManualClock | None = None, rows: CoordinatorRows | None = None
+    engine: Engine, folder: Path, clock: ManualClock | None = None, rows: AlignedCheckpoints | None = None
 ) -> AlignedJob:
     clock = clock or ManualClock()
     return AlignedJob(
@@ -422,7 +422,7 @@ class TestPostgres(OnPostgres, SqlContract):
 
 class HttpContract(OverHttp, AlignedContract):
     @pytest.fixture
-    def job(self, engine: Engine, tmp_path: Path, clock: ManualClock, rows: CoordinatorRows) -> AlignedJob:
+    def job(self, engine: Engine, tmp_path: Path, clock: ManualClock, rows: AlignedCheckpoints) -> AlignedJob:
         return on_database(engine, tmp_path, clock, rows)
 
 

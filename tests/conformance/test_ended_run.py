@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.tables import Caller
-from airflow_provider_statecheck.plugins import listeners
+from airflow_provider_statecheck.plugins import statecheck as listeners
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
 

@@ -18,7 +18,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner, CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import StateHandleStore, handle_name
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -85,12 +84,12 @@ class CompletedCheckpointStoreContract:
         return ManualClock()
 
     @pytest.fixture
-    def rows(self, jobs: JobStore) -> CoordinatorRows:
+    def rows(self, jobs: JobStore) -> AlignedCheckpoints:
         """Return the calls to the rows."""
         return AlignedCheckpoints(jobs)
 
     @pytest.fixture(autouse=True)
-    def _parts(self, jobs: JobStore, rows: CoordinatorRows, clock: ManualClock, tmp_path: Path) -> None:
+    def _parts(self, jobs: JobStore, rows: AlignedCheckpoints, clock: ManualClock, tmp_path: Path) -> None:
         self.job_rows, self.calls, self.coordinator = jobs, rows, AttemptCoordinator(jobs)
         self.bytes = CheckpointStorage.open(str(tmp_path / "bytes"))
         self.files = WrittenCheckpoints(self.bytes, clock)

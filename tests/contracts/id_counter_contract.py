@@ -13,7 +13,6 @@ from itertools import chain
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
@@ -46,12 +45,12 @@ class CheckpointIDCounterContract:
         return ManualClock()
 
     @pytest.fixture
-    def rows(self, jobs: JobStore) -> CoordinatorRows:
+    def rows(self, jobs: JobStore) -> AlignedCheckpoints:
         """Return the calls to the rows."""
         return AlignedCheckpoints(jobs)
 
     @pytest.fixture(autouse=True)
-    def _counters(self, jobs: JobStore, rows: CoordinatorRows) -> None:
+    def _counters(self, jobs: JobStore, rows: AlignedCheckpoints) -> None:
         self.calls = rows
         self.coordinator = AttemptCoordinator(jobs)
         self.leader = rows.lead(make_leadership())

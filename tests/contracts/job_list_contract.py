@@ -27,7 +27,6 @@ from airflow_provider_statecheck.checkpoint.job_list import (
     JobSort,
     JobsPage,
     ListedStatus,
-    counts_as_newest,
     failure_of_attempt,
     failure_of_checkpoint,
     status_of,
@@ -389,7 +388,7 @@ def overview_of(view: JobView) -> JobOverview:
 
 def _newest_checkpoint(view: JobView) -> CheckpointRecord | None:
     generations = {operator.operator_id: operator.generation for operator in view.operators}
-    current = (c for c in view.checkpoints if counts_as_newest(c) and c.generation == generations[c.operator_id])
+    current = (c for c in view.checkpoints if c.is_usable and c.generation == generations[c.operator_id])
     return max(current, key=_completion_order, default=None)
 
 

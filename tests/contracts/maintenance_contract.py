@@ -317,6 +317,20 @@ class MaintenanceContract(MaintainedJobs):
         kept = [c for c in self.maintenance.describe(job_id).checkpoints if c.status is CheckpointStatus.COMPLETED]
         assert [c.properties for c in kept] == list(kinds)
 
+    def test_a_savepoint_that_the_job_has_claimed_is_disposed_of_with_its_checkpoint(self, store: JobStore) -> None:
+        job_id = self.complete_by_run().job_id
+        with store.transaction(job_id) as tx:
+            row = tx.checkpoint(2)
+            assert row is not None
+            row = replace(row, location=f"memory://base/savepoint-{job_id[:6]}-0f6f7c1e2b3a")
+            for properties in (CheckpointProperties.for_savepoint(), row.properties):
+                copy = replace(row, checkpoint_id=tx.draw_checkpoint_id(), request_key=new_key(), properties=properties)
+                tx.add_checkpoint(copy)
+        self.runs.ended["run-1"] = JobStatus.FINISHED
+        assert self.maintenance.settle_run(job_id) == (1, 2, 4)
+        taken, claiming = self.maintenance.describe(job_id).checkpoints[-2:]
+        assert (taken.status, claiming.status) == (CheckpointStatus.DISPOSED, CheckpointStatus.SUBSUMED)
+
     def request_at_end(self, job: str, status: AttemptStatus | None) -> AttemptRef:
         """Let an attempt request a savepoint at its end, and end without it."""
         owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)

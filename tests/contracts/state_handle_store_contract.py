@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import (
     ResourceVersion,
@@ -56,12 +55,12 @@ class StateHandleStoreContract:
         return ManualClock()
 
     @pytest.fixture
-    def rows(self, jobs: JobStore) -> CoordinatorRows:
+    def rows(self, jobs: JobStore) -> AlignedCheckpoints:
         """Return the calls to the rows."""
         return AlignedCheckpoints(jobs)
 
     @pytest.fixture(autouse=True)
-    def _stores(self, jobs: JobStore, rows: CoordinatorRows, clock: ManualClock, tmp_path: Path) -> None:
+    def _stores(self, jobs: JobStore, rows: AlignedCheckpoints, clock: ManualClock, tmp_path: Path) -> None:
         self.job_rows, self.calls, self.coordinator = jobs, rows, AttemptCoordinator(jobs)
         self.storage = CheckpointStorage.open(str(tmp_path / "bytes"))
         self.written = WrittenCheckpoints(self.storage, clock)

@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
@@ -33,8 +34,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
-from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsSnapshot, CheckpointStatsTracker
+from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
@@ -471,7 +471,7 @@ class StatisticsContract:
 
     def test_statistics_that_cannot_be_read_begin_anew_and_fail_no_checkpoint(self, attempt: AttemptRef) -> None:
         with self.rows.transaction(JOB) as tx:
-            tx.save_statistics(StatisticsRecord(job_id=JOB, operator_id=OPERATOR, content={"counts": [1]}))
+            tx.save_statistics(StatisticsRecord(job_id=JOB, operator_id=OPERATOR, content={"history": [1]}))
         self.complete(attempt)
         assert self.numbers(self.tracker.create_snapshot()) == (1, 0, 1, 0)
 

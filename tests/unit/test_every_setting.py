@@ -20,9 +20,8 @@ from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.connection import coordinator_address
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
-from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
-from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from airflow_provider_statecheck.spark.stages.stage_run import stage_settings_of
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.loading import (

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
 
 BARS = 40
 """Number of the newest checkpoints in a chart."""
@@ -22,6 +23,8 @@ _GAP = 0.25
 """Space between two bars, as a fraction of a bar with its space."""
 _LEAST_WIDTH = 0.6
 """Width of the shortest attempt on the timeline, in percent."""
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+"""Units of durations, each with its number of seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,37 +80,54 @@ class Timeline:
     height: int
 
 
-def size_chart(checkpoints: Sequence[CheckpointRecord], text_of: Callable[[int], str]) -> BarChart | None:
+def size_chart(checkpoints: Sequence[CheckpointRecord]) -> BarChart | None:
     """
     Return the chart of the sizes of checkpoints, with the new bytes of each; ``None`` without any.
 
     :param checkpoints: Checkpoints of an operator, oldest first.
-    :param text_of: Formats a number of bytes.
     """
     completed = _completed(checkpoints)
     values = [c.full_size_bytes for c in completed]
-    titles = [f"{_name(c)}: {text_of(c.full_size_bytes)}, {text_of(c.state_size_bytes)} new" for c in completed]
+    titles = [
+        f"{_name(c)}: {readable_size(c.full_size_bytes)}, {readable_size(c.state_size_bytes)} new" for c in completed
+    ]
     new = [min(c.state_size_bytes, c.full_size_bytes) for c in completed]
-    return _chart("Size", completed, values, new, titles, lambda value: text_of(round(value)))
+    return _chart("Size", completed, values, new, titles, lambda value: readable_size(round(value)))
 
 
-def duration_chart(checkpoints: Sequence[CheckpointRecord], text_of: Callable[[float], str]) -> BarChart | None:
+def duration_chart(checkpoints: Sequence[CheckpointRecord]) -> BarChart | None:
     """
     Return the chart of the durations of checkpoints; ``None`` without any.
 
     :param checkpoints: Checkpoints of an operator, oldest first.
-    :param text_of: Formats a number of seconds.
     """
     completed = _completed(checkpoints)
     values = [duration_of(c).total_seconds() for c in completed]
-    titles = [f"{_name(c)}: {text_of(value)}" for c, value in zip(completed, values, strict=True)]
-    return _chart("Duration", completed, values, [0] * len(values), titles, text_of)
+    titles = [f"{_name(c)}: {readable_duration(value)}" for c, value in zip(completed, values, strict=True)]
+    return _chart("Duration", completed, values, [0] * len(values), titles, readable_duration)
 
 
 def duration_of(checkpoint: CheckpointRecord) -> timedelta:
     """Return the time from the trigger of a checkpoint to its end; zero while it is in progress."""
     end = checkpoint.completed_at or checkpoint.ended_at
     return timedelta(0) if end is None else end - checkpoint.triggered_at
+
+
+def readable_duration(value: timedelta | float) -> str:
+    """
+    Format a duration with its two largest units, such as ``3 min 5 s``.
+
+    :param value: Duration, as a number in seconds.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s" if seconds >= 0.1 or seconds <= 0 else f"{seconds * 1000:.0f} ms"
+    rest, parts = round(seconds), list[str]()
+    for unit, length in UNITS:
+        count, rest = divmod(rest, length)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+    return " ".join(part for part in parts[:2] if part)
 
 
 def timeline(
@@ -199,7 +219,7 @@ def _lane(
     x = min(axis.percent(attempt.registered_at), 100 - _LEAST_WIDTH)
     restored = "" if attempt.restored_from is None else f", restored from checkpoint {attempt.restored_from}"
     status = attempt.status.value
-    ended = now if attempt.status is AttemptStatus.RUNNING else attempt.ended_at or now
+    ended = now if attempt.is_running else attempt.ended_at or now
     return Lane(
         epoch=attempt.epoch,
         title=f"attempt {attempt.epoch} {status}{restored}, {len(taken)} completed checkpoints",

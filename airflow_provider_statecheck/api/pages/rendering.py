@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache, partial
 from typing import Any, Self
 from urllib.parse import quote, urlencode
@@ -18,7 +18,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from airflow_provider_statecheck.api.pages.operator_rows import OperatorsQuery
+from airflow_provider_statecheck.api.pages.charts import UNITS, readable_duration
+from airflow_provider_statecheck.api.pages.job_views import OperatorsQuery
 from airflow_provider_statecheck.api.requests import public_text, status_of
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.job_list import JobsPage
@@ -41,7 +42,6 @@ POLICY = "; ".join(
 )
 """Content security policy of a page: nothing inline and nothing of another host."""
 
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _NOT_FOUND = "There is no such page, or you may not read every Dag that works on the job."
 
 
@@ -121,29 +121,12 @@ def _environment() -> Environment:
     return environment
 
 
-def readable_duration(value: timedelta | float) -> str:
-    """
-    Format a duration with its two largest units, such as ``3 min 5 s``.
-
-    :param value: Duration, as a number in seconds.
-    """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s" if seconds >= 0.1 or seconds <= 0 else f"{seconds * 1000:.0f} ms"
-    rest, parts = round(seconds), list[str]()
-    for unit, length in _UNITS:
-        count, rest = divmod(rest, length)
-        if count or parts:
-            parts.append(f"{count} {unit}" if count else "")
-    return " ".join(part for part in parts[:2] if part)
-
-
 def relative_time(moment: datetime, now: datetime) -> str:
     """Format a time relative to another, with one unit, such as ``3 min ago``."""
     seconds = (now - moment).total_seconds()
     if abs(seconds) < 1:
         return "now"
-    unit, length = next((unit for unit in _UNITS if abs(seconds) >= unit[1]), _UNITS[-1])
+    unit, length = next((unit for unit in UNITS if abs(seconds) >= unit[1]), UNITS[-1])
     text = f"{int(abs(seconds) // length)} {unit}"
     return f"{text} ago" if seconds > 0 else f"in {text}"
 

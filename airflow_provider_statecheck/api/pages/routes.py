@@ -27,8 +27,7 @@ from airflow_provider_statecheck.api.action_routes import (
 )
 from airflow_provider_statecheck.api.airflow_access import JobsDep, UserJobs
 from airflow_provider_statecheck.api.airflow_services import task_state
-from airflow_provider_statecheck.api.pages.job_views import ShownJob, rows_of, shown_job
-from airflow_provider_statecheck.api.pages.operator_rows import RETRY_DELAY, OperatorsQuery
+from airflow_provider_statecheck.api.pages.job_views import RETRY_DELAY, OperatorsQuery, ShownJob, rows_of, shown_job
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
 from airflow_provider_statecheck.api.requests import public_text
 from airflow_provider_statecheck.api.services import Services

@@ -71,11 +71,19 @@ _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 
 class AlignedCheckpoints(StoredJobs):
-    """A ``CoordinatorRows`` with direct access to the rows. Each call is one transaction."""
+    """
+    Calls of a coordinator of several operators to the rows of its job, each in one transaction.
+
+    A task of a maintenance Dag makes the same calls over HTTP. A repeated call takes effect once, except that a call may draw
+    another id or count a failure without an id again. Calls that change rows raise ``StaleAttemptError`` if another leader has
+    taken over.
+    """
 
     def lead(self, request: TakeLeadership) -> AttemptRef:
         """
         Register a leader under the next epoch and fence the previous one.
+
+        Pending checkpoints remain pending, and the coordinator of the new leader resumes them.
 
         :raises StaleAttemptError: if the leader with this key has been replaced since.
         """
@@ -89,7 +97,7 @@ class AlignedCheckpoints(StoredJobs):
         """Close the attempt of a leader, unless it has ended or been replaced; its checkpoints remain for the next leader."""
         with self._store.transaction(request.leader.job_id) as tx:
             attempt = tx.attempt(request.leader.operator_id, request.leader.epoch)
-            if attempt is not None and attempt.status is AttemptStatus.RUNNING:
+            if attempt is not None and attempt.is_running:
                 tx.save_attempt(replace(attempt, status=AttemptStatus.FINISHED, ended_at=tx.now))
 
     def count_ids(self, request: CountIds) -> int:
@@ -167,7 +175,7 @@ class AlignedCheckpoints(StoredJobs):
     def is_finalizing(
         self, leader: AttemptRef, checkpoint_id: int, finalizer: str | None, lease_until: datetime | None
     ) -> bool:
-        """Return whether a finalizer still holds a checkpoint."""
+        """Return whether a finalizer still holds a checkpoint, whose directory may otherwise be deleted."""
         with self._transition(leader) as (tx, _):
             found = tx.checkpoint(checkpoint_id)
             return found is not None and transitions.is_held(found, finalizer, lease_until)

@@ -15,7 +15,8 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, EffectsOf
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.rows import EffectsOf
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
@@ -89,7 +90,7 @@ class CheckpointsCleaner:
 
     def __init__(
         self,
-        rows: CoordinatorRows,
+        rows: AlignedCheckpoints,
         leader: AttemptRef,
         storage: SnapshotStorage,
         deleter: CheckpointDeleter,

@@ -11,8 +11,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents, running
-from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
+from airflow_provider_statecheck.checkpoint.aligned.components import (
+    AcknowledgeMessage,
+    CheckpointAborter,
+    CoordinatorComponents,
+    running,
+)
 from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AbortScope,
     AcknowledgeAligned,
@@ -209,11 +213,13 @@ class CheckpointFinalizer:
         :raises CheckpointException: if the checkpoint cannot be completed and was aborted.
         :raises StaleAttemptError: if another leader has taken over; nothing is deleted.
         """
-        retained = {c.checkpoint_id for c in self._components.completed_store.get_all_checkpoints()}
-        subsumed = None
+        components, subsumed = self._components, None
+        retained = {c.checkpoint_id for c in components.completed_store.get_all_checkpoints()}
         try:
             checkpoint = self._written(acknowledged)
-            subsumed = self._add(checkpoint)
+            subsumed = components.completed_store.add_checkpoint_and_subsume_oldest(
+                checkpoint, components.cleaner, self._ended
+            )
         except StaleAttemptError:
             raise
         except Exception as error:
@@ -242,11 +248,6 @@ class CheckpointFinalizer:
             raise CoordinatorError(
                 f"Expected to finalize checkpoint {record.checkpoint_id}, found another finalizer or none."
             )
-
-    def _add(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint | None:
-        return self._components.completed_store.add_checkpoint_and_subsume_oldest(
-            checkpoint, self._components.cleaner, self._ended
-        )
 
     def _settled(self, record: CheckpointRecord, error: Exception) -> CompletedCheckpoint | None:
         components, failure = self._components, _failure(error)

@@ -1,18 +1,26 @@
-"""Components of the aligned coordinator, shared by its steps, and the aborter of checkpoints."""
+"""
+Parts that the steps of the aligned coordinator share: aborter, notifier of tasks, statistics.
+
+Notifications are sent at most once and may be lost. Receivers treat a completion as the completion of all earlier
+checkpoints.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import partial
+from threading import Lock
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CheckpointsCleaner, CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.notifications import CheckpointNotifier
 from airflow_provider_statecheck.checkpoint.aligned.participants import MasterHooks, OperatorCoordinators
 from airflow_provider_statecheck.checkpoint.aligned.plan import (
     CheckpointPlanCalculator,
@@ -21,17 +29,23 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import (
     ExecutionTask,
 )
 from airflow_provider_statecheck.checkpoint.aligned.requests import failure_of, message_of
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, CoordinatorRows
-from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, ReportFailure
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotPart, SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import (
     CheckpointException,
     CheckpointFailureManager,
     CheckpointFailureReason,
+    root_cause,
 )
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, RowsVersion
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot, snapshot_of
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +54,7 @@ log = logging.getLogger(__name__)
 class CoordinatorComponents:
     """The stores and collaborators of one coordinator; none of them caches rows."""
 
-    rows: CoordinatorRows
+    rows: AlignedCheckpoints
     leader: AttemptRef
     name: str
     """The unique name of the coordinator as a finalizer."""
@@ -127,16 +141,13 @@ class CheckpointAborter:
             _run_logged(partial(self._notify, each))
             self._count(each, failure_of(each) if scope is AbortScope.EXPIRED else error, attempt_id)
         if aborted:
-            _run_logged(self._clean)
+            _run_logged(partial(components.cleaner.clean, self._ended))
         return aborted
 
     def expire(self) -> None:
         """Abort the pending checkpoints whose timeout has passed."""
         uids = {task.operator_id: task.uid for task in self._components.tasks}
         self.abort(AbortScope.EXPIRED, CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED), uids=uids)
-
-    def _clean(self) -> None:
-        self._components.cleaner.clean(self._ended)
 
     def _notify(self, aborted: CheckpointRecord) -> None:
         checkpoint_id = aborted.checkpoint_id
@@ -166,3 +177,182 @@ def _run_logged(step: Callable[[], None]) -> None:
         step()
     except Exception:
         log.exception("A step after the abort of checkpoints failed")
+
+
+REMEMBERED_CHECKPOINTS = 1000
+
+
+class NotificationKind(StrEnum):
+    """The kind of a notification."""
+
+    COMPLETE = "complete"
+    ABORTED = "aborted"
+    SUBSUMED = "subsumed"
+
+
+class CheckpointNotifier:
+    """
+    Notifies tasks of the end of a checkpoint, each at most once.
+
+    An error on an abort or a subsumption is logged. An error on a completion fails the task, because it has not committed
+    its output.
+
+    :param executor: The executor that calls the tasks; it must not run calls in a thread that holds a lock.
+    :param fail_task: The callback that fails a task after an error on a completion.
+    """
+
+    def __init__(self, executor: Executor, fail_task: Callable[[ExecutionTask, Exception], None]) -> None:
+        self._executor = executor
+        self._fail_task = fail_task
+        self._lock = Lock()
+        self._notified: OrderedDict[int, set[tuple[NotificationKind, str, str]]] = OrderedDict()
+
+    def notify_complete(
+        self, tasks: Iterable[ExecutionTask], checkpoint_id: int, timestamp: datetime, last_subsumed_id: int = -1
+    ) -> None:
+        """Notify tasks of a completed checkpoint and the id of the one discarded for it, -1 for none."""
+        for task in self._not_yet_notified(NotificationKind.COMPLETE, checkpoint_id, tasks):
+            call = partial(task.notify_checkpoint_complete, checkpoint_id, timestamp, last_subsumed_id)
+            self._submit(partial(self._complete, task, checkpoint_id, call))
+
+    def notify_aborted(
+        self, tasks: Iterable[ExecutionTask], checkpoint_id: int, latest_completed_id: int, timestamp: datetime
+    ) -> None:
+        """Notify tasks of an aborted checkpoint and the id of the latest completed one, -1 for none."""
+        for task in self._not_yet_notified(NotificationKind.ABORTED, checkpoint_id, tasks):
+            call = partial(task.notify_checkpoint_aborted, checkpoint_id, latest_completed_id, timestamp)
+            self._submit(partial(_tolerate, NotificationKind.ABORTED, task, checkpoint_id, call))
+
+    def notify_subsumed(self, tasks: Iterable[ExecutionTask], checkpoint_id: int) -> None:
+        """Notify tasks of a subsumed checkpoint, which no restore uses any more."""
+        for task in self._not_yet_notified(NotificationKind.SUBSUMED, checkpoint_id, tasks):
+            call = partial(task.notify_checkpoint_subsumed, checkpoint_id)
+            self._submit(partial(_tolerate, NotificationKind.SUBSUMED, task, checkpoint_id, call))
+
+    def _not_yet_notified(
+        self, kind: NotificationKind, checkpoint_id: int, tasks: Iterable[ExecutionTask]
+    ) -> list[ExecutionTask]:
+        pending = []
+        with self._lock:
+            notified = self._notified.setdefault(checkpoint_id, set())
+            for task in tasks:
+                key = (kind, task.operator_id, task.attempt_id)
+                if key not in notified:
+                    notified.add(key)
+                    pending.append(task)
+            while len(self._notified) > REMEMBERED_CHECKPOINTS:
+                self._notified.popitem(last=False)
+        return pending
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        try:
+            self._executor.submit(call)
+        except RuntimeError as error:
+            # The executor was shut down. Receivers tolerate lost notifications.
+            log.warning("A notification of the end of a checkpoint was not sent: %s", error)
+
+    def _complete(self, task: ExecutionTask, checkpoint_id: int, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            log.exception(
+                "Operator %s failed on the notification that checkpoint %s is complete", task.uid, checkpoint_id
+            )
+            self._fail(task, error)
+
+    def _fail(self, task: ExecutionTask, error: Exception) -> None:
+        try:
+            self._fail_task(task, error)
+        except Exception:
+            # The executor would store the error in a future that is never read.
+            log.exception("Operator %s could not be failed", task.uid)
+
+
+def _tolerate(kind: NotificationKind, task: ExecutionTask, checkpoint_id: int, call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:
+        log.warning(
+            "Operator %s failed on the notification that checkpoint %s is %s; it continues",
+            task.uid,
+            checkpoint_id,
+            kind.value,
+            exc_info=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgeMessage:
+    """Acknowledgement of a checkpoint by one operator; its state must be on storage before it is sent."""
+
+    job_id: JobId
+    attempt_id: str
+    """The attempt of the operator's task."""
+    checkpoint_id: int
+    metrics: dict[str, int] = field(default_factory=dict)
+    state: OperatorState | None = None
+    """The state of all subtasks, ``None`` for an operator without state."""
+    part: SnapshotPart | None = None
+    """The copied checkpoint of a stage, which is its part of a savepoint of the whole job."""
+    finished_subtasks: frozenset[int] = frozenset()
+    """The indexes of subtasks that had ended before the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclineMessage:
+    """Refusal of a checkpoint by one operator."""
+
+    job_id: JobId
+    attempt_id: str
+    checkpoint_id: int
+    cause: CheckpointException = field(
+        default_factory=lambda: CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED)
+    )
+
+
+class CheckpointStatsTracker:
+    """
+    Tracker of the checkpoint statistics of an operator, or of aligned checkpoints.
+
+    The coordinator counts completed and aborted checkpoints with their rows. Reports add details that the rows do not
+    contain, and are idempotent except for failures without an id.
+
+    :param history_size: Maximum length of the history, from 0 to ``HISTORY_SIZE``.
+    :raises InvalidConfigurationError: for a history size out of range.
+    """
+
+    def __init__(self, rows: AlignedCheckpoints, leader: AttemptRef, *, history_size: int = HISTORY_SIZE) -> None:
+        require("history_size", history_size, lambda n: 0 <= n <= HISTORY_SIZE, f"from 0 to {HISTORY_SIZE}")
+        self._rows = rows
+        self._leader = leader
+        self._history_size = history_size
+        self._latest: tuple[RowsVersion, CheckpointStatsSnapshot] | None = None
+
+    def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
+        """Record the root cause of a failed checkpoint, which counts as one without an id if it has no row."""
+        cause = None if error.__cause__ is None else root_cause(error)
+        self._rows.report_failure(
+            ReportFailure(leader=self._leader, reason=error.reason, checkpoint_id=checkpoint_id, cause=cause)
+        )
+
+    def report_failed_checkpoint_without_in_progress(self, error: CheckpointException) -> None:
+        """Count a checkpoint that failed before it had an id; each call counts."""
+        self._rows.report_failure(ReportFailure(leader=self._leader, reason=error.reason))
+
+    def create_snapshot(self) -> CheckpointStatsSnapshot:
+        """
+        Return the current statistics, as the same object while the job does not change.
+
+        :raises CheckpointNotFoundError: if the job or the operator does not exist.
+        """
+        view = self._rows.describe(self._leader.job_id)
+        if self._latest is None or self._latest[0] != view.job.rows_version:
+            operator = view.operator(self._leader.operator_id)
+            if operator is None:
+                raise CheckpointNotFoundError(
+                    f"Expected operator {self._leader.operator_id} in job {view.job.name!r}, found none; use the id of an operator of the "
+                    f"job."
+                )
+            snapshot = snapshot_of(view, operator, history_size=self._history_size)
+            self._latest = (view.job.rows_version, snapshot)
+        return self._latest[1]

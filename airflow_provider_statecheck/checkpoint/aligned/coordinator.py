@@ -10,6 +10,7 @@ from random import Random
 from threading import Lock
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
     CheckpointDeleter,
     CheckpointsCleaner,
@@ -17,10 +18,11 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_store import (
     StateDiscarder,
 )
 from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
-from airflow_provider_statecheck.checkpoint.aligned.components import CheckpointAborter, CoordinatorComponents
-from airflow_provider_statecheck.checkpoint.aligned.notifications import (
+from airflow_provider_statecheck.checkpoint.aligned.components import (
     AcknowledgeMessage,
+    CheckpointAborter,
     CheckpointNotifier,
+    CoordinatorComponents,
     DeclineMessage,
 )
 from airflow_provider_statecheck.checkpoint.aligned.participants import (
@@ -44,7 +46,7 @@ from airflow_provider_statecheck.checkpoint.aligned.requests import (
     properties_of,
 )
 from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
-from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, CoordinatorRows, EnqueueRequest
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortScope, EnqueueRequest
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
@@ -114,7 +116,7 @@ class CheckpointCoordinator:
         executor: Executor,
         failure_manager: CheckpointFailureManager,
         *,
-        rows: CoordinatorRows,
+        rows: AlignedCheckpoints,
         leader: AttemptRef,
         discarder: StateDiscarder,
         fail_task: Callable[[ExecutionTask, Exception], None],

@@ -10,7 +10,8 @@ from enum import StrEnum
 from threading import Condition
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import CoordinatorRows, RequestOutcome
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.rows import RequestOutcome
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotContent,
@@ -108,7 +109,7 @@ class CheckpointFuture:
 
     def __init__(
         self,
-        rows: CoordinatorRows,
+        rows: AlignedCheckpoints,
         leader: AttemptRef,
         request_key: str,
         load: Loader,
@@ -230,7 +231,7 @@ class CheckpointFutures:
     """
 
     def __init__(
-        self, rows: CoordinatorRows, leader: AttemptRef, storage: SnapshotStorage, waiter: FutureWaiter | None = None
+        self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage, waiter: FutureWaiter | None = None
     ) -> None:
         self._rows = rows
         self._leader = leader

@@ -1,8 +1,8 @@
 """
-Calls of the coordinator of several operators to its rows, and their messages.
+Messages of the coordinator of several operators to its rows.
 
-The classes of the coordinator decide what happens and have the storage; these calls change the rows, each in one transaction.
-Every message names the leader, whose calls have no effect after a newer one has taken over.
+The classes of the coordinator decide what happens and have the storage; ``AlignedCheckpoints`` changes the rows. Every message
+names the leader, whose calls have no effect after a newer one has taken over.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider, Choice
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.codec import require, storable_text
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
@@ -24,7 +23,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.store import JobReads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,102 +314,3 @@ class ReportFailure:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cause", None if self.cause is None else storable_text(self.cause))
-
-
-class CoordinatorRows(JobReads, Protocol):
-    """
-    Calls of a coordinator of several operators to the rows of its job, from which ``gateway.verbs`` derives the API over HTTP.
-
-    A repeated call takes effect once, except that a call may draw another id or count a failure without an id again. Calls
-    that change rows raise ``StaleAttemptError`` if another leader has taken over.
-    """
-
-    def lead(self, request: TakeLeadership) -> AttemptRef:
-        """
-        Register a leader under the next epoch and fence the previous one.
-
-        Pending checkpoints remain pending, and the coordinator of the new leader resumes them.
-        """
-        ...
-
-    def resign(self, request: Resign) -> None:
-        """Close the attempt of a leader; its checkpoints remain for the next leader."""
-        ...
-
-    def count_ids(self, request: CountIds) -> int:
-        """Return the next checkpoint id, which a draw allocates."""
-        ...
-
-    def enqueue(self, request: EnqueueRequest) -> tuple[SnapshotRequest, ...]:
-        """Add a request and return those that the full queue refuses, which have failed."""
-        ...
-
-    def choose(self, request: ChooseRequest) -> Choice:
-        """Choose the request to trigger now, without any effect."""
-        ...
-
-    def begin(self, request: BeginCheckpoint) -> CheckpointRecord | None:
-        """Add a pending checkpoint, or return ``None`` if its request is not the one to trigger now."""
-        ...
-
-    def acknowledge(self, request: AcknowledgeAligned) -> Assessment:
-        """Store an acknowledgement that the checkpoint awaits; the last one starts the finalization."""
-        ...
-
-    def abort(self, request: AbortCheckpoints) -> tuple[CheckpointRecord, ...]:
-        """Abort the checkpoints of a scope and return their rows."""
-        ...
-
-    def take_over(self, request: TakeOver) -> TakenOver:
-        """Take over the finalizations whose lease has expired."""
-        ...
-
-    def is_finalizing(
-        self, leader: AttemptRef, checkpoint_id: int, finalizer: str | None, lease_until: datetime | None
-    ) -> bool:
-        """Return whether a finalizer still holds a checkpoint, whose directory may otherwise be deleted."""
-        ...
-
-    def adopt(self, request: AdoptSnapshot) -> int:
-        """Return the id for a restored snapshot, which no other job may have claimed, and claim it if requested."""
-        ...
-
-    def record_restore(self, leader: AttemptRef, checkpoint_id: int) -> None:
-        """Pin the checkpoint that was restored, and count the restore."""
-        ...
-
-    def effects(self, request: EffectsOf) -> CleaningEffects:
-        """Return the checkpoints whose files may be deleted."""
-        ...
-
-    def record_discards(self, leader: AttemptRef, checkpoint_ids: tuple[int, ...]) -> None:
-        """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
-        ...
-
-    def put_handle(self, request: PutHandle) -> CheckpointRecord:
-        """Complete a fully acknowledged checkpoint, add a restored one, or replace the properties of a completed one."""
-        ...
-
-    def handles(self, request: HandlesOf) -> Handles:
-        """Return the handles of a leader."""
-        ...
-
-    def remove_handle(self, leader: AttemptRef, checkpoint_id: int) -> None:
-        """Subsume a checkpoint; one that has ended or has no row is ignored."""
-        ...
-
-    def end_handles(self, request: EndHandles) -> tuple[CheckpointRecord, ...]:
-        """Remove all handles and return the checkpoints that are left to the user."""
-        ...
-
-    def outcome(self, leader: AttemptRef, request_key: str) -> RequestOutcome:
-        """Return the outcome of a request of any coordinator of the job."""
-        ...
-
-    def owns(self, leader: AttemptRef, location: str) -> bool:
-        """Return whether the job took or claimed a savepoint and no other one has claimed it."""
-        ...
-
-    def report_failure(self, request: ReportFailure) -> None:
-        """Add the cause of a failed checkpoint to the statistics, and count it if it has no row."""
-        ...

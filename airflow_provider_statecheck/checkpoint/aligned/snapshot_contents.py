@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     MasterState,
     OperatorState,
-    OperatorStateHandle,
     OperatorSubtaskState,
     SegmentFileStateHandle,
     StreamStateHandle,
@@ -373,16 +372,8 @@ def require_whole_union_state(state: OperatorState, finished_subtasks: AbstractS
 
 
 def _union_names(state: OperatorState) -> set[str]:
-    return {
-        name
-        for handle in _operator_handles(state)
-        for name, meta in handle.states
-        if meta.mode is DistributionMode.UNION
-    }
-
-
-def _operator_handles(state: OperatorState) -> Iterator[OperatorStateHandle]:
-    return chain.from_iterable((*s.managed_operator, *s.raw_operator) for s in state.subtask_states.values())
+    handles = chain.from_iterable((*s.managed_operator, *s.raw_operator) for s in state.subtask_states.values())
+    return {name for handle in handles for name, meta in handle.states if meta.mode is DistributionMode.UNION}
 
 
 def completed_of(

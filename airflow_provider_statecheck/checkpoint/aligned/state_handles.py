@@ -13,14 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from airflow_provider_statecheck.checkpoint.aligned.rows import (
-    CoordinatorRows,
-    CountIds,
-    EndHandles,
-    Handles,
-    HandlesOf,
-    PutHandle,
-)
+from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
+from airflow_provider_statecheck.checkpoint.aligned.rows import CountIds, EndHandles, Handles, HandlesOf, PutHandle
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     CompletedCheckpoint,
     SnapshotStorage,
@@ -106,7 +100,7 @@ class StateHandleStore:
     :param leader: Attempt of the operator that changes handles.
     """
 
-    def __init__(self, rows: CoordinatorRows, leader: AttemptRef, storage: SnapshotStorage) -> None:
+    def __init__(self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage) -> None:
         self._rows = rows
         self._leader = leader
         self._storage = storage
@@ -254,7 +248,7 @@ class CheckpointIDCounter:
     Each id is returned once, across all processes. If the counter raises, no checkpoint is triggered.
     """
 
-    def __init__(self, rows: CoordinatorRows, leader: AttemptRef) -> None:
+    def __init__(self, rows: AlignedCheckpoints, leader: AttemptRef) -> None:
         self._rows = rows
         self._leader = leader
         self._is_started = False

@@ -71,9 +71,7 @@ def lead(tx: JobTransaction, request: TakeLeadership) -> AttemptRef:
     """
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
-        ref = AttemptRef(job_id=known.job_id, operator_id=known.operator_id, epoch=known.epoch)
-        require_running(tx, ref)
-        return ref
+        return AttemptRef.of(require_running(tx, AttemptRef.of(known)))
     operator = tx.operator(ALIGNED_OPERATOR_ID) or OperatorRecord(
         job_id=tx.job.job_id, operator_id=ALIGNED_OPERATOR_ID, uid=ALIGNED_UID, epoch=0, generation=1
     )
@@ -81,12 +79,12 @@ def lead(tx: JobTransaction, request: TakeLeadership) -> AttemptRef:
     operator = replace(operator, epoch=operator.epoch + 1)
     tx.save_operator(operator)
     tx.save_attempt(_new_attempt(tx, operator, request))
-    return AttemptRef(job_id=operator.job_id, operator_id=operator.operator_id, epoch=operator.epoch)
+    return AttemptRef.of(operator)
 
 
 def _fence(tx: JobTransaction, operator: OperatorRecord) -> None:
-    previous = tx.attempt(operator.operator_id, operator.epoch)
-    if previous is not None and previous.status is AttemptStatus.RUNNING:
+    previous = rows.open_attempt(tx, operator)
+    if previous is not None:
         tx.save_attempt(replace(previous, status=AttemptStatus.FENCED, ended_at=tx.now))
     for checkpoint in of_status(tx, CheckpointStatus.FINALIZING):
         # The fenced finalizer cannot finish, so the new leader need not wait for its lease to expire.
@@ -158,8 +156,8 @@ def _add_pending(
     location = message.location or checkpoint_uri(leader.storage_base, leader.job_id, checkpoint_id)
     if properties.is_savepoint:
         is_own = is_savepoint_directory(location) and is_savepoint_of(location, leader.job_id)
-        is_new = is_own and not _is_taken(tx, location)
-        require("location", location, lambda _: is_new, "a new directory for a savepoint of the job")
+        is_taken = tx.claim(location) is not None or any(c.location == location for c in tx.view().checkpoints)
+        require("location", location, lambda _: is_own and not is_taken, "a new directory for a savepoint of the job")
     else:
         require("location", message.location, lambda uri: uri is None, "None for a checkpoint")
         if message.is_full:
@@ -176,10 +174,6 @@ def _add_pending(
         is_periodic=request.is_periodic,
         finalizer=message.coordinator,
     )
-
-
-def _is_taken(tx: JobTransaction, location: str) -> bool:
-    return tx.claim(location) is not None or any(c.location == location for c in tx.view().checkpoints)
 
 
 def _awaited_acknowledgements(

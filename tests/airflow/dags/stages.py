@@ -49,7 +49,7 @@ def ask_to_stop() -> None:
     from airflow_provider_statecheck.checkpoint.ids import new_key
     from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
     from airflow_provider_statecheck.checkpoint.properties import CheckpointType
-    from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, savepoint_gateway
+    from airflow_provider_statecheck.hooks.transport import maintenance_gateway, savepoint_gateway
 
     gateway = maintenance_gateway()
     view = gateway.describe(gateway.jobs()[0].job_id)

@@ -80,11 +80,16 @@ class Clock:
 Scenario = Callable[[Api, Clock], Coroutine[Any, Any, None]]
 
 
-def run(scenario: Scenario) -> None:
-    async def made() -> None:
-        await scenario(Api(), Clock())
+def in_loop(scenario: Scenario) -> Callable[[], None]:
+    """Return the test of a scenario with a new server and clock."""
 
-    asyncio.run(made())
+    def test() -> None:
+        async def made() -> None:
+            await scenario(Api(), Clock())
+
+        asyncio.run(made())
+
+    return test
 
 
 def checks_of(api: Api, clock: Clock, staleness: float = 0.0) -> CheckedRows:
@@ -101,182 +106,156 @@ async def version(found: Awaitable[LatestCheckpoints]) -> int:
     return (await found).job.version
 
 
-def test_each_request_sees_the_version_at_its_arrival() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock)
-        for api.version in (1, 2, 2, 3):
-            assert await version(checks.check(JOB, "ann")) == api.version
-
-    run(scenario)
+@in_loop
+async def test_each_request_sees_the_version_at_its_arrival(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock)
+    for api.version in (1, 2, 2, 3):
+        assert await version(checks.check(JOB, "ann")) == api.version
 
 
-def test_equal_version_of_a_restored_database_is_another_one() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock)
-        for api.seen_at in (_NOW, _NOW + timedelta(seconds=1)):
-            assert (await checks.check(JOB, "ann")).job.seen_at == api.seen_at
-
-    run(scenario)
+@in_loop
+async def test_equal_version_of_a_restored_database_is_another_one(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock)
+    for api.seen_at in (_NOW, _NOW + timedelta(seconds=1)):
+        assert (await checks.check(JOB, "ann")).job.seen_at == api.seen_at
 
 
-def test_concurrent_requests_of_authorized_callers_share_the_next_check() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock)
-        for token in ("ann", "ben"):
-            await checks.check(JOB, token)
-        api.calls.clear()
-        api.gate.clear()
-        first = asyncio.create_task(version(checks.check(JOB, "ann")))
-        await settle()
-        api.version = 2  # the running check may already have read the old version
-        later = [asyncio.create_task(version(checks.check(JOB, token))) for token in ("ben", "ann", "ben")]
-        await settle()
-        api.gate.set()
+@in_loop
+async def test_concurrent_requests_of_authorized_callers_share_the_next_check(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock)
+    for token in ("ann", "ben"):
+        await checks.check(JOB, token)
+    api.calls.clear()
+    api.gate.clear()
+    first = asyncio.create_task(version(checks.check(JOB, "ann")))
+    await settle()
+    api.version = 2  # the running check may already have read the old version
+    later = [asyncio.create_task(version(checks.check(JOB, token))) for token in ("ben", "ann", "ben")]
+    await settle()
+    api.gate.set()
 
-        assert await first == 1
-        assert await asyncio.gather(*later) == [2, 2, 2]
-        assert len(api.calls) == 2
-
-    run(scenario)
+    assert await first == 1
+    assert await asyncio.gather(*later) == [2, 2, 2]
+    assert len(api.calls) == 2
 
 
-def test_the_check_of_one_caller_authorizes_no_other() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock, staleness=60.0)
+@in_loop
+async def test_the_check_of_one_caller_authorizes_no_other(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock, staleness=60.0)
+    await checks.check(JOB, "ann")
+
+    with pytest.raises(AccessDeniedError):
+        await checks.check(JOB, "eve")
+    assert api.calls == ["ann", "eve"]
+
+
+@in_loop
+async def test_a_caller_of_one_job_is_not_authorized_for_another(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock, staleness=60.0)
+    await checks.check(JOB, "ann")
+    api.allowed.clear()
+
+    with pytest.raises(AccessDeniedError):
+        await checks.check(job_id_of("another"), "ann")
+
+
+@in_loop
+async def test_a_shared_check_that_is_refused_fails_only_the_caller_of_its_token(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock)
+    for token in ("ann", "ben"):
+        await checks.check(JOB, token)
+    api.allowed.remove("ann")
+    replies = await asyncio.gather(*(checks.check(JOB, token) for token in ("ann", "ben")), return_exceptions=True)
+
+    assert isinstance(replies[0], AccessDeniedError)
+    assert isinstance(replies[1], LatestCheckpoints)
+
+
+@in_loop
+async def test_a_refusal_is_not_remembered(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock)
+    with pytest.raises(AccessDeniedError):
+        await checks.check(JOB, "eve")
+    api.allowed.add("eve")
+
+    assert await version(checks.check(JOB, "eve")) == 1
+
+
+@in_loop
+async def test_a_revoked_caller_is_refused_at_its_next_check(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock, staleness=60.0)
+    await checks.check(JOB, "ann")
+    api.allowed.clear()
+    clock.seconds += GRANT_SECONDS
+
+    with pytest.raises(AccessDeniedError):
         await checks.check(JOB, "ann")
 
-        with pytest.raises(AccessDeniedError):
-            await checks.check(JOB, "eve")
-        assert api.calls == ["ann", "eve"]
 
-    run(scenario)
+@in_loop
+async def test_an_answer_is_at_most_as_stale_as_allowed(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock, staleness=2.0)
+    await checks.check(JOB, "ann")
+    api.version = 2
+    clock.seconds += 1.9
+    assert await version(checks.check(JOB, "ann")) == 1
+    clock.seconds += 0.1
+    assert await version(checks.check(JOB, "ann")) == 2
 
 
-def test_a_caller_of_one_job_is_not_authorized_for_another() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock, staleness=60.0)
+@in_loop
+async def test_while_the_api_is_away_only_a_recent_check_answers(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock, staleness=2.0)
+    await checks.check(JOB, "ann")
+    api.is_away = True
+    assert await version(checks.check(JOB, "ann")) == 1
+    clock.seconds += 2.0
+    with pytest.raises(CoordinatorUnavailableError):
         await checks.check(JOB, "ann")
-        api.allowed.clear()
-
-        with pytest.raises(AccessDeniedError):
-            await checks.check(job_id_of("another"), "ann")
-
-    run(scenario)
+    api.is_away, api.version = False, 2
+    assert await version(checks.check(JOB, "ann")) == 2
 
 
-def test_a_shared_check_that_is_refused_fails_only_the_caller_of_its_token() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock)
-        for token in ("ann", "ben"):
-            await checks.check(JOB, token)
-        api.allowed.remove("ann")
-        replies = await asyncio.gather(*(checks.check(JOB, token) for token in ("ann", "ben")), return_exceptions=True)
+@in_loop
+async def test_a_check_that_began_earlier_does_not_replace_the_result_of_a_later_one(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock)
+    api.gate.clear()
+    slow = asyncio.create_task(version(checks.check(JOB, "ann")))
+    await settle()
+    clock.seconds += 1.0
+    api.version = 2
+    fast_gate, api.gate = api.gate, asyncio.Event()
+    api.gate.set()
+    assert await version(checks.check(JOB, "ben")) == 2
+    fast_gate.set()
 
-        assert isinstance(replies[0], AccessDeniedError)
-        assert isinstance(replies[1], LatestCheckpoints)
-
-    run(scenario)
-
-
-def test_a_refusal_is_not_remembered() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock)
-        with pytest.raises(AccessDeniedError):
-            await checks.check(JOB, "eve")
-        api.allowed.add("eve")
-
-        assert await version(checks.check(JOB, "eve")) == 1
-
-    run(scenario)
+    assert await slow == 2
 
 
-def test_a_revoked_caller_is_refused_at_its_next_check() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock, staleness=60.0)
-        await checks.check(JOB, "ann")
-        api.allowed.clear()
-        clock.seconds += GRANT_SECONDS
+@in_loop
+async def test_a_reply_without_checkpoints_to_a_first_check_is_an_error(api: Api, clock: Clock) -> None:
+    async def nothing(*_: Any) -> None:
+        return None
 
-        with pytest.raises(AccessDeniedError):
-            await checks.check(JOB, "ann")
-
-    run(scenario)
+    with pytest.raises(CoordinatorError, match="found none in the reply"):
+        await CheckedRows(Rows(), nothing).check(JOB, "ann")
 
 
-def test_an_answer_is_at_most_as_stale_as_allowed() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock, staleness=2.0)
-        await checks.check(JOB, "ann")
-        api.version = 2
-        clock.seconds += 1.9
-        assert await version(checks.check(JOB, "ann")) == 1
-        clock.seconds += 0.1
-        assert await version(checks.check(JOB, "ann")) == 2
+@in_loop
+async def test_a_caller_that_goes_away_does_not_cancel_the_shared_call(api: Api, clock: Clock) -> None:
+    calls, gate = SharedCalls(), asyncio.Event()
 
-    run(scenario)
+    async def slow() -> str:
+        await gate.wait()
+        return "done"
 
+    leaving, staying = (asyncio.create_task(calls.join("key", slow)) for _ in range(2))
+    await settle()
+    leaving.cancel()
+    await settle()
+    gate.set()
 
-def test_while_the_api_is_away_only_a_recent_check_answers() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock, staleness=2.0)
-        await checks.check(JOB, "ann")
-        api.is_away = True
-        assert await version(checks.check(JOB, "ann")) == 1
-        clock.seconds += 2.0
-        with pytest.raises(CoordinatorUnavailableError):
-            await checks.check(JOB, "ann")
-        api.is_away, api.version = False, 2
-        assert await version(checks.check(JOB, "ann")) == 2
-
-    run(scenario)
-
-
-def test_a_check_that_began_earlier_does_not_replace_the_result_of_a_later_one() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock)
-        api.gate.clear()
-        slow = asyncio.create_task(version(checks.check(JOB, "ann")))
-        await settle()
-        clock.seconds += 1.0
-        api.version = 2
-        fast_gate, api.gate = api.gate, asyncio.Event()
-        api.gate.set()
-        assert await version(checks.check(JOB, "ben")) == 2
-        fast_gate.set()
-
-        assert await slow == 2
-
-    run(scenario)
-
-
-def test_a_reply_without_checkpoints_to_a_first_check_is_an_error() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        async def nothing(*_: Any) -> None:
-            return None
-
-        with pytest.raises(CoordinatorError, match="found none in the reply"):
-            await CheckedRows(Rows(), nothing).check(JOB, "ann")
-
-    run(scenario)
-
-
-def test_a_caller_that_goes_away_does_not_cancel_the_shared_call() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        calls, gate = SharedCalls(), asyncio.Event()
-
-        async def slow() -> str:
-            await gate.wait()
-            return "done"
-
-        leaving, staying = (asyncio.create_task(calls.join("key", slow)) for _ in range(2))
-        await settle()
-        leaving.cancel()
-        await settle()
-        gate.set()
-
-        assert await staying == "done"
-
-    run(scenario)
+    assert await staying == "done"
 
 
 def test_job_that_was_checked_least_recently_is_evicted_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,17 +281,15 @@ def test_job_that_was_checked_least_recently_is_evicted_and_read_again(monkeypat
     assert rows.reads == [(second, None)]
 
 
-def test_what_was_read_again_is_not_followed_by_an_older_check() -> None:
-    async def scenario(api: Api, clock: Clock) -> None:
-        checks = checks_of(api, clock, staleness=60.0)
-        assert await version(checks.check(JOB, "ann")) == 1
-        newer = checks.latest_checkpoints(JOB)
-        assert newer is not None
-        assert newer.job.version == 2
-        assert checks.latest_checkpoints(JOB, newer.job.rows_version) is None
-        assert await version(checks.check(JOB, "ann")) == 2
-
-    run(scenario)
+@in_loop
+async def test_what_was_read_again_is_not_followed_by_an_older_check(api: Api, clock: Clock) -> None:
+    checks = checks_of(api, clock, staleness=60.0)
+    assert await version(checks.check(JOB, "ann")) == 1
+    newer = checks.latest_checkpoints(JOB)
+    assert newer is not None
+    assert newer.job.version == 2
+    assert checks.latest_checkpoints(JOB, newer.job.rows_version) is None
+    assert await version(checks.check(JOB, "ann")) == 2
 
 
 class Sessions:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.api.services import TASK_LIFETIME
-from airflow_provider_statecheck.checkpoint.aligned.rows import (
-    AbortCheckpoints,
-    AbortScope,
-    CoordinatorRows,
-    HandlesOf,
-)
+from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints, AbortScope, HandlesOf
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
@@ -26,15 +23,15 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http import HttpCalls, HttpClient
+from airflow_provider_statecheck.gateway.verbs import Verb
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
-from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE as CALLS, RESTORES
+from airflow_provider_statecheck.maintenance.actions import ALIGNED, MAINTENANCE as MAINTENANCE_CALLS, RESTORES
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     DropTokens,
     ForgetRows,
-    MaintenanceGateway,
     RetireJob,
 )
-from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreGateway, RestoreJob, SavepointPart
+from airflow_provider_statecheck.maintenance.job_restore import JobSavepoint, RestoreJob, SavepointPart
 from airflow_provider_statecheck.metadata.tables import Caller
 from tests.contracts.runs_of_a_job import RunningTasks
 from tests.messages import make_leadership, make_owner
@@ -58,9 +55,13 @@ class Credentials:
         return self._api.task_token(self._caller)
 
 
-def maintenance(api: ApiServer, caller: Caller = MAINTENANCE) -> MaintenanceGateway:
+def calls_of(verbs: Mapping[str, Verb], api: ApiServer, caller: Caller = MAINTENANCE) -> Any:
+    """Return the calls of a service as a task makes them."""
     client: Any = api.client
-    return HttpCalls(CALLS, HttpClient("http://testserver", client), Credentials(api, caller))
+    return HttpCalls(verbs, HttpClient("http://testserver", client), Credentials(api, caller))
+
+
+maintenance, aligned, restores = (partial(calls_of, verbs) for verbs in (MAINTENANCE_CALLS, ALIGNED, RESTORES))
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
     remote.jobs()
     ended.clock.advance(TASK_LIFETIME.total_seconds() + 1)
     assert remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=DAY)) is not None
-    assert remote._credentials.count == 2  # type: ignore[attr-defined]
+    assert remote._credentials.count == 2
 
 
 def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:
@@ -198,11 +199,6 @@ def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:
 def test_a_job_that_is_gone_is_told_as_such(ended: ApiServer) -> None:
     with pytest.raises(CheckpointNotFoundError):
         maintenance(ended).retire(RetireJob(job_id=job_id_of("gone")))
-
-
-def aligned(api: ApiServer, caller: Caller = MAINTENANCE) -> CoordinatorRows:
-    client: Any = api.client
-    return HttpCalls(ALIGNED, HttpClient("http://testserver", client), Credentials(api, caller))
 
 
 def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServer) -> None:
@@ -221,11 +217,6 @@ def test_a_leader_of_aligned_checkpoints_is_no_task_and_no_stage(ended: ApiServe
 
 
 POINTER = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
-
-
-def restores(api: ApiServer, caller: Caller = MAINTENANCE) -> RestoreGateway:
-    client: Any = api.client
-    return HttpCalls(RESTORES, HttpClient("http://testserver", client), Credentials(api, caller))
 
 
 def restore_of(uid: str = UID, **changes: Any) -> RestoreJob:

@@ -9,7 +9,7 @@ from airflow_provider_statecheck.api.app import AirflowMetrics
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint, TriggerCheckpoint
-from airflow_provider_statecheck.checkpoint.observer import observed_store
+from airflow_provider_statecheck.gateway.in_process import observed_store
 from tests.messages import (
     ManualClock,
     complete_checkpoint,

@@ -29,16 +29,17 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
+from airflow_provider_statecheck.checkpoint.retention import custody_of
 from airflow_provider_statecheck.checkpoint.statistics import (
     NEWEST_VALUES,
     CheckpointEntry,
     OperatorStatistics,
     RestoredEntry,
     StatsSummary,
+    snapshot_of,
     truncated_counts,
     truncated_location,
 )
-from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of, snapshot_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
@@ -115,7 +116,7 @@ def record(content: Any) -> StatisticsRecord:
 
 
 def reread(statistics: OperatorStatistics) -> OperatorStatistics:
-    return OperatorStatistics.of(record(json.loads(json.dumps(statistics.to_content()))))
+    return OperatorStatistics.of(record(json.loads(json.dumps(encode(statistics)))))
 
 
 def test_statistics_survive_json() -> None:
@@ -176,7 +177,7 @@ def test_an_entry_that_the_history_no_longer_has_takes_no_details() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"counts": 1}, {"checkpoints": {"invented": 1}}, OperatorStatistics().to_content() | {"history": 7}]
+    "content", [[], {"checkpoints": 1}, {"history": [{}]}, encode(OperatorStatistics()) | {"history": 7}]
 )
 def test_content_that_cannot_be_read_counts_as_none(content: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     assert OperatorStatistics.of(record(content)) == OperatorStatistics()

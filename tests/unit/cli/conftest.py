@@ -15,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import A
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.cli import (
-    content_commands,
     maintenance_commands,
     savepoint_commands,
     state_commands,
@@ -87,9 +86,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
         monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(savepoint_commands, "savepoint_gateway", lambda: stage.savepoints)
     monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
-    for reading in (content_commands, state_commands):
-        monkeypatch.setattr(reading, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    monkeypatch.setattr(content_commands, "airflow_gateway", lambda conn_id: stage.coordinator)
+    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(state_commands, "airflow_gateway", lambda conn_id: stage.coordinator)
     monkeypatch.setattr(state_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(maintenance_commands, "job_rows", lambda: store)
     monkeypatch.setattr(maintenance_commands, "job_recovery", lambda: JobRecovery(store))

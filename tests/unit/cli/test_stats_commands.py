@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     StepSummary,
 )
 from airflow_provider_statecheck.cli import (
-    content_commands,
     maintenance_commands,
     savepoint_commands,
     state_commands,
@@ -277,7 +276,6 @@ def test_an_argument_that_is_not_utf_8_is_wrong_usage_in_one_line(run: Run, argu
 
 
 MODULES = (
-    content_commands,
     maintenance_commands,
     savepoint_commands,
     state_commands,

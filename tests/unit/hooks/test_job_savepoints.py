@@ -16,8 +16,8 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.hooks.maintenance import job_savepoints
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
+from airflow_provider_statecheck.hooks.transport import job_savepoints
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.api_process import RUNNING_FILE
 from tests.contracts.runs_of_a_job import AGAIN, day

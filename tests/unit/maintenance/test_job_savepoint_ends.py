@@ -120,7 +120,7 @@ def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: Saved
             return savepoints.pin(request)
 
     sound, interfering = job.service, Rewinding()
-    job.service = replace(job.service, savepoints=interfering)
+    job.service = replace(job.service, savepoints=interfering)  # type: ignore[arg-type]
     job.serve()
     job.service = sound
     job.serve()

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, RequestStatus
 from airflow_provider_statecheck.exceptions import StateCheckError, StoppedWithSavepointError
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, SavepointGateway
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris
@@ -146,7 +146,7 @@ def faulty(job: SavedJob, plan: InProcessPlan) -> WholeJobSavepoints:
     return replace(
         job.service,
         rows=faulty_rows(AlignedCheckpoints(job.stage.store), plan),
-        savepoints=faulty_rows(savepoints, plan, SavepointGateway),
+        savepoints=faulty_rows(savepoints, plan, JobSavepoints),
         open_storage=lambda uri: faulty_storage(CheckpointStorage.open(uri), plan, WRITING_CALLS),
     )
 

@@ -326,7 +326,7 @@ def test_a_process_that_another_one_has_overtaken_goes_on_waiting(job: SavedJob)
     def overtake(seconds: float) -> None:
         overtaking.take(job_id_of(JOB))
 
-    fenced = FencedRows(job.service.rows)
+    fenced: Any = FencedRows(job.service.rows)
     job.service = replace(job.service, rows=fenced, pause=overtake)
     request, awaited = job.service.wait_for(job_id_of(JOB), key, 60)
     assert (request.status, awaited, fenced.calls) == (RequestStatus.COMPLETED, (), 1)

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.operators.checkpointed import CheckpointedOpera
 from airflow_provider_statecheck.operators.links import CheckpointsLink, page_of, push_link
 from airflow_provider_statecheck.operators.pyspark import (
     CheckpointedPySparkOperator,
+    CheckpointedStageOperator,
     DriverLostError,
     with_optional_parameters,
 )
@@ -23,7 +24,6 @@ from airflow_provider_statecheck.operators.spark_submit import (
     CheckpointedSparkSubmitOperator,
     CheckpointedStageSubmitOperator,
 )
-from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 
 ARGUMENTS: dict[str, Any] = {
     "job": "sales/{{ ds }}",

@@ -23,9 +23,12 @@ from airflow_provider_statecheck.operators.checkpointed import (
     uid_of,
     uids_by_task,
 )
-from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, StageTerminatedError
+from airflow_provider_statecheck.operators.pyspark import (
+    CheckpointedPySparkOperator,
+    CheckpointedStageOperator,
+    StageTerminatedError,
+)
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
-from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage

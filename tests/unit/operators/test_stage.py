@@ -23,8 +23,8 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.hooks.spark import CheckpointedStageSubmitHook, Shipping
 from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
+from airflow_provider_statecheck.operators.pyspark import CheckpointedStageOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
-from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.operators import stages_of_test
 from tests.unit.operators.test_registration import make_context

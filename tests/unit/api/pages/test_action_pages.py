@@ -11,6 +11,7 @@ from airflow_provider_statecheck.api.action_routes import param_of
 from airflow_provider_statecheck.api.pages import routes
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
@@ -67,6 +68,14 @@ def test_a_subsumed_checkpoint_is_offered_nothing(site: Site, failed: MadeJob) -
     failed.begin()
     failed.checkpoint()
     assert offered(site.read(f"{JOB}/checkpoints/1")) == []
+
+
+def test_a_checkpoint_that_could_not_be_read_is_not_offered(site: Site, failed: MadeJob) -> None:
+    failed.begin()
+    skipped = (SkippedCheckpoint(checkpoint_id=3, reason="damaged"),)
+    failed.coordinator.confirm_restore(ConfirmRestore(attempt=failed.attempt, checkpoint_id=2, skipped=skipped))
+    assert "Restore with the next attempt" in offered(site.read(f"{JOB}/checkpoints/2"))
+    assert "Restore with the next attempt" not in offered(site.read(f"{JOB}/checkpoints/3"))
 
 
 @pytest.mark.parametrize("path", [JOB, f"{JOB}/checkpoints/2", "/dags/nightly/runs/run-1/tasks/features"])

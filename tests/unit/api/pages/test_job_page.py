@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_statecheck.api.pages.operator_rows import OPERATORS_ON_PAGE
+from airflow_provider_statecheck.api.pages.job_views import OPERATORS_ON_PAGE
 from airflow_provider_statecheck.api.pages.routes import LARGEST_SECTIONS
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear

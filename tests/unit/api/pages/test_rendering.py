@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.pages import charts
-from airflow_provider_statecheck.api.pages.charts import BARS, CHART_HEIGHT, LANES
-from airflow_provider_statecheck.api.pages.rendering import Addresses, readable_duration, relative_time
-from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.api.pages.charts import BARS, CHART_HEIGHT, LANES, readable_duration
+from airflow_provider_statecheck.api.pages.rendering import Addresses, relative_time
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import (
     LoopSummary,
@@ -308,7 +307,7 @@ def test_bars_have_the_height_of_their_size_and_of_its_new_part(site: Site) -> N
     job.checkpoint(new=256, full=1024)
     job.checkpoint(new=0, full=2048)
     job.decline("fails")
-    chart = charts.size_chart(_view(job).checkpoints, readable_size)
+    chart = charts.size_chart(_view(job).checkpoints)
     assert chart is not None
     assert [bar.checkpoint_id for bar in chart.bars] == [1, 2], "a failed one has no size"
     assert [bar.height for bar in chart.bars] == [CHART_HEIGHT / 2, CHART_HEIGHT]
@@ -322,7 +321,7 @@ def test_a_chart_shows_the_newest_checkpoints_within_its_width(site: Site) -> No
     job = site.job().begin(num_retained=100)
     for _ in range(BARS + 5):
         job.checkpoint(seconds=0)
-    chart = charts.duration_chart(_view(job).checkpoints, lambda seconds: f"{seconds} s")
+    chart = charts.duration_chart(_view(job).checkpoints)
     assert chart is not None
     assert [bar.checkpoint_id for bar in chart.bars] == list(range(6, BARS + 6))
     assert all(bar.x >= 0 and bar.x + bar.width <= 100 for bar in chart.bars)
@@ -332,7 +331,7 @@ def test_a_chart_shows_the_newest_checkpoints_within_its_width(site: Site) -> No
 
 def test_there_is_no_chart_without_completed_checkpoints(site: Site) -> None:
     view = _view(site.job().begin())
-    assert charts.size_chart(view.checkpoints, readable_size) is None
+    assert charts.size_chart(view.checkpoints) is None
     assert charts.timeline((), (), site.clock.now()) is None
 
 

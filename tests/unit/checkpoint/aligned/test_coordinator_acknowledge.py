@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
 from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.aligned.notifications import REMEMBERED_CHECKPOINTS, CheckpointNotifier
+from airflow_provider_statecheck.checkpoint.aligned.components import REMEMBERED_CHECKPOINTS, CheckpointNotifier
 from airflow_provider_statecheck.checkpoint.aligned.participants import (
     NO_CHECKPOINT,
     MasterHooks,

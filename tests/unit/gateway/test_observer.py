@@ -17,9 +17,9 @@ from airflow_provider_statecheck.checkpoint.messages import (
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, JobRemoval, observed_store
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobRecord
 from airflow_provider_statecheck.exceptions import StaleAttemptError
+from airflow_provider_statecheck.gateway.in_process import AttemptChange, Change, JobRemoval, observed_store
 from tests.messages import ManualClock, complete_checkpoint, make_registration
 from tests.sqlite_rows import new_store
 
