@@ -7,7 +7,7 @@ Compatibility is decided from the schemas alone. No state is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -33,6 +33,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     never_migrated,
     other_key,
     reasons,
+    serializer_from_now_on,
     worst,
 )
 
@@ -188,6 +189,29 @@ def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str
             state=incompatible_states[0].name,
         )
     return found
+
+
+def as_written(old: Iterable[StateSchema], new: Iterable[StateSchema]) -> tuple[StateSchema, ...]:
+    """
+    Return the schemas in which compatible keyed states are written.
+
+    A reconfigured serializer keeps the restored format, which is then the format of all subtasks, also of those without
+    restored state.
+    """
+    restored = {state.name: state for state in old}
+    return tuple(_as_written(restored.get(state.name), state) for state in new)
+
+
+def _as_written(old: StateSchema | None, new: StateSchema) -> StateSchema:
+    if old is None:
+        return new
+    key = new.key if old.key is None or new.key is None else _snapshot_from_now_on(old.key, new.key)
+    return replace(new, key=key, value=_snapshot_from_now_on(old.value, new.value))
+
+
+def _snapshot_from_now_on(old: SerializerSnapshot, new: SerializerSnapshot) -> SerializerSnapshot:
+    serializer = restored_serializer(new)
+    return serializer_from_now_on(serializer.resolve_compatibility(old), serializer).snapshot()
 
 
 def _encode_state(state: StateSchema) -> dict[str, Any]:

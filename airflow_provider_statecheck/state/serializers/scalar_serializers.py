@@ -32,6 +32,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     Own,
     Plain,
     TypeSerializer,
+    after_migration,
     decode_snapshot,
     encode_snapshot,
     incompatible,
@@ -119,12 +120,14 @@ class EnumNames(TypeSerializer[Any]):
     Serializer of enum members as their names, for readers without the enum class.
 
     :param names: All names, including aliases.
+    :param aliases: The name of the member of each alias.
     """
 
     class_id = "enum"
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], aliases: Mapping[str, str] | None = None) -> None:
         self._names = tuple(names)
+        self._aliases = dict(aliases or {})
 
     @property
     def arrow_type(self) -> Any:
@@ -137,22 +140,37 @@ class EnumNames(TypeSerializer[Any]):
 
         for value in {*values} - {*self._names, None}:
             self._reject(value)
-        return pa.array(values, self.arrow_type)
+        return pa.array(map(self._canonical, values), self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
         found: list[Any] = array.to_pylist()
         return found
 
     def config(self) -> dict[str, Any]:
-        return {"names": list(self._names)}
+        return {"names": list(self._names)} | ({"aliases": self._aliases} if self._aliases else {})
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
         missing = [name for name in config["names"] if name not in self._names]
-        if not missing:
+        if missing:
+            return incompatible(
+                f"has no {' and no '.join(missing)} any more; names may only be added, keep it as another name"
+            )
+        # State has the names of members, never an alias.
+        stored = [name for name in config["names"] if name not in config.get("aliases", ())]
+        renamed = {name: self._aliases[name] for name in stored if name in self._aliases}
+        if not renamed:
             return AS_IS
-        return incompatible(
-            f"has no {' and no '.join(missing)} any more; names may only be added, keep it as another name"
-        )
+        reason = ", ".join(f"{old} becomes {new}" for old, new in renamed.items())
+        merges = len({*map(self._canonical, stored)}) < len(stored)
+        return after_migration(reason, self._with_canonical_names, merges=merges)
+
+    def _canonical(self, name: Any) -> Any:
+        return self._aliases.get(name, name)
+
+    def _with_canonical_names(self, array: Any) -> Any:
+        import pyarrow as pa
+
+        return pa.array(map(self._canonical, array.to_pylist()), self.arrow_type)
 
     def _reject(self, value: Any) -> None:
         raise UnsupportedStateError(
@@ -173,7 +191,8 @@ class EnumSerializer(EnumNames):
                 f"Expected an enumeration without combined members, found the flags {enum.__qualname__}; declare int "
                 f"and keep their values."
             )
-        super().__init__(tuple(enum.__members__))
+        members = enum.__members__
+        super().__init__(tuple(members), {name: each.name for name, each in members.items() if each.name != name})
         self._enum = enum
 
     def to_arrow(self, values: Sequence[Enum | None]) -> Any:

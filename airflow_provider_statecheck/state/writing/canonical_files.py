@@ -427,7 +427,8 @@ def require_values(snapshot: SerializerSnapshot, array: Any, place: str) -> None
     for nested, values, name in _nested_values(snapshot, array, place):
         require_values(decode_snapshot(nested), values, name)
     if snapshot.class_id == "enum":
-        _require_names(snapshot.config["names"], array, place)
+        aliases = snapshot.config.get("aliases", ())
+        _require_names([name for name in snapshot.config["names"] if name not in aliases], array, place)
 
 
 def _nested_values(snapshot: SerializerSnapshot, array: Any, place: str) -> list[tuple[Any, Any, str]]:

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.state.schemas import (
     OperatorSchemas,
     StateSchema,
     Verdict,
+    as_written,
     decode_schemas,
     encode_schemas,
     report,
@@ -214,6 +215,20 @@ def test_keys_of_a_map_may_be_widened_but_not_merged() -> None:
     assert fate(map_of(pa.int32()), map_of(int)).fate is Fate.MIGRATED
     assert fate(map_of(OldKey), map_of(NewKey)).fate is Fate.INCOMPATIBLE
     assert fate(map_of(int), map_of(str)).fate is Fate.INCOMPATIBLE
+
+
+def test_reordered_fields_are_written_as_before_by_all_subtasks() -> None:
+    old = state(Old, kind=StateKind.MAP, key=Old)
+    new = state(Reordered, kind=StateKind.MAP, key=Reordered)
+    (written,) = as_written([old], [new])
+    columns = [field["name"] for field in written.value.config["fields"]]
+    assert columns == [field["name"] for field in old.value.config["fields"]]
+    assert written.key == written.value
+
+
+def test_migrated_and_new_states_are_written_in_their_new_types() -> None:
+    old, new = (state(Old), state(int, "same")), (state(Added), state(int, "same"), state(str, "new"))
+    assert as_written(old, new) == new
 
 
 def key_of(**columns: pa.DataType) -> SerializerSnapshot:
