@@ -6,7 +6,7 @@ Compatibility is decided from the schemas alone. No state is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -209,6 +209,24 @@ def _as_written(old: StateSchema | None, new: StateSchema) -> StateSchema:
     return replace(new, key=key, value=_snapshot_from_now_on(old.value, new.value))
 
 
+def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
+    """
+    Return the schema of one state in which all rows can be read without loss, the first one if there is none.
+
+    A subtask migrates a state when it requests the state, so that others may still have rows of an earlier release.
+
+    :param found: Schemas of the state in the files of all subtasks.
+    """
+    distinct = [each for number, each in enumerate(found) if each not in found[:number]]
+    return next((each for each in distinct if all(loses_nothing(other, each) for other in distinct)), found[0])
+
+
+def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
+    """Return whether rows of a schema have all of their fields and times when they are read in another one."""
+    verdict = _compatibility(old, new)
+    return verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl == new.ttl
+
+
 def _snapshot_from_now_on(old: SerializerSnapshot, new: SerializerSnapshot) -> SerializerSnapshot:
     serializer = restored_serializer(new)
     return serializer_from_now_on(serializer.resolve_compatibility(old), serializer).snapshot()
@@ -275,7 +293,8 @@ def _compatibility(old: StateSchema, new: StateSchema) -> Compatibility:
     parts = [("", _type_compatibility(old.value, new.value)), ("", _ttl_compatibility(old, new))]
     if old.key is not None and new.key is not None:
         parts.append((KEY, kept_distinct(_type_compatibility(old.key, new.key), "keys of a map")))
-    return Compatibility(outcome=worst(part for _, part in parts), reason=reasons(parts))
+    merges = any(part.merges for _, part in parts)
+    return Compatibility(outcome=worst(part for _, part in parts), reason=reasons(parts), merges=merges)
 
 
 def _type_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
@@ -20,10 +21,13 @@ from airflow_provider_statecheck.state.schemas import (
     as_written,
     decode_schemas,
     encode_schemas,
+    loses_nothing,
     report,
     require_compatible,
+    schema_of_all,
     verdicts,
 )
+from airflow_provider_statecheck.state.serializers.record_serializer import Aliases
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
 from tests.unit.state.serializers.record_types import Colour, Renamed
@@ -229,6 +233,39 @@ def test_reordered_fields_are_written_as_before_by_all_subtasks() -> None:
 def test_migrated_and_new_states_are_written_in_their_new_types() -> None:
     old, new = (state(Old), state(int, "same")), (state(Added), state(int, "same"), state(str, "new"))
     assert as_written(old, new) == new
+
+
+@dataclass
+class OptionalAdded:
+    id: int
+    count: int
+    name: str | None
+    size: int | None
+
+
+@dataclass
+class RenamedCount:
+    id: int
+    total: Annotated[int, Aliases("count")]
+    name: str | None
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [(Old, OptionalAdded), (Old, RenamedCount), (pa.int32(), pa.int64()), (int, int | None)],
+    ids=["added", "renamed", "widened", "optional"],
+)
+def test_rows_of_two_releases_are_read_in_the_types_that_have_all_fields(narrow: Any, wide: Any) -> None:
+    a, b = state(narrow), state(wide)
+    assert schema_of_all([a, a, b]) == schema_of_all([b, a]) == b
+    assert loses_nothing(a, b)
+
+
+def test_rows_lose_no_field_and_no_time_of_their_last_use() -> None:
+    assert not loses_nothing(state(OptionalAdded), state(Old))
+    assert not loses_nothing(state(int), state(str))
+    assert not loses_nothing(state(int, ttl=True), state(int))
+    assert not loses_nothing(state(int), state(int, ttl=True))
 
 
 def key_of(**columns: pa.DataType) -> SerializerSnapshot:
