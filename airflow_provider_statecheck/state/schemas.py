@@ -30,6 +30,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     encode_snapshot,
     incompatible,
     kept_distinct,
+    migrated,
     never_migrated,
     other_key,
     reasons,
@@ -222,9 +223,24 @@ def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
 
 
 def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
-    """Return whether rows of a schema have all of their fields and times when they are read in another one."""
+    """
+    Return whether rows of a schema have all of their fields and times when they are read in another one.
+
+    Without the class of a record, they cannot be read in one that has a further field with a default.
+    """
     verdict = _compatibility(old, new)
-    return verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl == new.ttl
+    is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl == new.ttl
+    return is_whole and _is_readable(old.value, new.value)
+
+
+def _is_readable(old: SerializerSnapshot, new: SerializerSnapshot) -> bool:
+    import pyarrow as pa
+
+    try:
+        migrated(restored_serializer(new).resolve_compatibility(old), pa.array([], restored_serializer(old).arrow_type))
+    except StateMigrationError:
+        return False
+    return True
 
 
 def _snapshot_from_now_on(old: SerializerSnapshot, new: SerializerSnapshot) -> SerializerSnapshot:

@@ -183,7 +183,7 @@ def _require_no_loss(schema: StateSchema, files: StateFiles) -> None:
             raise UnsupportedStateError(
                 f"Expected rows of state {schema.name!r} that can be read as {describe(schema.value)}, found rows of "
                 f"{describe(part.state.value)}, which another release has written; let all subtasks rewrite the state, by a "
-                f"checkpoint of a stage that requests it in open()."
+                f"checkpoint of a stage that requests it in open(), or take a native savepoint."
             )
 
 

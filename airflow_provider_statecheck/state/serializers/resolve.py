@@ -253,9 +253,7 @@ def _restored_part(encoded: _Config, shape: _Shape) -> TypeSerializer[Any]:
 
 def _unknown_default() -> Any:
     raise StateMigrationError(
-        "Expected rows with all fields of their record, found rows of an earlier release without a field whose default only "
-        "the class has; let all subtasks rewrite the state, by a checkpoint of a stage that requests it in open(), or take a "
-        "native savepoint."
+        "Expected the class of a record to migrate its state, found only its snapshot; migrate with the class."
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -45,7 +45,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema, loses_nothing, schema_of_all
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
@@ -180,10 +180,14 @@ class CanonicalCopies(StateCopies):
 
     def _as_before(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
         ranges = key_group_ranges(operator.parallelism, operator.max_parallelism)
+        subtasks = [
+            tuple(self._contents(operator, tuple(handles_of_subtask(operator, index)))) for index in range(len(ranges))
+        ]
+        common = _common_schemas(content.schema for contents in subtasks for content in contents)
         for index, owned in enumerate(ranges):
-            contents = self._contents(operator, tuple(handles_of_subtask(operator, index)))
             files: KeyedFiles | None = None
-            for content in contents:
+            for written in subtasks[index]:
+                content = replace(written, schema=common.get(written.schema.name, written.schema))
                 files = files or self._keyed_files(operator, index, owned, content.key, operator.max_parallelism)
                 files.write(content.schema, self._reader(content).rows(content.all_key_groups))
             if files is not None:
@@ -264,6 +268,23 @@ class CanonicalCopies(StateCopies):
             regrouped = [_with_groups(columns, table, max_parallelism) for table in tables]
             if regrouped:
                 yield merge_tables(regrouped)
+
+
+def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
+    """
+    Return the schemas in which other tools can read the files of all subtasks.
+
+    A state is left out if only the code of the stage can convert the rows of some subtasks.
+    """
+    found: dict[str, list[StateSchema]] = {}
+    for schema in written:
+        found.setdefault(schema.name, []).append(schema)
+    common = {name: schema_of_all(schemas) for name, schemas in found.items()}
+    return {
+        name: schema
+        for name, schema in common.items()
+        if not has_custom(schema) and all(loses_nothing(each, schema) for each in found[name] if each != schema)
+    }
 
 
 def _with_groups(columns: StateColumns, table: Any, max_parallelism: int) -> Any:

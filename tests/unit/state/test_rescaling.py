@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -41,7 +43,11 @@ from airflow_provider_statecheck.state.operator.backend import DefaultOperatorSt
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.state_reader import StateReader
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
-from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, rescale_max_parallelism
+from airflow_provider_statecheck.state.writing.canonical import (
+    CanonicalCopies,
+    rescale_max_parallelism,
+    write_savepoint,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
@@ -269,6 +275,17 @@ def test_state_that_one_subtask_has_not_requested_yet_loses_no_field_of_the_othe
     assert {(each["customer"], each["country"]): each["value"] for each in rows} == {
         key: {"a": key[0], "b": key[1] if key in migrated else None} for key in ALL
     }
+
+
+def test_other_tools_find_the_types_with_all_fields_in_the_files_of_all_subtasks(operator: Operator) -> None:
+    wide = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    directory = f"{operator.base}/savepoint-000000-0123456789ab"
+    source = document_of(with_late_state(operator, wide=wide))
+    properties = CheckpointProperties.for_savepoint()
+    write_savepoint(operator.storage, source, directory=directory, checkpoint_id=4, properties=properties)
+    files = [f"{directory}/{name}" for name in operator.storage.list_files(directory) if name.endswith(".parquet")]
+    assert len(files) > 1
+    assert {parquet.read_schema(uri.removeprefix("file://")).field("value").type for uri in files} == {wide}
 
 
 def test_rows_that_cannot_be_read_in_one_type_are_refused(operator: Operator) -> None:

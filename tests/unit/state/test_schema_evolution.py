@@ -264,6 +264,7 @@ def test_rows_of_two_releases_are_read_in_the_types_that_have_all_fields(narrow:
 def test_rows_lose_no_field_and_no_time_of_their_last_use() -> None:
     assert not loses_nothing(state(OptionalAdded), state(Old))
     assert not loses_nothing(state(int), state(str))
+    assert not loses_nothing(state(Old), state(Added)), "only the class has the default of the new field"
     assert not loses_nothing(state(int, ttl=True), state(int))
     assert not loses_nothing(state(int), state(int, ttl=True))
 
