@@ -219,7 +219,8 @@ def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
     :param found: Schemas of the state in the files of all subtasks.
     """
     distinct = [each for number, each in enumerate(found) if each not in found[:number]]
-    return next((each for each in distinct if all(loses_nothing(other, each) for other in distinct)), found[0])
+    whole = (each for each in distinct if all(other is each or loses_nothing(other, each) for other in distinct))
+    return next(whole, found[0])
 
 
 def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
@@ -230,12 +231,14 @@ def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
     """
     verdict = _compatibility(old, new)
     is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl == new.ttl
-    return is_whole and _is_readable(old.value, new.value)
+    return is_whole and _is_readable(old.value, new.value) and _is_readable(old.key, new.key)
 
 
-def _is_readable(old: SerializerSnapshot, new: SerializerSnapshot) -> bool:
+def _is_readable(old: SerializerSnapshot | None, new: SerializerSnapshot | None) -> bool:
     import pyarrow as pa
 
+    if old is None or new is None:
+        return True
     try:
         migrated(restored_serializer(new).resolve_compatibility(old), pa.array([], restored_serializer(old).arrow_type))
     except StateMigrationError:
