@@ -77,7 +77,7 @@ class DatetimeSerializer(TypeSerializer[datetime]):
         clock, zones, folds = array.flatten()
         rows = zip(clock.to_numpy(zero_copy_only=False).tolist(), zones.to_pylist(), folds.to_pylist(), strict=True)
         return [
-            local if local is None or (zone is None and not fold) else local.replace(tzinfo=_zone_of(zone), fold=fold)
+            local if local is None or (zone is None and not fold) else local.replace(tzinfo=zone_of(zone), fold=fold)
             for local, zone, fold in rows
         ]
 
@@ -107,7 +107,8 @@ def _offset_name(offset: timedelta) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _zone_of(name: str | None) -> tzinfo | None:
+def zone_of(name: str | None) -> tzinfo | None:
+    """Return the time zone of its key or fixed offset; raises ``LookupError``, ``ValueError`` or ``OSError`` if there is none."""
     if name is None or name == "+00:00":
         return None if name is None else UTC
     if name[0] not in "+-":

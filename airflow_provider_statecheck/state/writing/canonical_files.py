@@ -70,6 +70,7 @@ from airflow_provider_statecheck.state.serializers.nested_columns import (
     value_of,
     with_elements,
 )
+from airflow_provider_statecheck.state.serializers.scalar_serializers import DatetimeSerializer, zone_of
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_streams import (
@@ -429,6 +430,8 @@ def require_values(snapshot: SerializerSnapshot, array: Any, place: str) -> None
     if snapshot.class_id == "enum":
         aliases = snapshot.config.get("aliases", ())
         _require_names([name for name in snapshot.config["names"] if name not in aliases], array, place)
+    if snapshot.class_id == DatetimeSerializer.class_id:
+        _require_times(array, place)
 
 
 def _nested_values(snapshot: SerializerSnapshot, array: Any, place: str) -> list[tuple[Any, Any, str]]:
@@ -454,3 +457,18 @@ def _require_names(names: list[str], array: Any, place: str) -> None:
         raise UnsupportedStateError(
             f"Expected {place} to be one of {', '.join(names)}, found {unknown[0]!r}; correct it."
         )
+
+
+def _require_times(array: Any, place: str) -> None:
+    local, zones, fold = array.flatten()
+    if local.null_count or fold.null_count:
+        raise UnsupportedStateError(
+            f"Expected {place} to have a local time and a fold, found {max(local.null_count, fold.null_count)} nulls; set them."
+        )
+    for name in zones.unique().drop_null().to_pylist():
+        try:
+            zone_of(name)
+        except (ValueError, LookupError, OSError) as error:
+            raise UnsupportedStateError(
+                f"Expected {place} to have a time zone such as 'Europe/Berlin' or '+02:00', found {name!r:.100}; correct it."
+            ) from error

@@ -271,6 +271,23 @@ def test_failure_leaves_no_savepoint(target: str, tmp_path: Path, monkeypatch: p
     assert not CheckpointStorage.open(target).list_files(target)
 
 
+NOON = {"local": datetime(2026, 1, 31, 12), "zone": "Europe/Berlin", "fold": False}  # noqa: DTZ001
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [({"local": None}, "1 nulls"), ({"fold": None}, "1 nulls"), ({"zone": "Mars/Olympus"}, "'Mars/Olympus'")],
+    ids=["local", "fold", "zone"],
+)
+def test_times_that_no_function_could_read_are_refused(target: str, part: dict[str, Any], reason: str) -> None:
+    state = ValueStateDescriptor("times", list[datetime])
+    data = pa.table({"account": ["a"], "value": pa.array([[NOON, NOON | part]], state.serializer.arrow_type)})
+    with pytest.raises(UnsupportedStateError, match=f"each element of value .*{reason}"):
+        written(data, state, target)
+    good = pa.table({"account": ["a"], "value": pa.array([[NOON | {"zone": None}]], state.serializer.arrow_type)})
+    assert shown(written(good, state, target), "times") == [("a", [NOON | {"zone": None}])]
+
+
 def test_base_of_another_stage_is_refused(job: StatefulJob, target: str) -> None:
     job.open(1)
     with pytest.raises(IncompatibleCheckpointError, match=r"'other'.*'stage'"):
