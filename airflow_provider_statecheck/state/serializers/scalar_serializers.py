@@ -272,7 +272,11 @@ class CollectionSerializer(TypeSerializer[Any]):
         require_class(values, self.collection, f"a {self.collection.__name__}")
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
         require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
-        return list_array(offsets_of(values), elements, nulls_of(values))
+        offsets = offsets_of(values)
+        if self.collection in (set, frozenset):
+            # Equal sets need equal lists: the key of a map is searched for, and a difference is a change.
+            elements = _in_one_order(offsets, elements)
+        return list_array(offsets, elements, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
         elements = self.element.from_arrow(array.flatten())
@@ -338,6 +342,19 @@ class CollectionSerializer(TypeSerializer[Any]):
     @property
     def _identity(self) -> Any:
         return (self.collection, self.element)
+
+
+def _in_one_order(offsets: Any, elements: Any) -> Any:
+    """Return the elements of lists in the order of their values."""
+    import numpy as np
+    import pyarrow as pa
+
+    from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
+
+    lengths = np.diff(offsets.to_numpy())
+    lists = pa.array(np.repeat(np.arange(len(lengths)), lengths))
+    codes = order_codes([lists, *order_columns(elements, nullable=True)])
+    return elements.take(pa.array(np.argsort(codes, kind="stable")))
 
 
 class DictSerializer(TypeSerializer[dict[Any, Any]]):

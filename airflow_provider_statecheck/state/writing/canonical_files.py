@@ -333,7 +333,8 @@ class NewRows:
             user_keys = conformed(single(data.column("map_key")), self.state.key_serializer.arrow_type, "map_key")
             require_values(snapshot, user_keys, "map_key")
             require_no_nan(self.state.key_serializer, user_keys)
-            arrays[USER_KEY] = user_keys
+            # Given sets have their elements in any order.
+            arrays[USER_KEY] = self.state.key_serializer.to_arrow(self.state.key_serializer.from_arrow(user_keys))
         return arrays | {VALUE: self._cells(columns, data)}
 
     def _cells(self, columns: StateColumns, data: Any) -> Any:

@@ -271,6 +271,17 @@ def test_failure_leaves_no_savepoint(target: str, tmp_path: Path, monkeypatch: p
     assert not CheckpointStorage.open(target).list_files(target)
 
 
+def test_a_set_as_user_key_is_found_in_whatever_order_it_was_given(job: StatefulJob, target: str) -> None:
+    data = {"account": ["a"], "map_key": pa.array([[9, 1]]), "map_value": [7]}
+    given = MapStateDescriptor("given", frozenset[int], int)
+    job.descriptors = [given]
+    restore(job, written(pa.table(data), given, target), 1)
+    assert job.state("a", "given").get(frozenset([1, 9])) == 7
+    twice = pa.table({"account": ["a", "a"], "map_key": pa.array([[9, 1], [1, 9]]), "map_value": [7, 8]})
+    with pytest.raises(InvalidConfigurationError, match="1 rows too many"):
+        written(twice, given, target)
+
+
 NOON = {"local": datetime(2026, 1, 31, 12), "zone": "Europe/Berlin", "fold": False}  # noqa: DTZ001
 
 
