@@ -323,7 +323,7 @@ class SharedCall:
         """
         Return after a call of the function that began after this one; raises its error.
 
-        A shared call that fails for good is repeated by each caller, because it may lack the permission of the first one only.
+        A refusal of a shared call may concern the permission of its first caller only, so that the others make calls of their own.
         """
         if not may_wait():
             self._call_at_once()

@@ -13,6 +13,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
     list_array,
@@ -348,8 +349,6 @@ def _in_one_order(offsets: Any, elements: Any) -> Any:
     """Return the elements of lists in the order of their values."""
     import numpy as np
     import pyarrow as pa
-
-    from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
 
     lengths = np.diff(offsets.to_numpy())
     lists = pa.array(np.repeat(np.arange(len(lengths)), lengths))

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.nested_columns import entries_of_array, is_optional, value_of
+from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
+from airflow_provider_statecheck.state.serializers.nested_columns import (
+    entries_of_array,
+    is_optional,
+    offsets_of_array,
+    value_of,
+)
 from airflow_provider_statecheck.state.serializers.scalar_serializers import DatetimeSerializer, zone_of
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
 
@@ -13,7 +19,7 @@ from airflow_provider_statecheck.state.serializers.serializer import SerializerS
 def has_requirements(snapshot: SerializerSnapshot) -> bool:
     """Return whether :func:`require_values` may refuse a value other than null."""
     kind = value_of(snapshot)
-    if kind.class_id in ("enum", DatetimeSerializer.class_id):
+    if kind.class_id in ("enum", "dict", DatetimeSerializer.class_id):
         return True
     parts = [decode_snapshot(part) for part in _parts(kind)]
     return any(not is_optional(part) or has_requirements(part) for part in parts)
@@ -49,6 +55,8 @@ def require_values(snapshot: SerializerSnapshot, array: Any, place: str) -> None
     if snapshot.class_id == "enum":
         aliases = snapshot.config.get("aliases", ())
         _require_names([name for name in snapshot.config["names"] if name not in aliases], array, place)
+    if snapshot.class_id == "dict":
+        _require_distinct_keys(array, place)
     if snapshot.class_id == DatetimeSerializer.class_id:
         _require_times(array, place)
 
@@ -90,3 +98,17 @@ def _require_times(array: Any, place: str) -> None:
             raise UnsupportedStateError(
                 f"Expected {place} to have a time zone such as 'Europe/Berlin' or '+02:00', found {name!r:.100}; correct it."
             ) from error
+
+
+def _require_distinct_keys(array: Any, place: str) -> None:
+    import numpy as np
+    import pyarrow as pa
+
+    lengths = np.diff(offsets_of_array(array).to_numpy())
+    keys, _ = entries_of_array(array)
+    codes = order_codes([pa.array(np.repeat(np.arange(len(lengths)), lengths)), *order_columns(keys)])
+    if len(codes) > len(np.unique(codes)):
+        raise UnsupportedStateError(
+            f"Expected each key of {place} to be in it once, found {len(codes) - len(np.unique(codes))} entries too many; "
+            "remove them."
+        )

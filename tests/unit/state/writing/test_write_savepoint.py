@@ -282,6 +282,14 @@ def test_a_set_as_user_key_is_found_in_whatever_order_it_was_given(job: Stateful
         written(twice, given, target)
 
 
+def test_a_dict_with_a_key_twice_is_refused(target: str) -> None:
+    state = ValueStateDescriptor("prices", dict[str, int])
+    twice = [[("a", 1)], [("a", 1), ("b", 2), ("a", 3)]]
+    data = pa.table({"account": ["x", "y"], "value": pa.array(twice, state.serializer.arrow_type)})
+    with pytest.raises(UnsupportedStateError, match="each key of value to be in it once, found 1 entries too many"):
+        written(data, state, target)
+
+
 NOON = {"local": datetime(2026, 1, 31, 12), "zone": "Europe/Berlin", "fold": False}  # noqa: DTZ001
 
 
