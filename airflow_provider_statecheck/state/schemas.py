@@ -219,8 +219,11 @@ def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
     :param found: Schemas of the state in the files of all subtasks.
     """
     distinct = [each for number, each in enumerate(found) if each not in found[:number]]
-    whole = (each for each in distinct if all(other is each or loses_nothing(other, each) for other in distinct))
-    return next(whole, found[0])
+    return next((each for each in distinct if all(_is_exact(other, each) for other in distinct)), found[0])
+
+
+def _is_exact(old: StateSchema, new: StateSchema) -> bool:
+    return old is new or (old.ttl == new.ttl and loses_nothing(old, new))
 
 
 def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
@@ -230,7 +233,7 @@ def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
     Without the class of a record, they cannot be read in one that has a further field with a default.
     """
     verdict = _compatibility(old, new)
-    is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl == new.ttl
+    is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl <= new.ttl
     return is_whole and _is_readable(old.value, new.value) and _is_readable(old.key, new.key)
 
 

@@ -32,7 +32,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import is_known
 from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
@@ -253,6 +253,8 @@ class CanonicalCopies(StateCopies):
 
     def _reader(self, content: StateContent) -> StateReader:
         reader = StateReader(self.storage, content)
+        if content.schema.ttl:
+            _require_times(content.schema, reader.files(content.all_key_groups))
         if has_custom(content.schema):
             runs = reader.files(content.all_key_groups).runs
             _require_one_type(content.schema, [part.state for parts in runs for part in parts])
@@ -283,7 +285,8 @@ def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
     return {
         name: schema
         for name, schema in common.items()
-        if not has_custom(schema) and all(loses_nothing(each, schema) for each in found[name] if each != schema)
+        if not has_custom(schema)
+        and all(each.ttl == schema.ttl and loses_nothing(each, schema) for each in found[name] if each != schema)
     }
 
 
@@ -308,6 +311,14 @@ def has_custom(state: StateSchema) -> bool:
     return any(
         f'"{PREFIX}' in json.dumps(encode_snapshot(each)) for each in (state.key, state.value) if each is not None
     )
+
+
+def _require_times(state: StateSchema, files: StateFiles) -> None:
+    if not all(part.state.ttl for parts in files.runs for part in parts):
+        raise UnsupportedStateError(
+            f"Expected all rows of state {state.name!r} to have the time of their last use, found rows of another release without "
+            f"it; let the stage rewrite all of the state, or take a native savepoint."
+        )
 
 
 def _require_one_type(state: StateSchema, found: list[StateSchema]) -> None:

@@ -266,7 +266,8 @@ def test_rows_lose_no_field_and_no_time_of_their_last_use() -> None:
     assert not loses_nothing(state(int), state(str))
     assert not loses_nothing(state(Old), state(Added)), "only the class has the default of the new field"
     assert not loses_nothing(state(int, ttl=True), state(int))
-    assert not loses_nothing(state(int), state(int, ttl=True))
+    assert loses_nothing(state(int), state(int, ttl=True))
+    assert schema_of_all([state(int), state(int, ttl=True)]) == state(int)
 
 
 def key_of(**columns: pa.DataType) -> SerializerSnapshot:
