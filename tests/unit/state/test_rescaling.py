@@ -239,7 +239,7 @@ def test_state_that_lives_for_a_time_keeps_the_time_at_which_it_was_used(operato
     assert None not in {content[3] for content in operator.restored(after, 2).values()}
 
 
-def with_late_state(operator: Operator, *, wide: Any) -> OperatorState:
+def with_late_state(operator: Operator, *, wide: Any, ttl: Any = None) -> OperatorState:
     """Return two subtasks with a state that only the second one has requested again, with a type of more fields."""
     narrow = pa.struct([("a", pa.int64())])
     ranges, subtasks = key_group_ranges(2, OLD), {}
@@ -248,7 +248,9 @@ def with_late_state(operator: Operator, *, wide: Any) -> OperatorState:
         for checkpoint, kind in enumerate((narrow, wide), 3):
             backend = operator.open(OLD, groups, handles, index)
             if kind is narrow or index == 1:
-                late = backend.get_partitioned_state(ValueStateDescriptor("late", kind))
+                late = backend.get_partitioned_state(
+                    ValueStateDescriptor("late", kind, ttl=ttl if kind is wide else None)
+                )
                 for key in (key for key in ALL if KEYS.key_group_of(key, OLD) in groups):
                     backend.set_current_key(key)
                     late.update({"a": key[0]} if kind is narrow else {"a": key[0], "b": key[1]})
@@ -275,6 +277,13 @@ def test_state_that_one_subtask_has_not_requested_yet_loses_no_field_of_the_othe
     assert {(each["customer"], each["country"]): each["value"] for each in rows} == {
         key: {"a": key[0], "b": key[1] if key in migrated else None} for key in ALL
     }
+
+
+def test_rows_get_no_time_of_their_last_use_that_another_release_has_added(operator: Operator) -> None:
+    wide = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    source = document_of(with_late_state(operator, wide=wide, ttl=StateTtlConfig(timedelta(days=1))))
+    with pytest.raises(UnsupportedStateError, match="another release"):
+        rescaled(operator, source, 32)
 
 
 def test_other_tools_find_the_types_with_all_fields_in_the_files_of_all_subtasks(operator: Operator) -> None:
