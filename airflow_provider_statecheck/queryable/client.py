@@ -50,6 +50,8 @@ from airflow_provider_statecheck.queryable.reads import (
     query_of,
     several,
 )
+from airflow_provider_statecheck.state.reading.state_reader import restored_keys
+from airflow_provider_statecheck.state.serializers.resolve import restored_user_keys
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
 if TYPE_CHECKING:
@@ -121,7 +123,8 @@ class QueryableStateClient(StateReads):
 
     def ask(self, query: StateQuery) -> StateReply:
         """Return the reply to a query; raises as ``StateReads.ask``, and ``StateCheckError`` if no server answers."""
-        return decode_reply(self._call(lambda client, token: client.post(_state_path(query), _body_of(query), token)))
+        found = self._call(lambda client, token: client.post(_state_path(query), _body_of(query), token))
+        return _checked(query, decode_reply(found))
 
     def names(self, job: str, **checkpoint: Unpack[CheckpointChoice]) -> tuple[QueryableName, ...]:
         """Return the queryable states of a job; raises as ``StateReads.names``."""
@@ -197,7 +200,7 @@ class AsyncQueryableStateClient:
 
     async def ask(self, query: StateQuery) -> StateReply:
         """Return the reply to a query; raises as :meth:`QueryableStateClient.ask`."""
-        return decode_reply(await self._call("POST", _state_path(query), _body_of(query)))
+        return _checked(query, decode_reply(await self._call("POST", _state_path(query), _body_of(query))))
 
     async def names(self, job: str, **checkpoint: Unpack[CheckpointChoice]) -> tuple[QueryableName, ...]:
         """Return the queryable states of a job; raises as ``StateReads.names``."""
@@ -441,3 +444,17 @@ def _body_of(query: StateQuery) -> dict[str, Any]:
         "user_key": None if user_key is None else user_key.value,
         **_chosen(query.as_of),
     }
+
+
+def _checked(query: StateQuery, reply: StateReply) -> StateReply:
+    """
+    Return a reply whose types are those of the keys of the query.
+
+    A server that receives JSON takes a text for any other value that is a text in JSON, and ``"42"`` for ``42``.
+
+    :raises UnsupportedStateError: if a key has another type than its column, or the user key than the keys of the map.
+    """
+    query.keys.decoded(restored_keys(reply.key))
+    if query.user_key is not None and reply.schema.key is not None:
+        query.user_key.decoded(restored_user_keys(reply.schema.key))
+    return reply

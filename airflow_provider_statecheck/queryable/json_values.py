@@ -2,7 +2,7 @@
 JSON form of state values, directed by the serializer of the state.
 
 Booleans, numbers, strings, lists and records are plain JSON. Other values are strings: bytes in base64, decimals in digits,
-dates, times and durations in ISO 8601, NaN and infinities by name. A map with text keys is an object, and a map with other
+dates, times and durations in ISO 8601, NaN and infinities by name. A map whose keys are texts is an object, and a map with other
 keys a list of pairs. The JSON does not name the types, so a serializer is necessary to decode a value.
 """
 
@@ -390,7 +390,8 @@ def _zoned_of(text: str) -> datetime:
 
 
 def _is_text(serializer: TypeSerializer[Any]) -> bool:
-    return str(serializer.arrow_type) in ("string", "large_string")
+    # As the name of a member of an object, None would be the text "null".
+    return not isinstance(serializer, OptionalSerializer) and str(serializer.arrow_type) in ("string", "large_string")
 
 
 def _by_class(kind: type, encode: Convert) -> Convert:

@@ -320,7 +320,11 @@ class SharedCall:
         self._running = Lock()
 
     def __call__(self) -> None:
-        """Return after a call of the function that began after this one; raises its error."""
+        """
+        Return after a call of the function that began after this one; raises its error.
+
+        A refusal of a shared call may concern the permission of its first caller only, so that the others make calls of their own.
+        """
         if not may_wait():
             self._call_at_once()
             return
@@ -329,7 +333,13 @@ class SharedCall:
             mine = self._next = joined or Future()
         if joined is None:
             self._run(mine)
-        mine.result()
+        try:
+            mine.result()
+        except StateCheckError as error:
+            if error.retryable or joined is None:
+                raise
+            with self._running:
+                self._call()
 
     def _call_at_once(self) -> None:
         # The outcome is not shared, because it may be the refusal to wait.

@@ -6,8 +6,8 @@ Compatibility is decided from the schemas alone. No state is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -30,9 +30,11 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     encode_snapshot,
     incompatible,
     kept_distinct,
+    migrated,
     never_migrated,
     other_key,
     reasons,
+    serializer_from_now_on,
     worst,
 )
 
@@ -190,6 +192,68 @@ def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str
     return found
 
 
+def as_written(old: Iterable[StateSchema], new: Iterable[StateSchema]) -> tuple[StateSchema, ...]:
+    """
+    Return the schemas in which compatible keyed states are written.
+
+    A reconfigured serializer keeps the restored format, which is then the format of all subtasks, also of those without
+    restored state.
+    """
+    restored = {state.name: state for state in old}
+    return tuple(_as_written(restored.get(state.name), state) for state in new)
+
+
+def _as_written(old: StateSchema | None, new: StateSchema) -> StateSchema:
+    if old is None:
+        return new
+    key = new.key if old.key is None or new.key is None else _snapshot_from_now_on(old.key, new.key)
+    return replace(new, key=key, value=_snapshot_from_now_on(old.value, new.value))
+
+
+def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
+    """
+    Return the schema of one state in which all rows can be read without loss, the first one if there is none.
+
+    A subtask migrates a state when it requests the state, so that others may still have rows of an earlier release.
+
+    :param found: Schemas of the state in the files of all subtasks.
+    """
+    distinct = [each for number, each in enumerate(found) if each not in found[:number]]
+    return next((each for each in distinct if all(_is_exact(other, each) for other in distinct)), found[0])
+
+
+def _is_exact(old: StateSchema, new: StateSchema) -> bool:
+    return old is new or (old.ttl == new.ttl and loses_nothing(old, new))
+
+
+def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
+    """
+    Return whether rows of a schema have all of their fields and times when they are read in another one.
+
+    Without the class of a record, they cannot be read in one that has a further field with a default.
+    """
+    verdict = _compatibility(old, new)
+    is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl <= new.ttl
+    return is_whole and _is_readable(old.value, new.value) and _is_readable(old.key, new.key)
+
+
+def _is_readable(old: SerializerSnapshot | None, new: SerializerSnapshot | None) -> bool:
+    import pyarrow as pa
+
+    if old is None or new is None:
+        return True
+    try:
+        migrated(restored_serializer(new).resolve_compatibility(old), pa.array([], restored_serializer(old).arrow_type))
+    except StateMigrationError:
+        return False
+    return True
+
+
+def _snapshot_from_now_on(old: SerializerSnapshot, new: SerializerSnapshot) -> SerializerSnapshot:
+    serializer = restored_serializer(new)
+    return serializer_from_now_on(serializer.resolve_compatibility(old), serializer).snapshot()
+
+
 def _encode_state(state: StateSchema) -> dict[str, Any]:
     return {
         "name": state.name,
@@ -251,7 +315,8 @@ def _compatibility(old: StateSchema, new: StateSchema) -> Compatibility:
     parts = [("", _type_compatibility(old.value, new.value)), ("", _ttl_compatibility(old, new))]
     if old.key is not None and new.key is not None:
         parts.append((KEY, kept_distinct(_type_compatibility(old.key, new.key), "keys of a map")))
-    return Compatibility(outcome=worst(part for _, part in parts), reason=reasons(parts))
+    merges = any(part.merges for _, part in parts)
+    return Compatibility(outcome=worst(part for _, part in parts), reason=reasons(parts), merges=merges)
 
 
 def _type_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:

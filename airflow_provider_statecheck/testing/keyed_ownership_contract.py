@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def batch_of(keyed: KeyedHarness, keys: Sequence[Any]) -> tuple[list[Any], KeyBa
     ordered = sorted(keys, key=lambda key: groups[key])
     key_groups = pa.array([groups[key] for key in ordered], pa.int32())
     return ordered, KeyBatch(key_groups, keyed.keys.to_columns(ordered))
+
+
+class _Side(Enum):
+    LEFT = 1
+    RIGHT = 2
 
 
 class KeyedBatchContract:
@@ -165,6 +171,27 @@ class KeyedBatchContract:
                 assert batch.get(keys).equals(pa.array([1, 2], pa.int64()))
             with pytest.raises(UnsupportedStateError, match="int64"):
                 batch.put(keys, pa.array([1.5, 2.0]))
+
+    def test_values_that_a_function_could_not_write_are_refused_at_once(self, keyed: KeyedHarness) -> None:
+        import pyarrow as pa
+
+        backend: Any = keyed.open()
+        _, keys = batch_of(keyed, ["a"])
+        refused: list[tuple[Any, Any]] = [
+            (list[int], pa.array([[1, None]])),
+            (
+                tuple[int, str],
+                pa.array([{"_1": None, "_2": "x"}], pa.struct([("_1", pa.int64()), ("_2", pa.string())])),
+            ),
+            (_Side, pa.array(["UP"])),
+            (pa.float32(), pa.array([0.1])),
+            (int, pa.array(["1"])),
+        ]
+        for number, (kind, values) in enumerate(refused):
+            batch = backend.batch_state(ValueStateDescriptor(f"s{number}", kind))
+            with pytest.raises(UnsupportedStateError, match=f"'s{number}'"):
+                batch.put(keys, values)
+            assert batch.get(keys).null_count == 1
 
     def test_lists_and_maps_are_used_key_by_key(self, keyed: KeyedHarness) -> None:
         backend: Any = keyed.open()

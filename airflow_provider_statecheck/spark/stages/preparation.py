@@ -31,7 +31,13 @@ from airflow_provider_statecheck.spark.driver.session import runs_in_this_proces
 from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, report, require_compatible
+from airflow_provider_statecheck.state.schemas import (
+    OperatorSchemas,
+    StateSchema,
+    as_written,
+    report,
+    require_compatible,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -201,7 +207,8 @@ def _merge(uid: str, old: OperatorSchemas | None, new: OperatorSchemas) -> Opera
     found = require_compatible(old, new, uid)
     if found:
         log.info("Restored the state of %s:\n%s", uid, report(found))
-    keyed, operator = _with_unregistered(old.keyed, new.keyed), _with_unregistered(old.operator, new.operator)
+    written = as_written(old.keyed, new.keyed)
+    keyed, operator = _with_unregistered(old.keyed, written), _with_unregistered(old.operator, new.operator)
     return replace(new, keyed=keyed, operator=operator)
 
 

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.descriptors import StateDescriptor
     from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+    from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 _Table = ArrowValueTable | ArrowMapTable
 _COPIED_AT_ONCE = 8 << 20
@@ -129,10 +130,12 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._incremental = incremental
         self._streams = streams
 
-    def restore(self, handles: Sequence[KeyedStateHandle]) -> None:
+    def restore(self, handles: Sequence[KeyedStateHandle], schemas: OperatorSchemas | None = None) -> None:
         """
         Restore the state of handles. Only the metadata of their files is read.
 
+        :param schemas: Schemas of the restored state of all subtasks. This subtask writes a state without files in the same
+            format, because another subtask may later restore the files of both.
         :raises CheckpointNotFoundError: if snapshot metadata is missing.
         :raises CorruptStateError: if snapshot metadata is corrupt.
         :raises IncompatibleCheckpointError: if a backend outside of this package or a newer version wrote the state, or
@@ -144,6 +147,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
             handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
         )
         self._exclusive = frozenset(stream for handle in handles for _, stream in handle.private)
+        known = () if schemas is None else schemas.keyed
+        self._unclaimed.update({state.name: state for state in known})
         self._unclaimed.update({name: files.state for name, files in self._carried.items()})
 
     def advance_to(self, key_group: int) -> None:

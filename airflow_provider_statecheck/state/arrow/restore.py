@@ -28,7 +28,12 @@ from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, Snap
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
-from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.schemas import (
+    StateSchema,
+    compatibility_of,
+    compatibility_of_keys,
+    schema_of_all,
+)
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -116,7 +121,7 @@ def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
     """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
     runs = [_by_key_group(part for parts in level for part in parts) for level in levels]
-    return StateFiles(found[0].state, tuple(reversed(runs)))
+    return StateFiles(schema_of_all([files.state for files in found]), tuple(reversed(runs)))
 
 
 def _by_key_group(parts: Iterable[Part]) -> Parts:

@@ -100,7 +100,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
             operator_name=environment.operator_name,
         )
         with restoring(operator_identifier):
-            backend.restore(restored)
+            backend.restore(restored, environment.schemas)
         return backend
 
     @override

@@ -130,7 +130,7 @@ class StateEnvironment:
     operator_name: str = ""
     """Operator name for errors."""
     schemas: OperatorSchemas | None = None
-    """Schemas of the restored state, if any."""
+    """Schemas of the restored state of all subtasks, if any."""
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Un
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
 from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateTable, StateValues, misfit, no_key
+from airflow_provider_statecheck.state.serializers.nested_columns import conformed
+from airflow_provider_statecheck.state.serializers.value_checks import has_requirements, require_values
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
@@ -399,6 +401,8 @@ class BatchState:
         self._table = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
         self._state = state
         self._arrow_type = state.serializer.arrow_type
+        snapshot = state.serializer.snapshot()
+        self._checked_as = snapshot if has_requirements(snapshot) else None
         self._key_group_range = key_group_range
         self._operator = operator
         default = getattr(descriptor, "default", None)
@@ -432,12 +436,13 @@ class BatchState:
         import pyarrow as pa
 
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-        wanted = self._arrow_type
         try:
-            return whole if whole.type == wanted else whole.cast(wanted)
-        except pa.ArrowException as error:
-            reason = UnsupportedStateError(f"Expected values of {wanted}, found {whole.type}: {error}; cast them.")
-            raise misfit(self._state.title, self._operator, reason) from error
+            found = conformed(whole, self._arrow_type, "each value")
+            if self._checked_as is not None:
+                require_values(self._checked_as, found.drop_null() if found.null_count else found, "each value")
+        except UnsupportedStateError as error:
+            raise misfit(self._state.title, self._operator, error) from error
+        return found
 
     def _require_owned(self, keys: KeyBatch) -> None:
         _require_ordered(keys.key_groups)

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownStateError, UnsupportedStateError
 from airflow_provider_statecheck.state.arrow.restore import read_meta
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, schema_of_all
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_values
@@ -255,10 +255,11 @@ def _restricted(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[Keye
 
 def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHandle]) -> OperatorSchemas:
     """Return the schemas of the states in the handles that have snapshot metadata; raises as :func:`read_meta`."""
-    key, found = None, dict[str, StateSchema]()
+    key, found = None, dict[str, list[StateSchema]]()
     for handle in handles:
         if handle.meta is not None:
             meta = read_meta(handle, storage)
             key = key or meta.key
-            found = {each.state.name: each.state for each in meta.states} | found
-    return OperatorSchemas(key=key, keyed=tuple(found.values()))
+            for each in meta.states:
+                found.setdefault(each.state.name, []).append(each.state)
+    return OperatorSchemas(key=key, keyed=tuple(map(schema_of_all, found.values())))

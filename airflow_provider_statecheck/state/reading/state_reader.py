@@ -31,10 +31,10 @@ from airflow_provider_statecheck.state.keyed.registered_state import RegisteredS
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.keys.key_types import key_type_named
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema, loses_nothing
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
-from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
@@ -144,10 +144,16 @@ class StateReader:
         return self.merged(self.files(owned).runs)
 
     def files(self, owned: KeyGroupRange) -> StateFiles:
-        """Return the files with rows in a range of key groups."""
+        """
+        Return the files with rows in a range of key groups.
+
+        :raises UnsupportedStateError: if rows of another release would lose fields in the types of the state.
+        """
         handles = self.content.within(owned).handles
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
-        return found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
+        files = found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
+        _require_no_loss(self.content.schema, files)
+        return files
 
     def merged(self, runs: tuple[Parts, ...]) -> Iterator[Any]:
         """Return the newest version of each row in the runs, which are ordered from newest to oldest."""
@@ -169,6 +175,16 @@ class StateReader:
     def form(self) -> StateRowForm:
         """Return the conversion of rows to the types of the state."""
         return StateRowForm(self.columns.state, self.content.schema, self.columns.layout, self.content.taken_at_ms)
+
+
+def _require_no_loss(schema: StateSchema, files: StateFiles) -> None:
+    for part in (part for parts in files.runs for part in parts):
+        if part.state != schema and not loses_nothing(part.state, schema):
+            raise UnsupportedStateError(
+                f"Expected rows of state {schema.name!r} that can be read as {describe(schema.value)}, found rows of "
+                f"{describe(part.state.value)}, which another release has written; let all subtasks rewrite the state, by a "
+                f"checkpoint of a stage that requests it in open(), or take a native savepoint."
+            )
 
 
 def milliseconds(moment: datetime | None) -> int | None:

@@ -262,7 +262,7 @@ _CLASSES: dict[str, Callable[[_Config, _Shape], TypeSerializer[Any]]] = {
     "collection": _collection,
     "datetime": lambda *_: DatetimeSerializer(),
     "dict": _dict,
-    "enum": lambda config, _: EnumNames(config["names"]),
+    "enum": lambda config, _: EnumNames(config["names"], config.get("aliases")),
     "optional": lambda config, shape: OptionalSerializer(_restored_part(config["value"], shape)),
     "record": _restored_record,
     "ttl": lambda config, shape: TtlSerializer(_restored_part(config["value"], shape)),

@@ -13,6 +13,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
     list_array,
@@ -32,6 +33,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     Own,
     Plain,
     TypeSerializer,
+    after_migration,
     decode_snapshot,
     encode_snapshot,
     incompatible,
@@ -76,7 +78,7 @@ class DatetimeSerializer(TypeSerializer[datetime]):
         clock, zones, folds = array.flatten()
         rows = zip(clock.to_numpy(zero_copy_only=False).tolist(), zones.to_pylist(), folds.to_pylist(), strict=True)
         return [
-            local if local is None or (zone is None and not fold) else local.replace(tzinfo=_zone_of(zone), fold=fold)
+            local if local is None or (zone is None and not fold) else local.replace(tzinfo=zone_of(zone), fold=fold)
             for local, zone, fold in rows
         ]
 
@@ -106,7 +108,8 @@ def _offset_name(offset: timedelta) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _zone_of(name: str | None) -> tzinfo | None:
+def zone_of(name: str | None) -> tzinfo | None:
+    """Return the time zone of its key or fixed offset; raises ``LookupError``, ``ValueError`` or ``OSError`` if there is none."""
     if name is None or name == "+00:00":
         return None if name is None else UTC
     if name[0] not in "+-":
@@ -119,12 +122,14 @@ class EnumNames(TypeSerializer[Any]):
     Serializer of enum members as their names, for readers without the enum class.
 
     :param names: All names, including aliases.
+    :param aliases: The name of the member of each alias.
     """
 
     class_id = "enum"
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], aliases: Mapping[str, str] | None = None) -> None:
         self._names = tuple(names)
+        self._aliases = dict(aliases or {})
 
     @property
     def arrow_type(self) -> Any:
@@ -137,22 +142,37 @@ class EnumNames(TypeSerializer[Any]):
 
         for value in {*values} - {*self._names, None}:
             self._reject(value)
-        return pa.array(values, self.arrow_type)
+        return pa.array(map(self._canonical, values), self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
         found: list[Any] = array.to_pylist()
         return found
 
     def config(self) -> dict[str, Any]:
-        return {"names": list(self._names)}
+        return {"names": list(self._names)} | ({"aliases": self._aliases} if self._aliases else {})
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
         missing = [name for name in config["names"] if name not in self._names]
-        if not missing:
+        if missing:
+            return incompatible(
+                f"has no {' and no '.join(missing)} any more; names may only be added, keep it as another name"
+            )
+        # State has the names of members, never an alias.
+        stored = [name for name in config["names"] if name not in config.get("aliases", ())]
+        renamed = {name: self._aliases[name] for name in stored if name in self._aliases}
+        if not renamed:
             return AS_IS
-        return incompatible(
-            f"has no {' and no '.join(missing)} any more; names may only be added, keep it as another name"
-        )
+        reason = ", ".join(f"{old} becomes {new}" for old, new in renamed.items())
+        merges = len({*map(self._canonical, stored)}) < len(stored)
+        return after_migration(reason, self._with_canonical_names, merges=merges)
+
+    def _canonical(self, name: Any) -> Any:
+        return self._aliases.get(name, name)
+
+    def _with_canonical_names(self, array: Any) -> Any:
+        import pyarrow as pa
+
+        return pa.array(map(self._canonical, array.to_pylist()), self.arrow_type)
 
     def _reject(self, value: Any) -> None:
         raise UnsupportedStateError(
@@ -173,7 +193,8 @@ class EnumSerializer(EnumNames):
                 f"Expected an enumeration without combined members, found the flags {enum.__qualname__}; declare int "
                 f"and keep their values."
             )
-        super().__init__(tuple(enum.__members__))
+        members = enum.__members__
+        super().__init__(tuple(members), {name: each.name for name, each in members.items() if each.name != name})
         self._enum = enum
 
     def to_arrow(self, values: Sequence[Enum | None]) -> Any:
@@ -252,7 +273,11 @@ class CollectionSerializer(TypeSerializer[Any]):
         require_class(values, self.collection, f"a {self.collection.__name__}")
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
         require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
-        return list_array(offsets_of(values), elements, nulls_of(values))
+        offsets = offsets_of(values)
+        if self.collection in (set, frozenset):
+            # Equal sets need equal lists: the key of a map is searched for, and a difference is a change.
+            elements = _in_one_order(offsets, elements)
+        return list_array(offsets, elements, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
         elements = self.element.from_arrow(array.flatten())
@@ -318,6 +343,17 @@ class CollectionSerializer(TypeSerializer[Any]):
     @property
     def _identity(self) -> Any:
         return (self.collection, self.element)
+
+
+def _in_one_order(offsets: Any, elements: Any) -> Any:
+    """Return the elements of lists in the order of their values."""
+    import numpy as np
+    import pyarrow as pa
+
+    lengths = np.diff(offsets.to_numpy())
+    lists = pa.array(np.repeat(np.arange(len(lengths)), lengths))
+    codes = order_codes([lists, *order_columns(elements, nullable=True)])
+    return elements.take(pa.array(np.argsort(codes, kind="stable")))
 
 
 class DictSerializer(TypeSerializer[dict[Any, Any]]):

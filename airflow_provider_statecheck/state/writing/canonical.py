@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import is_known
 from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
@@ -45,7 +45,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema, loses_nothing, schema_of_all
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
@@ -180,10 +180,14 @@ class CanonicalCopies(StateCopies):
 
     def _as_before(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
         ranges = key_group_ranges(operator.parallelism, operator.max_parallelism)
+        subtasks = [
+            tuple(self._contents(operator, tuple(handles_of_subtask(operator, index)))) for index in range(len(ranges))
+        ]
+        common = _common_schemas(content.schema for contents in subtasks for content in contents)
         for index, owned in enumerate(ranges):
-            contents = self._contents(operator, tuple(handles_of_subtask(operator, index)))
             files: KeyedFiles | None = None
-            for content in contents:
+            for written in subtasks[index]:
+                content = replace(written, schema=common.get(written.schema.name, written.schema))
                 files = files or self._keyed_files(operator, index, owned, content.key, operator.max_parallelism)
                 files.write(content.schema, self._reader(content).rows(content.all_key_groups))
             if files is not None:
@@ -249,6 +253,8 @@ class CanonicalCopies(StateCopies):
 
     def _reader(self, content: StateContent) -> StateReader:
         reader = StateReader(self.storage, content)
+        if content.schema.ttl:
+            _require_times(content.schema, reader.files(content.all_key_groups))
         if has_custom(content.schema):
             runs = reader.files(content.all_key_groups).runs
             _require_one_type(content.schema, [part.state for parts in runs for part in parts])
@@ -264,6 +270,24 @@ class CanonicalCopies(StateCopies):
             regrouped = [_with_groups(columns, table, max_parallelism) for table in tables]
             if regrouped:
                 yield merge_tables(regrouped)
+
+
+def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
+    """
+    Return the schemas in which other tools can read the files of all subtasks.
+
+    A state is left out if only the code of the stage can convert the rows of some subtasks.
+    """
+    found: dict[str, list[StateSchema]] = {}
+    for schema in written:
+        found.setdefault(schema.name, []).append(schema)
+    common = {name: schema_of_all(schemas) for name, schemas in found.items()}
+    return {
+        name: schema
+        for name, schema in common.items()
+        if not has_custom(schema)
+        and all(each.ttl == schema.ttl and loses_nothing(each, schema) for each in found[name] if each != schema)
+    }
 
 
 def _with_groups(columns: StateColumns, table: Any, max_parallelism: int) -> Any:
@@ -287,6 +311,14 @@ def has_custom(state: StateSchema) -> bool:
     return any(
         f'"{PREFIX}' in json.dumps(encode_snapshot(each)) for each in (state.key, state.value) if each is not None
     )
+
+
+def _require_times(state: StateSchema, files: StateFiles) -> None:
+    if not all(part.state.ttl for parts in files.runs for part in parts):
+        raise UnsupportedStateError(
+            f"Expected all rows of state {state.name!r} to have the time of their last use, found rows of another release without "
+            f"it; let the stage rewrite all of the state, or take a native savepoint."
+        )
 
 
 def _require_one_type(state: StateSchema, found: list[StateSchema]) -> None:

@@ -62,16 +62,14 @@ from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSche
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,
-    entries_of_array,
-    is_optional,
     offsets_of_array,
     portable_schema,
     storing,
     to_portable,
-    value_of,
     with_elements,
 )
-from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.serializers.value_checks import require_values
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_THRESHOLD,
@@ -339,7 +337,8 @@ class NewRows:
             user_keys = conformed(single(data.column("map_key")), self.state.key_serializer.arrow_type, "map_key")
             require_values(snapshot, user_keys, "map_key")
             require_no_nan(self.state.key_serializer, user_keys)
-            arrays[USER_KEY] = user_keys
+            # Given sets have their elements in any order.
+            arrays[USER_KEY] = self.state.key_serializer.to_arrow(self.state.key_serializer.from_arrow(user_keys))
         return arrays | {VALUE: self._cells(columns, data)}
 
     def _cells(self, columns: StateColumns, data: Any) -> Any:
@@ -413,50 +412,3 @@ def split_by_ranges(rows: Any, ranges: Any) -> Iterator[Any]:
     for owned in ranges:
         start, end = groups.searchsorted([owned.start, owned.end + 1])
         yield rows.slice(int(start), int(end - start))
-
-
-def require_values(snapshot: SerializerSnapshot, array: Any, place: str) -> None:
-    """
-    Require that all values are valid for the type of a state.
-
-    :param snapshot: Snapshot of the serializer of the type.
-    :param array: Values in the Arrow type of the serializer.
-    :param place: Name of the column or field, for error messages.
-    :raises UnsupportedStateError: if a required value is null, or if a name is not a member of the enum.
-    """
-    if is_optional(snapshot):
-        require_values(value_of(snapshot), array.drop_null(), place)
-        return
-    if array.null_count:
-        raise UnsupportedStateError(
-            f"Expected {place} to have a value, found {array.null_count} nulls; remove these rows, or declare an optional type."
-        )
-    for nested, values, name in _nested_values(snapshot, array, place):
-        require_values(decode_snapshot(nested), values, name)
-    if snapshot.class_id == "enum":
-        _require_names(snapshot.config["names"], array, place)
-
-
-def _nested_values(snapshot: SerializerSnapshot, array: Any, place: str) -> list[tuple[Any, Any, str]]:
-    config = snapshot.config
-    if snapshot.class_id == "record":
-        columns = zip(config["fields"], array.flatten(), strict=True)
-        return [(field["type"], column, f"{place}.{field['name']}") for field, column in columns]
-    if snapshot.class_id == "collection":
-        return [(config["element"], array.flatten(), f"each element of {place}")]
-    if snapshot.class_id == "dict":
-        keys, values = entries_of_array(array)
-        return [(config["key"], keys, f"each key of {place}"), (config["value"], values, f"each value of {place}")]
-    return []
-
-
-def _require_names(names: list[str], array: Any, place: str) -> None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    known = pc.is_in(array, value_set=pa.array(names, array.type))
-    unknown = pc.unique(array.filter(pc.invert(known))).to_pylist()
-    if unknown:
-        raise UnsupportedStateError(
-            f"Expected {place} to be one of {', '.join(names)}, found {unknown[0]!r}; correct it."
-        )

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sqlite3
 from contextlib import closing
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,20 @@ def test_an_entry_of_a_map_is_found_by_its_key(served: ServedStage) -> None:
     served.stage.checkpoint()
     assert asked(served, "get", "sales", "prices", "ann", user_key="pear").value == 3
     assert asked(served, "get", "sales", "prices", "ann").value == {"pear": 3}
+
+
+def test_a_text_is_no_date_and_no_number_although_it_is_in_a_url(served: ServedStage) -> None:
+    stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
+    stage.put("balance", {RECEIPT: 5})
+    stage.state(RECEIPT, "prices").put("2026-01-31", 3)
+    stage.checkpoint()
+    token = served.api.reading_token(stage.job_id)
+    for place in range(1, len(RECEIPT)):
+        key = (*RECEIPT[:place], str(RECEIPT[place]), *RECEIPT[place + 1 :])
+        with pytest.raises(UnsupportedStateError):
+            asked(served, "get", "shops", "balances", key, token=token)
+    with pytest.raises(UnsupportedStateError):
+        asked(served, "get", "shops", "prices", RECEIPT, user_key=date(2026, 1, 31), token=token)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,13 @@ def test_a_map_with_user_keys_of_every_hashable_type_arrives_equal(name: str, da
     assert [*back.values[0].items()] == [*entries.items()]
 
 
+def test_none_as_user_key_is_not_the_text_null() -> None:
+    entries = {None: 1, "null": 2, "a": 3}
+    reply = reply_of(StateKind.MAP, int, (entries,), user_key_type=str | None)
+    assert encoded(reply)["entries"][0]["value"] == [[None, 1], ["null", 2], ["a", 3]]
+    assert sent(reply).values == (entries,)
+
+
 @pytest.mark.parametrize("value", [3, None, ABSENT])
 def test_one_entry_of_a_map_is_its_value_and_none_differs_from_absent(value: Any) -> None:
     reply = reply_of(StateKind.MAP, int, (value,), user_key_type=str, is_entry=True)

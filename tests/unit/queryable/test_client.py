@@ -335,6 +335,13 @@ def test_an_object_that_cannot_be_a_key_is_refused_before_a_request(make: Any) -
     assert servers.asked == []
 
 
+@pytest.mark.parametrize("key", [b"abc", date(2026, 1, 31), Decimal("1.5")], ids=str)
+def test_a_key_that_only_its_json_fits_the_column_is_refused_as_in_process(make: Any, key: Any) -> None:
+    servers = Servers({A: [serving()]})
+    with pytest.raises(UnsupportedStateError, match="as the part"):
+        make(servers).get_many("sales", "totals", [key])
+
+
 def test_an_immutable_state_comes_from_the_descriptor(make: Any) -> None:
     servers = Servers({A: [serving()]})
     state = make(servers).get_kv_state("sales", "totals", "abc", ValueStateDescriptor("any", int))

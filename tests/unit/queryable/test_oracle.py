@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import OnClear, OperatorRecord
 from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
     CheckpointNotFoundError,
     CoordinatorUnavailableError,
     CorruptStateError,
@@ -331,6 +332,41 @@ def is_blocked(thread: Thread) -> bool:
     """Return whether a thread waits for a call or for its turn to make one."""
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and frame.f_code.co_name in ("wait", "_run")
+
+
+def test_refusal_of_one_caller_is_not_that_of_the_others_who_share_its_call():
+    began, may_end = Event(), Event()
+    outcomes: dict[str, list[str]] = {"revoked": [], "valid": []}
+
+    def call() -> None:
+        began.set()
+        assert may_end.wait(30)
+        if current_thread().name == "revoked":
+            raise AccessDeniedError("revoked")
+
+    shared = SharedCall(call)
+
+    def arrive() -> None:
+        try:
+            shared()
+        except AccessDeniedError:
+            outcomes[current_thread().name].append("refused")
+        else:
+            outcomes[current_thread().name].append("answered")
+
+    first = Thread(target=shared)
+    first.start()
+    assert began.wait(30)
+    later = [Thread(target=arrive, name=name) for name in ("revoked", "valid", "valid")]
+    for each in later:
+        each.start()
+        while not is_blocked(each):
+            pass
+    may_end.set()
+    for each in (first, *later):
+        each.join(30)
+
+    assert outcomes == {"revoked": ["refused"], "valid": ["answered"] * 2}
 
 
 def test_error_of_a_call_is_raised_and_not_kept():

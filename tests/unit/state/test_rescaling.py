@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -9,8 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -24,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
+    UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend
@@ -36,7 +40,14 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, rescale_max_parallelism
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.state.reading.state_reader import StateReader
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
+from airflow_provider_statecheck.state.writing.canonical import (
+    CanonicalCopies,
+    rescale_max_parallelism,
+    write_savepoint,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
@@ -226,6 +237,75 @@ def test_state_that_lives_for_a_time_keeps_the_time_at_which_it_was_used(operato
     assert {content[3] for content in operator.restored(after, 2).values()} == {None}
     operator.now_ms = 10_999
     assert None not in {content[3] for content in operator.restored(after, 2).values()}
+
+
+def with_late_state(operator: Operator, *, wide: Any, ttl: Any = None) -> OperatorState:
+    """Return two subtasks with a state that only the second one has requested again, with a type of more fields."""
+    narrow = pa.struct([("a", pa.int64())])
+    ranges, subtasks = key_group_ranges(2, OLD), {}
+    for index, groups in enumerate(ranges):
+        handles: tuple[Any, ...] = ()
+        for checkpoint, kind in enumerate((narrow, wide), 3):
+            backend = operator.open(OLD, groups, handles, index)
+            if kind is narrow or index == 1:
+                late = backend.get_partitioned_state(
+                    ValueStateDescriptor("late", kind, ttl=ttl if kind is wide else None)
+                )
+                for key in (key for key in ALL if KEYS.key_group_of(key, OLD) in groups):
+                    backend.set_current_key(key)
+                    late.update({"a": key[0]} if kind is narrow else {"a": key[0], "b": key[1]})
+            directory = f"{operator.base}/chk-{checkpoint}"
+            handles = (backend.snapshot(checkpoint, 0, streams(operator.storage, directory)).run().handle,)
+            backend.dispose()
+        subtasks[index] = OperatorSubtaskState(managed_keyed=handles)
+    return OperatorState(
+        operator_id=operator_id_of(UID),
+        uid=UID,
+        parallelism=2,
+        max_parallelism=OLD,
+        subtask_states=subtasks,
+        coordinator_state=ByteStreamStateHandle("schemas", json.dumps(encode_schemas(OperatorSchemas())).encode()),
+    )
+
+
+def test_state_that_one_subtask_has_not_requested_yet_loses_no_field_of_the_others(operator: Operator) -> None:
+    wide = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    found = rescaled(operator, document_of(with_late_state(operator, wide=wide)), 32)
+    reader = StateReader(operator.storage, CheckpointStates(operator.storage, found).content("late"))
+    rows = reader.record_batches().read_all().to_pylist()
+    migrated = {key for key in ALL if KEYS.key_group_of(key, OLD) in key_group_ranges(2, OLD)[1]}
+    assert {(each["customer"], each["country"]): each["value"] for each in rows} == {
+        key: {"a": key[0], "b": key[1] if key in migrated else None} for key in ALL
+    }
+
+
+def test_rows_get_no_time_of_their_last_use_that_another_release_has_added(operator: Operator) -> None:
+    wide = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    source = document_of(with_late_state(operator, wide=wide, ttl=StateTtlConfig(timedelta(days=1))))
+    with pytest.raises(UnsupportedStateError, match="another release"):
+        rescaled(operator, source, 32)
+
+
+def test_other_tools_find_the_types_with_all_fields_in_the_files_of_all_subtasks(operator: Operator) -> None:
+    wide = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    directory = f"{operator.base}/savepoint-000000-0123456789ab"
+    source = document_of(with_late_state(operator, wide=wide))
+    properties = CheckpointProperties.for_savepoint()
+    write_savepoint(operator.storage, source, directory=directory, checkpoint_id=4, properties=properties)
+    files = [f"{directory}/{name}" for name in operator.storage.list_files(directory) if name.endswith(".parquet")]
+    assert len(files) > 1
+    assert {parquet.read_schema(uri.removeprefix("file://")).field("value").type for uri in files} == {wide}
+
+
+def test_rows_that_cannot_be_read_in_one_type_are_refused(operator: Operator) -> None:
+    other = document_of(with_late_state(operator, wide=pa.struct([("a", pa.int64()), ("b", pa.string())])))
+    states = CheckpointStates(operator.storage, other)
+    content = states.content("late")
+    narrow = replace(
+        content.schema, value=ValueStateDescriptor("late", pa.struct([("a", pa.int64())])).serializer.snapshot()
+    )
+    with pytest.raises(UnsupportedStateError, match="which another release has written"):
+        StateReader(operator.storage, replace(content, schema=narrow)).record_batches().read_all()
 
 
 def test_the_source_stays_as_it_is_and_the_savepoint_needs_nothing_of_it(operator: Operator) -> None:

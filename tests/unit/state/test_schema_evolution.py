@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
@@ -17,12 +18,16 @@ from airflow_provider_statecheck.state.schemas import (
     OperatorSchemas,
     StateSchema,
     Verdict,
+    as_written,
     decode_schemas,
     encode_schemas,
+    loses_nothing,
     report,
     require_compatible,
+    schema_of_all,
     verdicts,
 )
+from airflow_provider_statecheck.state.serializers.record_serializer import Aliases
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
 from tests.unit.state.serializers.record_types import Colour, Renamed
@@ -214,6 +219,55 @@ def test_keys_of_a_map_may_be_widened_but_not_merged() -> None:
     assert fate(map_of(pa.int32()), map_of(int)).fate is Fate.MIGRATED
     assert fate(map_of(OldKey), map_of(NewKey)).fate is Fate.INCOMPATIBLE
     assert fate(map_of(int), map_of(str)).fate is Fate.INCOMPATIBLE
+
+
+def test_reordered_fields_are_written_as_before_by_all_subtasks() -> None:
+    old = state(Old, kind=StateKind.MAP, key=Old)
+    new = state(Reordered, kind=StateKind.MAP, key=Reordered)
+    (written,) = as_written([old], [new])
+    columns = [field["name"] for field in written.value.config["fields"]]
+    assert columns == [field["name"] for field in old.value.config["fields"]]
+    assert written.key == written.value
+
+
+def test_migrated_and_new_states_are_written_in_their_new_types() -> None:
+    old, new = (state(Old), state(int, "same")), (state(Added), state(int, "same"), state(str, "new"))
+    assert as_written(old, new) == new
+
+
+@dataclass
+class OptionalAdded:
+    id: int
+    count: int
+    name: str | None
+    size: int | None
+
+
+@dataclass
+class RenamedCount:
+    id: int
+    total: Annotated[int, Aliases("count")]
+    name: str | None
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [(Old, OptionalAdded), (Old, RenamedCount), (pa.int32(), pa.int64()), (int, int | None)],
+    ids=["added", "renamed", "widened", "optional"],
+)
+def test_rows_of_two_releases_are_read_in_the_types_that_have_all_fields(narrow: Any, wide: Any) -> None:
+    a, b = state(narrow), state(wide)
+    assert schema_of_all([a, a, b]) == schema_of_all([b, a]) == b
+    assert loses_nothing(a, b)
+
+
+def test_rows_lose_no_field_and_no_time_of_their_last_use() -> None:
+    assert not loses_nothing(state(OptionalAdded), state(Old))
+    assert not loses_nothing(state(int), state(str))
+    assert not loses_nothing(state(Old), state(Added)), "only the class has the default of the new field"
+    assert not loses_nothing(state(int, ttl=True), state(int))
+    assert loses_nothing(state(int), state(int, ttl=True))
+    assert schema_of_all([state(int), state(int, ttl=True)]) == state(int)
 
 
 def key_of(**columns: pa.DataType) -> SerializerSnapshot:

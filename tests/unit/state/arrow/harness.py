@@ -20,6 +20,7 @@ from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
+from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
@@ -55,7 +56,12 @@ class Job:
         self._base = f"{self.storage.base_uri}/{new_key()}"
         self._checkpoint_id = 0
 
-    def open(self, *restored: KeyedStateHandle | None, owned: KeyGroupRange | None = None) -> ArrowKeyedStateBackend:
+    def open(
+        self,
+        *restored: KeyedStateHandle | None,
+        owned: KeyGroupRange | None = None,
+        schemas: OperatorSchemas | None = None,
+    ) -> ArrowKeyedStateBackend:
         environment = StateEnvironment(
             storage=self.storage,
             subtask_index=0,
@@ -63,6 +69,7 @@ class Job:
             max_parallelism=GROUPS,
             now_ms=lambda: self.now_ms,
             epoch=1,
+            schemas=schemas,
         )
         return ArrowStateBackend(self.settings).create_keyed_state_backend(
             environment,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, key_group_ranges
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
@@ -21,8 +22,9 @@ from airflow_provider_statecheck.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
+from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.state.serializers.record_serializer import Aliases
-from tests.unit.state.arrow.harness import Job
+from tests.unit.state.arrow.harness import GROUPS, Job
 
 KEY = 1
 MANY = range(500)
@@ -181,3 +183,66 @@ def test_user_keys_that_could_become_one_are_refused_at_the_first_access(job: Jo
         restored.get_partitioned_state(MapStateDescriptor("s", Short, int))
     restored.set_current_key(KEY)
     assert dict(Job.state(restored, MapStateDescriptor("s", Long, int)).entries()) == {Long(1, "a"): 1}
+
+
+@dataclass(frozen=True)
+class Place:
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class Turned:
+    y: int
+    x: int
+
+
+def put(job: Job, backend: ArrowKeyedStateBackend, descriptor: MapStateDescriptor[Any], user_keys: list[Any]) -> None:
+    state = Job.state(backend, descriptor)
+    for key in MANY:
+        if job.keys.key_group_of(key, GROUPS) in backend.key_group_range:
+            backend.set_current_key(key)
+            for number, user_key in enumerate(user_keys):
+                state.put(user_key, number)
+
+
+def test_user_keys_with_reordered_fields_are_found_in_the_files_of_all_subtasks(job: Job) -> None:
+    ranges = key_group_ranges(2, GROUPS)
+    places = [(x, -x) for x in range(5)]
+    first, second = (MapStateDescriptor("s", each, int) for each in (Place, Turned))
+    filled = job.open(owned=ranges[0])
+    put(job, filled, first, [Place(x, y) for x, y in places])
+    schemas = OperatorSchemas(keyed=filled.schemas())
+    handles = [job.save(filled)]
+    # The second subtask has state for the first time after the release.
+    for handle, owned in zip([*handles, None], ranges, strict=True):
+        backend = job.open(handle, owned=owned, schemas=schemas)
+        put(job, backend, second, [Turned(y, x) for x, y in places])
+        handles.append(job.save(backend))
+    restored = job.open(*handles[1:], schemas=schemas)
+    state = Job.state(restored, second)
+    for key in MANY:
+        restored.set_current_key(key)
+        assert [state.get(Turned(y, x)) for x, y in places] == list(range(5))
+
+
+class Colour(Enum):
+    BLUE = 1
+    RED = 2
+
+
+class NewColour(Enum):
+    BLUE = 1
+    CRIMSON = 2
+    RED = 2  # noqa: PIE796 - the old name
+
+
+def test_a_user_key_is_found_under_the_new_name_of_its_member(job: Job) -> None:
+    backend = job.open()
+    put(job, backend, MapStateDescriptor("s", Colour, int), [*Colour])
+    restored = job.open(job.save(backend))
+    state = Job.state(restored, MapStateDescriptor("s", NewColour, int))
+    restored.set_current_key(KEY)
+    assert [state.get(each) for each in NewColour] == [0, 1]
+    state.put(NewColour.CRIMSON, 7)
+    assert dict(state.entries()) == {NewColour.BLUE: 0, NewColour.CRIMSON: 7}

@@ -153,6 +153,18 @@ def test_a_serializer_can_be_sent_to_an_executor(name: str) -> None:
     assert arrived.snapshot() == serializer.snapshot()
 
 
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_equal_sets_have_equal_columns(kind: Any) -> None:
+    # Python keeps these numbers in the order in which they were added.
+    one, other = kind([1, 9]), kind([9, 1])
+    assert [*one] != [*other]
+    numbers = serializer_of(kind[int]).to_arrow([one, None, kind(), other])
+    assert numbers.to_pylist() == [[1, 9], None, [], [1, 9]]
+    pairs = serializer_of(kind[tuple[frozenset[int], str | None]])
+    found = pairs.to_arrow([kind([(frozenset(each), None)]) for each in ([1, 9], [9, 1])])
+    assert found[0] == found[1]
+
+
 def test_nan_and_infinity_stay_what_they_are() -> None:
     serializer = serializer_of(float)
     nan, *rest = serializer.from_arrow(serializer.to_arrow([float("nan"), float("inf"), -0.0]))

@@ -59,6 +59,11 @@ class RenamedMember(Enum):
     B = 2  # noqa: PIE796 - another name
 
 
+class Joined(Enum):
+    A = 1
+    B = 1  # noqa: PIE796 - another name
+
+
 @dataclass
 class Old:
     id: int
@@ -300,11 +305,28 @@ def test_the_reason_names_the_place_of_the_difference() -> None:
     )
 
 
-@pytest.mark.parametrize("new", [Appended, Inserted, RenamedMember], ids=lambda new: new.__name__)
+@pytest.mark.parametrize("new", [Appended, Inserted], ids=lambda new: new.__name__)
 def test_names_of_an_enumeration_may_be_added_in_any_place(new: Any) -> None:
     assert resolve(new, One).outcome is AS_IS
     written = serializer_of(One).to_arrow([One.A, One.B])
-    assert serializer_of(new).from_arrow(written) == [new.A, new["B"]]
+    assert serializer_of(new).from_arrow(written) == [new.A, new.B]
+
+
+def test_a_renamed_member_is_stored_under_its_new_name_from_now_on() -> None:
+    verdict = resolve(RenamedMember, One)
+    assert (verdict.outcome, verdict.reason) == (MIGRATION, "B becomes BETTER")
+    assert migrate(RenamedMember, One, [One.A, One.B]) == [RenamedMember.A, RenamedMember.BETTER]
+    assert resolve(RenamedMember, RenamedMember).outcome is AS_IS
+    without_class = restored_serializer(serializer_of(RenamedMember).snapshot())
+    assert without_class.resolve_compatibility(serializer_of(One).snapshot()).reason == verdict.reason
+    assert without_class.to_arrow(["B"]).to_pylist() == ["BETTER"]
+
+
+def test_members_that_become_one_are_told_apart_nowhere() -> None:
+    assert migrate(list[Joined], list[One], [[One.A, One.B]]) == [[Joined.A, Joined.A]]
+    for kind in (set, frozenset):
+        assert resolve(kind[Joined], kind[One]).outcome is INCOMPATIBLE
+    assert "two could become one" in resolve(dict[Joined, int], dict[One, int]).reason
 
 
 def test_a_name_of_an_enumeration_may_not_be_removed() -> None:
