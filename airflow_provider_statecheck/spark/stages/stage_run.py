@@ -281,7 +281,8 @@ class StageRun:
         open_source: Callable[..., SplitEnumerator] = source.open
         if isinstance(source, ItemSource):
             allowed = self._attempt.storage.allowed
-            open_source = partial(source.open, of_other_job=restored.is_of_other_job, allowed=allowed)
+            of_other_job = restored.is_of_other_job
+            open_source = partial(source.open, of_other_job=of_other_job, allowed=allowed, cuts=restored.cuts)
         return open_source(
             self._spark,
             restored.source,

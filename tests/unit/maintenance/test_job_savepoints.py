@@ -517,7 +517,7 @@ def test_a_stage_that_has_ended_with_only_the_savepoint_that_it_started_from_ref
     # Its source had no rows, or it failed before it had restored the savepoint.
     job.begin("load", job="heir", restore_from=source).finish(status)
     with pytest.raises(
-        CheckpointNotFoundError, match="of stage 'load' for .*, found only the savepoint that the stage"
+        CheckpointNotFoundError, match=r"of stage 'load' for .*, found only the savepoint that the stage"
     ):
         job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=new_key())
     job.run("load", job="heir", restore_from=source)
