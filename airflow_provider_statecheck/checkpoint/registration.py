@@ -354,9 +354,10 @@ def _starts_from_choice_of(tx: JobTransaction, operator: OperatorRecord, previou
     if previous is None or not previous.is_restore_chosen:
         return False
     newest = next(iter(transitions.restorable(tx, operator)), None)
+    if newest is None or newest.epoch >= previous.epoch:
+        return False
     # It has recorded no checkpoint if its source required it to start over.
-    is_untouched = newest is not None and newest.epoch < previous.epoch
-    return is_untouched and previous.restored_from in (None, newest.checkpoint_id)
+    return previous.restored_from in (None, newest.checkpoint_id)
 
 
 def _chosen_start(previous: AttemptRecord | None, request: RegisterAttempt, choice: ActionRecord) -> StartDecision:
