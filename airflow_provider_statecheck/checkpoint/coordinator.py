@@ -129,7 +129,7 @@ class AttemptCoordinator(StoredJobs):
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         """
-        Record the restored checkpoint, and mark skipped candidates as unusable.
+        Record the restored checkpoint, or that the attempt starts over, and mark skipped candidates as unusable.
 
         Unusable checkpoints do not count towards retention. A savepoint that was restored becomes a checkpoint of the
         operator, which owns it if the request claims it.
@@ -144,7 +144,7 @@ class AttemptCoordinator(StoredJobs):
             for skipped in request.skipped:
                 row = _require_restorable(tx, attempt, skipped.checkpoint_id)
                 tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
-            if restored.unusable_reason is not None:
+            if restored is not None and restored.unusable_reason is not None:
                 tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
             transitions.record_restore(tx, attempt, restored, request.restored_summary)
 
@@ -452,7 +452,11 @@ def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: i
     return checkpoint
 
 
-def _restored_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmRestore) -> CheckpointRecord:
+def _restored_checkpoint(
+    tx: JobTransaction, attempt: AttemptRecord, request: ConfirmRestore
+) -> CheckpointRecord | None:
+    if request.checkpoint_id is None:
+        return None
     checkpoint = tx.checkpoint(request.checkpoint_id)
     if checkpoint is not None and checkpoint in savepoint_restore.proposed(tx, attempt):
         # The claim of a task is for the savepoint that it names, not for the one that a user restores in place.

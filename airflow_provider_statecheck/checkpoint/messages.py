@@ -151,7 +151,8 @@ class ConfirmRestore:
     """Reports the restored candidate and the newer candidates that could not be restored."""
 
     attempt: AttemptRef
-    checkpoint_id: int
+    checkpoint_id: int | None
+    """``None`` if the attempt starts over, because its source has changed."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     claim: bool = False
     """Whether the job becomes the owner of the restored savepoint."""

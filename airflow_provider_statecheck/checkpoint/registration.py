@@ -354,7 +354,10 @@ def _starts_from_choice_of(tx: JobTransaction, operator: OperatorRecord, previou
     if previous is None or not previous.is_restore_chosen:
         return False
     newest = next(iter(transitions.restorable(tx, operator)), None)
-    return newest is not None and newest.checkpoint_id == previous.restored_from
+    if newest is None or newest.epoch >= previous.epoch:
+        return False
+    # It has recorded no checkpoint if its source required it to start over.
+    return previous.restored_from in (None, newest.checkpoint_id)
 
 
 def _chosen_start(previous: AttemptRecord | None, request: RegisterAttempt, choice: ActionRecord) -> StartDecision:

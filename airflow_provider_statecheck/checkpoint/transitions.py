@@ -197,9 +197,15 @@ def subsume(
 
 
 def record_restore(
-    tx: JobTransaction, attempt: AttemptRecord, restored: CheckpointRecord, summary: SnapshotSummary | None = None
+    tx: JobTransaction,
+    attempt: AttemptRecord,
+    restored: CheckpointRecord | None,
+    summary: SnapshotSummary | None = None,
 ) -> None:
-    """Pin the checkpoint that an attempt has restored, and count the restore."""
+    """Pin the checkpoint that an attempt has restored, and count the restore; ``None`` if the attempt starts over."""
+    if restored is None:
+        tx.save_attempt(replace(attempt, restored_from=None))
+        return
     summary = summary or attempt.restored_summary
     tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id, restored_summary=summary))
     statistics.restored(tx, attempt, restored)

@@ -78,7 +78,7 @@ class CheckpointCoordinatorGateway(JobReads, Protocol):
         ...
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record the restored checkpoint and the candidates that could not be restored."""
+        """Record the restored checkpoint, if there is one, and the candidates that could not be restored."""
         ...
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:

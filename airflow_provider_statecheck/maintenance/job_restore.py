@@ -24,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode, Resto
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptRecord,
+    AttemptStatus,
     CheckpointRecord,
     InPlaceRestore,
     JobAction,
@@ -256,7 +257,7 @@ def _restore(tx: JobTransaction, request: RestoreJob, dead: Sequence[AttemptReco
     # A savepoint that was moved, or whose row is removed, has no row.
     savepoint_restore.require_not_disposed(tx, request.savepoint.pointer)
     restored = (_restore_operator(tx, each, parts.get(each.uid), request, dead) for each in stages)
-    warnings = [_warning(view, each, parts.get(each.uid)) for each in stages]
+    warnings = [_warning(tx, view, each, parts.get(each.uid)) for each in stages]
     return RestoredJob(
         operators=tuple(replace(each, warning=text) for each, text in zip(restored, warnings, strict=True)),
         missing=missing,
@@ -282,13 +283,45 @@ def _known(
     return _result(tx, operator if restore is None else in_place_restore.before(operator, restore), part, None)
 
 
-def _warning(view: JobView, operator: OperatorRecord, part: SavepointPart | None) -> str:
-    if part is None or part.is_foreign or not _has_started_over(view, operator, part.generation):
+def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart | None) -> str:
+    if part is None or part.is_foreign:
+        return ""
+    if _has_started_over(view, operator, part.generation):
+        done = "started over"
+    elif _has_gone_back(tx, view, operator, part):
+        done = "gone back to an earlier checkpoint"
+    else:
         return ""
     return (
-        f"Operator {operator.uid!r} has started over since its part was taken, which retracted the output of the part; its "
-        f"sink may refuse to restore it."
+        f"Operator {operator.uid!r} has {done} since its part was taken, which retracted the output of the part; its sink "
+        f"may refuse to restore it."
     )
+
+
+def _has_gone_back(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart) -> bool:
+    """Return whether an attempt since a part has replaced its output, after a rewind or a run that started again."""
+    taken = tx.checkpoint(part.checkpoint_id)
+    if taken is None:
+        return False
+    attempts = (a for a in view.attempts if a.operator_id == operator.operator_id and a.epoch > taken.epoch)
+    return any(_is_from_before(view, each, part) and _has_committed(view, each) for each in attempts)
+
+
+def _is_from_before(view: JobView, attempt: AttemptRecord, part: SavepointPart) -> bool:
+    restored = next((c for c in view.checkpoints if c.checkpoint_id == attempt.restored_from), None)
+    if restored is None or not restored.properties.unclaimed:
+        return (attempt.restored_from or 0) < part.checkpoint_id
+    # The copy of another part does not tell its position in the rows, but the savepoints were taken one after another.
+    savepoints = [row_of(view, pointer) for pointer in (restored.location, part.source.pointer)]
+    earlier, later = (0 if each is None else each.checkpoint_id for each in savepoints)
+    return 0 < earlier < later
+
+
+def _has_committed(view: JobView, attempt: AttemptRecord) -> bool:
+    # The first commit retracts, and the end of a successful attempt without one.
+    own = (c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch)
+    is_completed = any(c.completed_at is not None and not c.properties.unclaimed for c in own)
+    return is_completed or attempt.status is AttemptStatus.FINISHED
 
 
 def _has_started_over(view: JobView, operator: OperatorRecord, generation: int) -> bool:

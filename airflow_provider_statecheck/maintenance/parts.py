@@ -70,7 +70,8 @@ class Member:
     """
     ``RUNNING`` for a stage that gives a part, whether or not it runs.
 
-    ``FINISHED`` for a stage that has ended without a checkpoint; ``FAILED`` if retention has released its checkpoints.
+    ``FINISHED`` for a stage that has ended without a checkpoint; ``FAILED`` if retention has released its checkpoints, or the
+    stage has only the savepoint that it started from.
     """
     name: str = ""
     parallelism: int = 1
@@ -131,7 +132,8 @@ def require_members(view: JobView) -> None:
     """
     Require the stages of a job to have parts for a savepoint.
 
-    :raises CheckpointNotFoundError: if no stage has state, or retention has released the state of one.
+    :raises CheckpointNotFoundError: if no stage has state, retention has released the state of one, or one has ended that has
+        only the savepoint that it started from.
     :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
     """
     waiting = next((operator.uid for operator in view.operators if operator.in_place_restore is not None), None)
@@ -141,6 +143,13 @@ def require_members(view: JobView) -> None:
             f"no checkpoint since; run its task first, or withdraw the restore on the page of the job."
         )
     members = members_of(view)
+    begun = next((m for m in members if m.status is ExecutionStatus.FAILED and _has_only_its_savepoint(view, m)), None)
+    if begun is not None:
+        raise CheckpointNotFoundError(
+            f"Expected a checkpoint of stage {begun.uid!r} for a savepoint of job {view.job.name!r}, found only the savepoint "
+            f"that the stage started from; run the stage until it completes a checkpoint.",
+            uid=begun.uid,
+        )
     released = next((member for member in members if member.status is ExecutionStatus.FAILED), None)
     if released is not None:
         raise CheckpointNotFoundError(
@@ -197,7 +206,11 @@ class PartChoice:
     def _has_started_over(self, member: Member, operator: OperatorRecord) -> bool:
         # The retry of an attempt without a checkpoint begins a new generation, and nothing is lost.
         generations = range(member.generation, operator.generation)
-        return any(c.generation in generations and c.completed_at is not None for c in self._own(member))
+        completed = [c for c in self._own(member) if c.completed_at is not None]
+        later = [a for a in self._attempts(member.operator_id) if a.epoch > member.epoch and a.restored_from is None]
+        # An attempt whose source has changed starts over in the generation of the checkpoints that it does not use.
+        unused = (c for a in later for c in completed if c.generation == a.generation and c.epoch < a.epoch)
+        return any(c.generation in generations for c in completed) or any(unused)
 
     def _require_retained(
         self, member: Member, operator: OperatorRecord, pinned: CheckpointRecord | None, at_least: int
@@ -305,11 +318,19 @@ def _status(view: JobView, operator: OperatorRecord) -> ExecutionStatus:
     current = [c for c in own if c.generation == operator.generation]
     if any(c.is_restorable for c in current):
         return ExecutionStatus.RUNNING
+    if not current and _has_only_its_savepoint(view, operator):
+        return ExecutionStatus.FAILED
     is_begun = any(a.generation == operator.generation for a in view.attempts_of(operator.operator_id))
     # A rewind to before the first checkpoint leaves the checkpoints of the generation before until a newer one completes.
     is_rewound = any(c.is_restorable for c in own)
     has_had_state = bool(current) or (not is_begun and not is_rewound and bool(own or _has_counted(view, operator)))
     return ExecutionStatus.FAILED if has_had_state else ExecutionStatus.FINISHED
+
+
+def _has_only_its_savepoint(view: JobView, stage: OperatorRecord | Member) -> bool:
+    """Return whether the newest attempt of a stage without a checkpoint started from a savepoint, not without state."""
+    newest = max(view.attempts_of(stage.operator_id), key=lambda a: a.epoch, default=None)
+    return newest is not None and newest.generation == stage.generation and newest.restored_from is not None
 
 
 def _has_counted(view: JobView, operator: OperatorRecord) -> bool:

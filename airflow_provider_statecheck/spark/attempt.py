@@ -147,24 +147,28 @@ class StageAttempt:
         """
         return self._load_latest() if self.grant.is_restore else None
 
-    def confirm_restore(self, restored: RestoredStage | None) -> None:
+    def confirm_restore(self, restored: RestoredStage | None, *, starts_over: bool = False) -> None:
         """
         Confirm the restored checkpoint to the coordinator and delete discarded checkpoints.
 
         :param restored: Return value of :meth:`load`.
+        :param starts_over: Whether the stage uses nothing of it, because its source has changed. A savepoint then remains its
+            owner's, and the output before the checkpoint is no longer in force.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises SnapshotClaimedError: if another operator claimed the savepoint in the meantime.
         """
         if restored is None:
             self._discard(self.grant.effects, frozenset())
             return
-        source = self.registration.restore_from
-        claim = source is not None and source.mode is RestoreMode.CLAIM
-        self._gateway.confirm_restore(restored.confirmation(self.grant.attempt, claim=claim))
-        self._documents.remember(restored.checkpoint.checkpoint_id, restored.document)
-        self.latest = restored.checkpoint
-        self._restored_id = restored.checkpoint.checkpoint_id
-        self._log.restored(restored.checkpoint)
+        source, attempt = self.registration.restore_from, self.grant.attempt
+        claim = source is not None and source.mode is RestoreMode.CLAIM and not starts_over
+        self._gateway.confirm_restore(restored.confirmation(attempt, claim=claim, starts_over=starts_over))
+        if not starts_over:
+            self._restored_id = restored.checkpoint.checkpoint_id
+            self._log.restored(restored.checkpoint)
+        if not (starts_over and self.begins_from_savepoint):
+            self._documents.remember(restored.checkpoint.checkpoint_id, restored.document)
+            self.latest = restored.checkpoint
         self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
 
     def report_restored(self, summary: SnapshotSummary) -> None:

@@ -59,9 +59,13 @@ class RestoredStage:
         """Return the damaged snapshots of the checkpoint, which must be recomputed."""
         return tuple(handle for handle in self.document.snapshots if handle.uri not in self.manifests)
 
-    def confirmation(self, attempt: AttemptRef, *, claim: bool) -> ConfirmRestore:
-        """Return the message that confirms the restore to the coordinator."""
-        checkpoint_id = self.checkpoint.checkpoint_id
+    def confirmation(self, attempt: AttemptRef, *, claim: bool, starts_over: bool = False) -> ConfirmRestore:
+        """
+        Return the message that confirms the restore to the coordinator.
+
+        :param starts_over: Whether the attempt uses nothing of the checkpoint.
+        """
+        checkpoint_id = None if starts_over else self.checkpoint.checkpoint_id
         return ConfirmRestore(attempt=attempt, checkpoint_id=checkpoint_id, skipped=self.skipped, claim=claim)
 
 

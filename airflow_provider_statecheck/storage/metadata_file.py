@@ -327,6 +327,11 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
     :raises CheckpointNotFoundError: if the file is missing or was never written.
     :raises IncompatibleCheckpointError: if the file is not a metadata file of a known version.
     """
+    return _restored_part(load_whole(storage, checkpoint), checkpoint)
+
+
+def load_whole(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    """Read and verify metadata as :func:`load_document`; return all parts of a savepoint of the whole job."""
     if checkpoint.metadata_uri is None:
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
     size, digest = checkpoint.metadata_size, checkpoint.metadata_sha256
@@ -334,7 +339,7 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
     data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
         checkpoint.metadata_uri, size=size, sha256=digest
     )
-    return _restored_part(decode_metadata(data, uri=checkpoint.metadata_uri), checkpoint)
+    return decode_metadata(data, uri=checkpoint.metadata_uri)
 
 
 def _restored_part(document: CheckpointDocument, checkpoint: CheckpointRecord) -> CheckpointDocument:

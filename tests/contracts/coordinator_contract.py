@@ -445,6 +445,16 @@ class CoordinatorContract(
         effects = self.gateway.finish(FinishAttempt(attempt=retry.attempt, status=AttemptStatus.FINISHED))
         assert [c.checkpoint_id for c in effects.discards] == [1]
 
+    def test_an_attempt_that_starts_over_has_restored_nothing(self) -> None:
+        complete_checkpoint(self.gateway, self.gateway.register(make_registration(num_retained=1)).attempt)
+        retry = self.gateway.register(make_registration(num_retained=1))
+        for _ in range(2):
+            self.gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=None))
+        assert self.gateway.describe(JOB).attempts[-1].restored_from is None
+        assert _statuses(self.gateway)[1] is CheckpointStatus.COMPLETED, "until the attempt completes one of its own"
+        reply = complete_checkpoint(self.gateway, retry.attempt)
+        assert [c.checkpoint_id for c in reply.effects.discards] == [1]
+
     def test_an_unusable_checkpoint_takes_no_place_in_retention(self) -> None:
         first = self.gateway.register(make_registration())
         for _ in range(2):

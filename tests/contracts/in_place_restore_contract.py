@@ -379,6 +379,20 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert again.warning == done.warning
 
     @pytest.mark.usefixtures("three_days")
+    @pytest.mark.parametrize("is_rewound", [True, False], ids=["rewound", "cleared"])
+    def test_a_part_whose_output_a_later_attempt_has_replaced_comes_with_a_warning(self, is_rewound: bool) -> None:
+        part = self.part(3, 6)
+        if is_rewound:
+            self.rewinding.rewind(RewindJob(job_id=JOB, run_key=day(3).run_key))
+        assert self.restore(part, dry_run=True).operators[0].warning == "", (
+            "nothing is replaced before the first commit"
+        )
+        self.work(day(3, clear_marker=AGAIN))
+        (done,) = self.restore(part, dry_run=True).operators
+        assert "'aggregate' has gone back to an earlier checkpoint since its part was taken" in done.warning
+        assert self.restore(self.part(2, 4), dry_run=True).operators[0].warning == ""
+
+    @pytest.mark.usefixtures("three_days")
     def test_a_part_from_before_a_restore_in_place_comes_without_a_warning(self) -> None:
         self.restore()
         self.fail(self.begin(day(2)))

@@ -71,6 +71,8 @@ class Opening:
     """Whether the state is that of another job, as at the start of a fork."""
     allowed: AllowedLocations = field(default_factory=AllowedLocations)
     """Locations that the state may name."""
+    cuts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Attempts and checkpoints up to which the savepoint has the output of the stages of that job, by lineage of the sink."""
 
     @property
     def reader_state(self) -> Mapping[str, Any]:
@@ -114,12 +116,15 @@ class ItemSource(ABC):
         storage_options: Mapping[str, Any] | None = None,
         of_other_job: bool = False,
         allowed: AllowedLocations | None = None,
+        cuts: Mapping[str, tuple[int, int]] | None = None,
     ) -> ItemEnumerator:
         """
         List the input and plan the unfinished part of it, as :meth:`Source.open` describes.
 
         :param of_other_job: Whether ``restored`` is the state of another job, or of a stage with another uid.
         :param allowed: Locations that ``restored`` may name; by default none.
+        :param cuts: Attempts and checkpoints up to which a savepoint of that job has the output of its stages, by the lineages of
+            their sinks; empty for any other state.
         :raises InvalidConfigurationError: if there is no input, or it does not fit the arguments of the source.
         :raises CorruptStateError: if the state is invalid, or that of another source.
         """
@@ -131,6 +136,7 @@ class ItemSource(ABC):
             storage_options=storage_options or {},
             is_of_other_job=of_other_job,
             allowed=allowed or AllowedLocations(),
+            cuts=cuts or {},
         )
         ledger, reader = self._plan(opening)
         increments = 0 if before is None else before.increments

@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
 )
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.sinks.commit_log import Ancestry, CommitLog, within
 from airflow_provider_statecheck.spark.sinks.parquet_sink import CommittedFile, committed_files, logs_of_target
 from airflow_provider_statecheck.spark.sinks.sink import decode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import ledger_storage, open_target
@@ -91,10 +92,11 @@ class StageOutputSource(ItemSource):
         commits = {commit.item.name: commit for commit in commits_in(target)}
         ledger, earlier = Ledger(tuple(commit.item for commit in commits.values())), EarlierOutput()
         if opening.before is not None:
-            targets, allowed = _inherited_targets(opening), opening.allowed.around(target.base_uri)
-            earlier = EarlierOutput.left_by(opening.before.ledger, targets, target, allowed)
+            allowed = opening.allowed.around(target.base_uri)
+            before, inherited = _with_unlisted(opening.before.ledger, opening, target, allowed)
+            earlier = EarlierOutput.left_by(before, inherited, target, allowed)
             ledger = reconcile_commits(
-                opening.before.ledger,
+                before,
                 ledger.items,
                 on_change=self._on_change,
                 # The commits of the new upstream stage follow those of the other job, also within a run.
@@ -273,6 +275,66 @@ def _inherited_targets(opening: Opening) -> dict[str, str]:
     return dict.fromkeys(map(_lineage_in, items), str(state.get(_TARGET, ""))) | inherited
 
 
+def _with_unlisted(
+    ledger: Ledger, opening: Opening, target: CheckpointStorage, allowed: AllowedLocations
+) -> tuple[Ledger, dict[str, str]]:
+    """
+    Add the output to a ledger that the savepoint of another job contains, and its reader had not listed.
+
+    The new upstream stage continues after that output, so that it is in no other directory.
+
+    :return: The ledger, and the directories of the lineages of that job.
+    """
+    inherited, here = _inherited_targets(opening), logs_of_target(target).keys()
+    before = str(opening.reader_state.get(_TARGET, ""))
+    listed = {lineage: _last_listed(ledger, lineage) for lineage in opening.cuts}
+    cuts = {lineage: cut for lineage, cut in opening.cuts.items() if lineage not in here and cut[1] > listed[lineage]}
+    # A reader that has listed nothing does not know which of the stages write to its directory.
+    needed = [lineage for lineage in cuts if lineage in inherited or (before and not ledger.items)]
+    for uri in sorted({inherited.get(lineage, before) for lineage in needed}):
+        found = _output_up_to(cuts, listed, uri, inherited, target, allowed)
+        ledger = ledger.with_items([*ledger.items, *found])
+        inherited |= {_lineage_in(item): uri for item in found}
+    return ledger, inherited
+
+
+def _output_up_to(
+    cuts: Mapping[str, tuple[int, int]],
+    listed: Mapping[str, int],
+    uri: str,
+    inherited: Mapping[str, str],
+    target: CheckpointStorage,
+    allowed: AllowedLocations,
+) -> list[Item]:
+    known = {lineage for lineage in cuts if inherited.get(lineage) == uri}
+    if not uri:
+        raise _lost_error([f"{lineage}/{cuts[lineage][1]}" for lineage in known], inherited)
+    allowed.require(uri)
+    directory = open_target(uri, target.options)
+    logs = logs_of_target(directory)
+    lost = [f"{lineage}/{cuts[lineage][1]}" for lineage in known - logs.keys()]
+    for lineage in cuts.keys() & logs.keys():
+        lost += _retracted_up_to(logs[lineage].read()[0], lineage, cuts[lineage], listed[lineage])
+    if lost:
+        raise _lost_error(lost, dict.fromkeys(map(_lineage_of, lost), uri))
+    found = (commit for commit in _committed(directory) if commit.lineage in cuts)
+    return [c.item for c in found if listed[c.lineage] < c.checkpoint_id <= cuts[c.lineage][1]]
+
+
+def _retracted_up_to(log: CommitLog, lineage: str, cut: tuple[int, int], listed: int) -> list[str]:
+    """Return the names of output up to a cut that was retracted later, and that its reader had not listed."""
+    epoch, last = cut
+    if epoch <= log.forgotten:
+        return [f"{lineage}/{last}"]
+    ancestry = Ancestry(((epoch, last), *log.ancestry_of(epoch).segments[1:]))
+    return [f"{lineage}/{each.last}" for each in within(log.retracted, ancestry) if each.last > listed]
+
+
+def _last_listed(ledger: Ledger, lineage: str) -> int:
+    numbers = (item.name.rpartition("/")[2] for item in ledger.items if _lineage_in(item) == lineage)
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
 def _storable(target: CheckpointStorage) -> str:
     # Checkpoints contain no credentials.
     return target.base_uri if redact(target.base_uri) == target.base_uri else ""
@@ -311,7 +373,7 @@ def reconcile_commits(
 
 def _lost_error(names: Sequence[str], inherited: Mapping[str, str]) -> SourceChangedError:
     # No policy helps: no other directory has this output.
-    uris = sorted({inherited[name.partition("/")[0]] for name in names})
+    uris = sorted({inherited[_lineage_of(name)] for name in names})
     known = ", ".join(redact(uri) or "a directory whose URI has credentials" for uri in uris)
     return SourceChangedError(
         f"Expected the output that another job had listed for this stage in {known}, found that {_shown(names)} was retracted, "
@@ -337,4 +399,8 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _lineage_in(item: Item) -> str:
-    return item.name.partition("/")[0]
+    return _lineage_of(item.name)
+
+
+def _lineage_of(name: str) -> str:
+    return name.partition("/")[0]

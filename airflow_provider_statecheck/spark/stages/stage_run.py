@@ -198,7 +198,8 @@ class StageRun:
             if first is None:
                 # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken
                 # over.
-                taken = None if self._attempt.begins_from_savepoint else found
+                is_left = self._attempt.begins_from_savepoint and restored.checkpoint_id is not None
+                taken = None if is_left else found
                 self._take_over(closing, taken, restored, enumerator).end()
                 return StageResult(0, 0, restored.checkpoint_id)
             frame = enumerator.load(first)
@@ -233,7 +234,7 @@ class StageRun:
         schema: Any = None,
     ) -> SinkCommits:
         """Confirm the restore, open the sink until the end, and make the commits that the restored checkpoint left."""
-        self._confirm(found, restored)
+        self._attempt.confirm_restore(found, starts_over=restored.checkpoint_id is None)
         self._report_restored(restored, enumerator, states)
         self._open_sink(restored, schema)
         closing.push(self._close_sink)
@@ -242,11 +243,6 @@ class StageRun:
         if restored.checkpoint_id is not None and commits.has_open:
             commits.commit(restored.checkpoint_id)
         return commits
-
-    def _confirm(self, found: RestoredStage | None, restored: RestoredStageState) -> None:
-        # A source that starts over uses nothing of a savepoint, so its owner keeps the savepoint.
-        is_unused = restored.checkpoint_id is None and self._attempt.begins_from_savepoint
-        self._attempt.confirm_restore(None if is_unused else found)
 
     def _report_restored(
         self, restored: RestoredStageState, enumerator: SplitEnumerator, states: StageStates | None
@@ -285,7 +281,8 @@ class StageRun:
         open_source: Callable[..., SplitEnumerator] = source.open
         if isinstance(source, ItemSource):
             allowed = self._attempt.storage.allowed
-            open_source = partial(source.open, of_other_job=restored.is_of_other_job, allowed=allowed)
+            of_other_job = restored.is_of_other_job
+            open_source = partial(source.open, of_other_job=of_other_job, allowed=allowed, cuts=restored.cuts)
         return open_source(
             self._spark,
             restored.source,

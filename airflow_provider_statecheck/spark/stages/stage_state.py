@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
@@ -33,6 +33,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_contents import size_o
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_whole
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -79,6 +80,21 @@ class RestoredStageState:
     def is_of_other_job(self) -> bool:
         """Return whether the state is that of another job, or of a stage with another uid."""
         return self.checkpoint_id is not None and self.own_checkpoint_id is None
+
+    @cached_property
+    def cuts(self) -> Mapping[str, tuple[int, int]]:
+        """
+        Attempts and checkpoints up to which a savepoint of another job has the output of its stages, by lineage of the sink.
+
+        Empty for any other checkpoint.
+        """
+        if self._restored is None or not self.is_of_other_job or not self._restored.checkpoint.properties.part:
+            return {}
+        from airflow_provider_statecheck.spark.sinks.sink import lineage_of
+
+        savepoint = load_whole(self._attempt.storage, self._restored.checkpoint)
+        lineages = {lineage_of(JobId(part.job_id), f"{part.uid}/{SINK}"): part for part in savepoint.parts}
+        return {lineage: (part.epoch, part.checkpoint_id) for lineage, part in lineages.items()}
 
     @property
     def own_epoch(self) -> int | None:

@@ -364,6 +364,7 @@ def test_source_that_wants_it_begins_the_stage_again_when_a_file_changed(tries: 
     tries.write_input(*changed)
     assert tries.run(stage(RunningBalance())).increments == FILES
     assert tries.rows() == running(changed)
+    assert tries.view().attempts[-1].restored_from is None, "a savepoint of the job takes none of the replaced output"
 
 
 def test_function_whose_state_changed_is_refused_before_any_spark_job(tries: StageTries) -> None:

@@ -496,3 +496,29 @@ def test_a_stage_that_has_only_restored_a_part_of_another_job_has_no_part_yet(jo
     job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=again)
     request, _ = job.service.wait_for(job_id_of("heir"), again, 0)
     assert "found only the one that it started from, of stage 'load'" in request.failure_message
+
+
+@pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_a_stage_that_has_ended_with_only_the_savepoint_that_it_started_from_refuses_the_savepoint(
+    job: SavedJob, status: AttemptStatus
+) -> None:
+    job.run("load")
+    key = job.request()
+    job.serve()
+    source = find_source(
+        job.stage.storage,
+        job.savepoint(key).location,
+        uid="load",
+        mode=RestoreMode.NO_CLAIM,
+        renamed_uids={},
+        allow_non_restored_state=False,
+    )
+    job.run("report", job="heir")
+    # Its source had no rows, or it failed before it had restored the savepoint.
+    job.begin("load", job="heir", restore_from=source).finish(status)
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"of stage 'load' for .*, found only the savepoint that the stage"
+    ):
+        job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=new_key())
+    job.run("load", job="heir", restore_from=source)
+    job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=new_key())

@@ -263,6 +263,36 @@ def _adopt(pipeline: Pipeline, attempt: StageAttempt, copied: int) -> int:
     return adopted.checkpoint_id
 
 
+def _start_over(pipeline: Pipeline) -> StageAttempt:
+    """Begin an attempt of the writer whose source has changed, so that it uses nothing of what it restores."""
+    attempt = pipeline.begin("writer")
+    attempt.confirm_restore(attempt.load(), starts_over=True)
+    return attempt
+
+
+def test_output_of_a_stage_that_has_started_over_with_a_changed_source_declines(pipeline: Pipeline) -> None:
+    retracted = pipeline.take(pipeline.writer)
+    pipeline.writer.finish(AttemptStatus.FINISHED)
+    again = _start_over(pipeline)
+    pipeline.take(again)
+    pipeline.take(pipeline.reader)
+    pipeline.trigger()
+    pipeline.take(again)
+    pipeline.take(pipeline.reader, {"writer": [retracted]})
+    with pytest.raises(CheckpointDeclinedError, match=f"checkpoint {retracted} of stage 'writer', which has retracted"):
+        pipeline.parts()
+
+
+def test_a_stage_that_starts_over_with_a_changed_source_while_others_are_awaited_declines(pipeline: Pipeline) -> None:
+    pipeline.take(pipeline.writer)
+    pipeline.writer.finish(AttemptStatus.FINISHED)
+    pipeline.trigger()
+    pipeline.take(_start_over(pipeline))
+    pipeline.take(pipeline.reader)
+    with pytest.raises(CheckpointDeclinedError, match="stage 'writer' has started over"):
+        pipeline.parts()
+
+
 def test_a_restart_of_a_running_stage_declines(pipeline: Pipeline) -> None:
     before = pipeline.take(pipeline.writer)
     pipeline.take(pipeline.writer)

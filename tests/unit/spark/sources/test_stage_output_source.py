@@ -366,6 +366,78 @@ def test_later_attempts_runs_and_forks_read_what_is_left_in_the_directory_of_the
     assert read(second.open(None, state_of(enumerator), of_other_job=True)) == [[3], [100], [1000]]
 
 
+def files_gone(path):
+    for file in Path(path.removeprefix("file://")).glob("part-*.parquet"):
+        file.unlink()
+
+
+def directory_gone(path):
+    shutil.rmtree(path.removeprefix("file://"))
+
+
+def cut_of(path, checkpoint_id):
+    """The output of the upstream stage up to a checkpoint of its first attempt, as a savepoint of the job has it."""
+    return {"of_other_job": True, "cuts": {Attempt(path, 1).context.lineage: (1, checkpoint_id), "another": (1, 9)}}
+
+
+@pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
+@pytest.mark.parametrize("new_run", [True, False])
+@pytest.mark.parametrize("has_listed", [True, False])
+def test_a_fork_first_reads_what_the_savepoint_has_of_the_upstream_stage_and_its_reader_had_not_listed(
+    path, source, fork, has_listed, new_run, on_change
+):
+    attempt = Attempt(path, 1).open() if not has_listed else upstream_of_three(path)
+    state = after(source(), 1)
+    if not has_listed:
+        attempt.add(2, 2)
+    for checkpoint_id in (3, 4, 5):
+        attempt.add(checkpoint_id, checkpoint_id)
+    fork_of(path, 2)
+
+    enumerator = fork(on_change=on_change).open(None, state, new_run=new_run, **cut_of(path, 4))
+
+    assert read(enumerator, 1) == [[2]]
+    assert read(fork().open(None, state_of(enumerator))) == [[3], [4], [100], [200]]
+
+
+def test_a_fork_opens_no_directory_of_the_other_job_if_all_output_in_the_savepoint_was_read(path, source, fork):
+    upstream_of_three(path)
+    state = after(source(), 2)
+    directory_gone(path)
+    fork_of(path, 1)
+
+    assert read(fork().open(None, state, **cut_of(path, 2))) == [[100]]
+
+
+@pytest.mark.parametrize("lose", [fallen_back, begun_again, directory_gone])
+@pytest.mark.parametrize("on_change", ["fail", "ignore", "restart"])
+def test_output_in_the_savepoint_that_is_lost_before_its_reader_has_listed_it_fails(
+    path, source, fork, lose, on_change
+):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    state = after(source(), 1)
+    attempt.add(2, 2)
+    lose(path)
+    fork_of(path, 1)
+
+    with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} was retracted"):
+        fork(on_change=on_change).open(None, state, **cut_of(path, 2))
+
+
+def test_output_that_the_reader_had_not_listed_is_read_only_in_allowed_and_known_directories(path, source):
+    attempt = upstream_of_three(path)
+    state = after(source(), 2)
+    attempt.add(3, 3)
+    fork_of(path, 1)
+    fork = StageOutputSource(f"{path}-fork", checkpoints_per_increment=1)
+    with pytest.raises(LocationNotAllowedError, match=f"{path}', which was not opened"):
+        fork.open(None, state, **cut_of(path, 3))
+    state["reader"]["target"] = ""
+    with pytest.raises(SourceChangedError, match="in a directory whose URI has credentials, found that checkpoint 3"):
+        fork.open(None, state, **cut_of(path, 3))
+
+
 def test_a_directory_that_the_state_names_is_opened_only_where_it_is_allowed(path, source):
     upstream_of_three(path)
     state = after(source(), 1)
@@ -388,15 +460,6 @@ def test_forged_directories_of_earlier_output_are_refused(path, source, fork, fo
 
     with pytest.raises(CorruptStateError, match="directories of earlier output"):
         fork().open(None, state, of_other_job=True)
-
-
-def files_gone(path):
-    for file in Path(path.removeprefix("file://")).glob("part-*.parquet"):
-        file.unlink()
-
-
-def directory_gone(path):
-    shutil.rmtree(path.removeprefix("file://"))
 
 
 LOST = [fallen_back, begun_again, files_gone, directory_gone]
