@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
@@ -240,11 +241,7 @@ class CommitFiles:
 
         :raises StorageError: if another driver of the same attempt has written it.
         """
-        document = {
-            "log": file.log.encode(),
-            "published": file.effects.published,
-            "retracted": [each.to_json() for each in file.effects.retracted],
-        }
+        document = {"log": file.log.encode(), **encode(file.effects)}
         self.storage.write_bytes(self._attempt_uri(epoch, file.number), seal(document))
         self._delete(self._attempt_uri(epoch, file.number - 1))
 
@@ -418,11 +415,7 @@ class CommitFiles:
     def _decode(self, data: bytes, shown: str) -> tuple[CommitLog, Effects]:
         document = unseal(data, _LOG, shown)
         try:
-            effects = Effects(
-                published=str(document["published"]),
-                retracted=tuple(CommitRange.from_json(each) for each in document["retracted"]),
-            )
-            return CommitLog.decode(document["log"], shown), effects
+            return CommitLog.decode(document["log"], shown), decode(Effects, document)
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(_LOG, shown, f"the fields {', '.join(document)}") from error
 

@@ -34,7 +34,6 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     ROW,
     SinkTaskContext,
     TaskCommittable,
-    decode_file,
     encode_schema,
     last_rows,
     with_constants,
@@ -84,11 +83,6 @@ class DeltaCommittable(TaskCommittable):
     @override
     def has_output(self) -> bool:
         return bool(self.files)
-
-    @classmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        files = tuple(decode_file(DeltaFile, file) for file in document["files"])
-        return {"schema": str(document["schema"]), "files": files}
 
 
 def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence[DeltaFile]) -> None:

@@ -34,7 +34,6 @@ from airflow_provider_statecheck.storage.uris import conceal, harmless
 
 log = logging.getLogger(__name__)
 _PREFIX = "statecheck-"
-_KIND = "iceberg"
 
 
 class IcebergSinkWriter:
@@ -181,24 +180,15 @@ class IcebergCommittable(TaskCommittable):
     """Data files of one task."""
 
     KIND: ClassVar[str] = "a committable of an Iceberg sink"
+    FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1, "kind": "iceberg"}
 
-    files: tuple[Mapping[str, Any], ...]
+    files: tuple[dict[str, Any], ...]
     """Results of :func:`encode_data_file`."""
 
     @property
     @override
     def has_output(self) -> bool:
         return bool(self.files)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {**TaskCommittable.to_json(self), "kind": _KIND}
-
-    @classmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        if document["kind"] != _KIND:
-            raise ValueError(document["kind"])
-        return {"files": tuple(dict(file) for file in document["files"])}
 
 
 def data_file_name(lineage: str, epoch: int, subtask: int, key: str) -> str:

@@ -6,14 +6,12 @@ import base64
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 @runtime_checkable
@@ -129,9 +127,7 @@ class SinkTaskContext:
     """Arrow schema of the output."""
 
 
-FORMAT_VERSION = 1
 _LINEAGE_LENGTH = 12
-File = TypeVar("File", bound="DataclassInstance")
 OnEarlierOutput = Literal["retract", "refuse"]
 """Handling of the output of earlier starts by a fresh start."""
 
@@ -161,6 +157,8 @@ class TaskCommittable(ABC):
 
     KIND: ClassVar[str]
     """Description for error messages."""
+    FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1}
+    """Further values of the JSON form, which tell it from those of other kinds and versions."""
     KEEPS_EMPTY: ClassVar[bool] = False
     """Whether the output of a task without rows is committed too, for its schema."""
 
@@ -175,8 +173,7 @@ class TaskCommittable(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the committable as plain JSON values."""
-        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {"format_version": FORMAT_VERSION, **fields}
+        return {**self.FORMAT, **encode(self)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -186,24 +183,14 @@ class TaskCommittable(ABC):
         :raises CorruptStateError: if the document is of another kind or format.
         """
         try:
-            if int(document["format_version"]) != FORMAT_VERSION:
-                raise ValueError(document["format_version"])  # noqa: TRY301 - reported below with other invalid documents
-            return cls(
-                lineage=str(document["lineage"]),
-                epoch=int(document["epoch"]),
-                subtask=int(document["subtask"]),
-                **cls._output(document),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if any(document[name] != value for name, value in cls.FORMAT.items()):
+                raise ValueError(document)  # noqa: TRY301 - reported below with other invalid documents
+            return decode(cls, document)
+        except (KeyError, TypeError, ValueError) as error:
             raise CorruptStateError(
-                f"Expected {cls.KIND} of format {FORMAT_VERSION}, found {str(document)[:100]!r}; restore with the version and "
-                "the kind of sink that wrote it, or from another checkpoint."
+                f"Expected {cls.KIND} of format {cls.FORMAT['format_version']}, found {str(document)[:100]!r}; restore with "
+                "the version and the kind of sink that wrote it, or from another checkpoint."
             ) from error
-
-    @classmethod
-    @abstractmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of this kind; a ``KeyError``, ``TypeError`` or ``ValueError`` marks an invalid document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +223,6 @@ class Committable(TaskCommittable):
     def has_output(self) -> bool:
         return bool(self.files)
 
-    @classmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "schema": str(document["schema"]),
-            "partition_by": tuple(str(column) for column in document.get("partition_by", ())),
-            "files": tuple(decode_file(StagedFile, file) for file in document["files"]),
-        }
-
 
 def encode_schema(schema: Any) -> str:
     """Return an Arrow schema as text."""
@@ -255,16 +234,6 @@ def decode_schema(text: str) -> Any:
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-
-
-def decode_file(kind: type[File], document: Mapping[str, Any]) -> File:
-    """
-    Return a file of a committable, of a class with fields of types ``int`` and ``str``.
-
-    :raises KeyError: if a field is missing; a wrong value raises ``TypeError`` or ``ValueError``.
-    """
-    types = {"int": int, "str": str}
-    return kind(**{each.name: types[str(each.type)](document[each.name]) for each in fields(kind)})
 
 
 LINEAGE, CHECKPOINT = "_statecheck_lineage", "_statecheck_checkpoint"

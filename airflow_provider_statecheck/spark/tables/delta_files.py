@@ -11,10 +11,11 @@ import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry, deltalake
 from airflow_provider_statecheck.spark.tables.schemas import partition_path, partition_values
@@ -56,7 +57,7 @@ class Position:
 
     def encode(self) -> dict[str, Any]:
         """Return the position as plain values."""
-        return {**asdict(self), "partition_by": list(self.partition_by)}
+        return dict(encode(self))
 
     @classmethod
     def decode(cls, document: Mapping[str, Any]) -> Position:
@@ -66,8 +67,7 @@ class Position:
         :raises CorruptStateError: if the values are invalid.
         """
         with decoding("the position in a Delta table"):
-            columns = tuple(str(name) for name in document["partition_by"])
-            return cls(int(document["version"]), str(document["table_id"]), str(document["schema"]), columns)
+            return decode(cls, document)
 
 
 @dataclass(frozen=True, slots=True)
