@@ -14,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHand
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
@@ -38,6 +37,7 @@ from airflow_provider_statecheck.state.writing.write_savepoint import (
     write_given,
     write_subtask,
 )
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import read_verified_manifest
 from airflow_provider_statecheck.storage.state_json import decode_keyed, encode_keyed
 
@@ -90,7 +90,7 @@ def read_state(
     content = states.content(name, uid)
     view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
     tasks = _number_of_tasks(spark, content, partitions)
-    reading = StateReading(TaskStorage.of(states.storage), content, view, tasks)
+    reading = StateReading(states.storage, content, view, tasks)
     return spark.range(0, tasks, 1, tasks).mapInArrow(reading, reading.spark_schema())
 
 
@@ -134,7 +134,7 @@ def read_snapshot(
 class StateReading:
     """Function of the tasks that read state; picklable, and its text contains no credentials."""
 
-    storage: TaskStorage
+    storage: CheckpointStorage
     content: StateContent
     view: StateView
     tasks: int
@@ -145,7 +145,7 @@ class StateReading:
 
         :raises UnsupportedStateError: for a type that Spark does not support.
         """
-        return spark_schema_of(StateReader(self.storage.open(), self.content, self.view).schema)
+        return spark_schema_of(StateReader(self.storage, self.content, self.view).schema)
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows of the key groups of each task number."""
@@ -154,7 +154,7 @@ class StateReading:
                 yield from self._read(key_group_range_of(number, self.tasks, self.content.max_parallelism))
 
     def _read(self, owned: KeyGroupRange) -> Iterator[Any]:
-        reader = StateReader(self.storage.open(), self.content.within(owned), self.view)
+        reader = StateReader(self.storage, self.content.within(owned), self.view)
         for table in reader.tables(owned):
             yield from to_spark_types(table).to_batches(max_chunksize=_BATCH_ROWS)
 
@@ -228,7 +228,7 @@ def write_savepoint(
 class SubtaskWriting:
     """Function of the tasks that write state; picklable, without user code."""
 
-    storage: TaskStorage
+    storage: CheckpointStorage
     directory: str
     epoch: int
     uid: str
@@ -255,7 +255,7 @@ class SubtaskWriting:
     def _write(self, subtask: int, data: Any) -> dict[str, Any]:
         new = NewRows(registered(self.schema), self.keys, self.max_parallelism)
         rows = new.of(data)
-        files = CanonicalFiles(self.storage.open(), self.directory, self.epoch)
+        files = CanonicalFiles(self.storage, self.directory, self.epoch)
         handle = write_subtask(files, self.uid, new, rows, subtask=subtask, parallelism=self.parallelism)
         encoded = None if handle is None else json.dumps(encode_keyed(handle, str))
         return {"rows": rows.num_rows, "handle": encoded}
@@ -271,7 +271,7 @@ def _report_schema() -> Any:
 def _write_handles(data: DataFrame, target: StateTarget, files: CanonicalFiles) -> WrittenState:
     rows = target.rows
     task = SubtaskWriting(
-        storage=TaskStorage.of(files.storage),
+        storage=files.storage,
         directory=files.directory,
         epoch=files.epoch,
         uid=target.uid,

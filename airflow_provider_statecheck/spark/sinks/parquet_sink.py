@@ -34,7 +34,6 @@ from airflow_provider_statecheck.spark.sinks.sink import (
 )
 from airflow_provider_statecheck.spark.sinks.target_files import (
     LEDGER_DIRECTORY,
-    OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     checkpoint_of_file,
@@ -106,19 +105,18 @@ class ParquetSink(CommittingSink):
             compression=compression, partition_by=_partition_columns(partition_by), max_file_bytes=max_file_bytes
         )
         self._given_options = hidden_options(storage_options)
-        self._target: OpenedTarget | None = None
+        self._files: TargetFiles | None = None
 
     def __repr__(self) -> str:
         return f"ParquetSink({redact(self.path)!r})"
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return staging_writer(self._files(), self._layout, context)
+        return staging_writer(self._require_opened(self._files), self._layout, context)
 
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
-        self._target = OpenedTarget.of(self.path, context, self._given_options)
-        files = self._files()
+        self._files = files = TargetFiles.open(self.path, context.lineage, context.options(self._given_options))
         require_directory(files)
         partition_by = self._layout.partition_by
         destination = FileDestination(
@@ -131,9 +129,6 @@ class ParquetSink(CommittingSink):
         names = files.list_files()
         _require_fitting(files, names, destination.files_of, context.schema, partition_by)
         return destination
-
-    def _files(self) -> TargetFiles:
-        return self._require_opened(self._target).files()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 
 
 @runtime_checkable
@@ -113,6 +116,10 @@ class SinkContext:
     def lineage(self) -> str:
         """Return the identifier of the sink of the job across all attempts."""
         return lineage_of(self.job_id, self.uid)
+
+    def options(self, own: HiddenOptions | None) -> dict[str, Any]:
+        """Return the options of the filesystem: those of the sink, or those of the stage if it has none."""
+        return dict(self.storage_options) if own is None else own.reveal()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,6 @@ from airflow_provider_statecheck.spark.sinks.sink import (
 from airflow_provider_statecheck.spark.sinks.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.sql_loading import TableName, require_columns
 from airflow_provider_statecheck.spark.sinks.target_files import (
-    OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     ledger_storage,
@@ -109,7 +108,7 @@ class DeltaSink(CommittingSink):
         )
         self._given_options = hidden_options(storage_options)
         self._given_delta_options = hidden_options(delta_options)
-        self._target: OpenedTarget | None = None
+        self._files: TargetFiles | None = None
         self._generation = 0
 
     def __repr__(self) -> str:
@@ -122,18 +121,17 @@ class DeltaSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        files = self._require_opened(self._target).files()
+        files = self._require_opened(self._files)
         return delta_writer(files, self._layout, self._generation, context, self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> DeltaDestination:
         deltalake()
-        target = OpenedTarget.of(self.table, context, self._given_options)
-        files = target.files()
+        files = TargetFiles.open(self.table, context.lineage, context.options(self._given_options))
         table = DeltaTableAccess.of(files.storage, self._given_delta_options)
         require_safe_commits(table.options.reveal())
         records = CommitFiles(ledger_storage(files.storage), context.lineage, DeltaCommittable)
-        self._target, self._generation = target, context.generation
+        self._files, self._generation = files, context.generation
         return DeltaDestination(
             table=table,
             files=files,
@@ -321,7 +319,7 @@ class SqlSink(CommittingSink):
         self._keys = unique_names("upsert_by", upsert_by)
         self.can_retract = mark_rows
         self._given_options = hidden_options(storage_options)
-        self._target: OpenedTarget | None = None
+        self._files: TargetFiles | None = None
 
     def __repr__(self) -> str:
         return f"SqlSink({self._shown!r}, {str(self._table)!r})"
@@ -329,12 +327,12 @@ class SqlSink(CommittingSink):
     @override
     def __getstate__(self) -> dict[str, Any]:
         # Tasks stage rows; only the driver, which opens the sink, connects to the database.
-        url = None if self._target is not None else self._url
+        url = None if self._files is not None else self._url
         return {**super().__getstate__(), "_url": url}
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return staging_writer(self._require_opened(self._target).files(), _STAGED_LAYOUT, context, self._keys)
+        return staging_writer(self._require_opened(self._files), _STAGED_LAYOUT, context, self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> SqlDestination:
@@ -342,8 +340,7 @@ class SqlSink(CommittingSink):
             raise self._copy_error()
         if context.schema is not None:
             require_columns(context.schema, self._keys)
-        target = OpenedTarget.of(self._staging, context, self._given_options)
-        files = target.files()
+        files = TargetFiles.open(self._staging, context.lineage, context.options(self._given_options))
         require_directory(files)
         destination = SqlDestination(
             database=SinkDatabase.open(self._url),
@@ -355,5 +352,5 @@ class SqlSink(CommittingSink):
             uid=context.uid,
         )
         destination.prepare(context.schema)
-        self._target = target
+        self._files = files
         return destination

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +22,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
-    SinkContext,
     SinkTaskContext,
     StagedFile,
     TaskCommittable,
@@ -50,7 +49,11 @@ _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", 
 
 @dataclass(frozen=True, slots=True)
 class TargetFiles:
-    """File operations of one lineage below a target."""
+    """
+    File operations of one lineage below a target.
+
+    Pickled copies do not depend on the working directory of their process.
+    """
 
     storage: CheckpointStorage
     lineage: str
@@ -58,7 +61,7 @@ class TargetFiles:
     @classmethod
     def open(cls, target: str, lineage: str, options: Mapping[str, Any]) -> Self:
         """
-        Open a target without creating anything.
+        Open a target without creating anything; a relative path is relative to the directory of this process.
 
         :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
         """
@@ -168,37 +171,6 @@ class TargetFiles:
 
     def _path(self, name: str) -> str:
         return str(self.storage.locate(self._uri(name))[1])
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedTarget:
-    """
-    Target of a sink, resolved once on the driver.
-
-    Pickled copies of it do not depend on the working directory of their process.
-
-    :param lineage: Lineage whose files the sink may change.
-    """
-
-    uri: str = field(repr=False)
-    lineage: str
-    options: HiddenOptions
-
-    @classmethod
-    def of(cls, target: str, context: SinkContext, given: HiddenOptions | None) -> Self:
-        """
-        Resolve the target of an attempt; a relative path is relative to the directory of this process.
-
-        :param given: Filesystem options; ``None`` for those of the stage.
-        :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
-        """
-        options = given or HiddenOptions(context.storage_options)
-        uri = open_target(target, options.reveal()).base_uri
-        return cls(uri, context.lineage, options)
-
-    def files(self) -> TargetFiles:
-        """Open the files of the target in any process."""
-        return TargetFiles.open(self.uri, self.lineage, self.options.reveal())
 
 
 def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:

@@ -150,8 +150,7 @@ class TwoPhaseCommitSink(CommittingSink):
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
         self.check(context)
-        options = context.storage_options if self._log_options is None else self._log_options.reveal()
-        storage = open_target(self._log, options)
+        storage = open_target(self._log, context.options(self._log_options))
         return FileDestination(
             name=f"the destination with the log {redact(storage.base_uri)}",
             storage=storage,

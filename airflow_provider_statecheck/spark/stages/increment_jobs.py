@@ -21,7 +21,6 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     SnapshotMoment,
     SubtaskContext,
     TaskReport,
-    TaskStorage,
     TaskWriting,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
@@ -92,7 +91,7 @@ class IncrementTasks:
             is_last=is_last,
             has_control=number > 0 or (is_woken and vertex.key is not None),
             sink=self.sink if is_last else None,
-            storage=TaskStorage.of(self.storage),
+            storage=self.storage,
             writing=self._writing(),
             moment=moment,
             context=SubtaskContext(

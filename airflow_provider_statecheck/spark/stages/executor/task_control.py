@@ -1,4 +1,4 @@
-"""Messages between the driver and Spark tasks: descriptions of work, reports and storage."""
+"""Messages between the driver and Spark tasks: descriptions of work, and reports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
     streams_of_subtask,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
-from airflow_provider_statecheck.storage.uris import AllowedLocations
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStorageWorkerView,
@@ -124,24 +122,6 @@ class SubtaskContext:
     """Time for the expiry of state, in milliseconds."""
     logical_date: datetime | None
     state_backend: Any
-
-
-@dataclass(frozen=True, slots=True)
-class TaskStorage:
-    """Description of a storage that another process can open; its ``repr`` hides credentials."""
-
-    base_uri: str
-    options: HiddenOptions
-    allowed: AllowedLocations
-
-    @classmethod
-    def of(cls, storage: CheckpointStorage) -> TaskStorage:
-        """Describe a storage of the driver."""
-        return cls(storage.base_uri, HiddenOptions(storage.options), storage.allowed)
-
-    def open(self) -> CheckpointStorage:
-        """Open the storage in this process."""
-        return CheckpointStorage.open(self.base_uri, **self.options.reveal()).within(self.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,6 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     SnapshotMoment,
     SubtaskContext,
     TaskReport,
-    TaskStorage,
     TaskWriting,
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
@@ -65,7 +64,7 @@ class VertexTask:
     has_control: bool
     """Whether the input includes messages."""
     sink: Sink | None
-    storage: TaskStorage
+    storage: CheckpointStorage
     writing: TaskWriting
     moment: SnapshotMoment
     context: SubtaskContext
@@ -74,10 +73,9 @@ class VertexTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield data for the next vertex, and messages for the driver."""
         subtask = _subtask()
-        storage = self.storage.open()
         task_input = _TaskInput(batches, has_control=self.has_control)
         with ExitStack() as closing:
-            chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), storage)
+            chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), self.storage)
             closing.callback(chain.close)
             chain.open()
             writer = self._writer(subtask)
@@ -88,7 +86,7 @@ class VertexTask:
                     writer.write(elements.table())
                 elif not self.is_last:
                     yield from self._data_batches(elements)
-            report = self._report(subtask, chain, storage, task_input, writer)
+            report = self._report(subtask, chain, task_input, writer)
         yield self._message_batch([*task_input.messages, report.encode()])
 
     def _process(self, chain: FunctionChain, task_input: _TaskInput) -> Iterator[Elements]:
@@ -97,10 +95,11 @@ class VertexTask:
             yield from chain.end()
 
     def _report(
-        self, subtask: int, chain: FunctionChain, storage: Any, task_input: _TaskInput, writer: SinkWriter | None
+        self, subtask: int, chain: FunctionChain, task_input: _TaskInput, writer: SinkWriter | None
     ) -> TaskReport:
         begin = time.monotonic()
-        view = self.writing.worker_view(storage, (o.states[subtask] for o in self.operators if subtask in o.states))
+        restored = (operator.states[subtask] for operator in self.operators if subtask in operator.states)
+        view = self.writing.worker_view(self.storage, restored)
         streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
         written = chain.snapshot(self.moment, streams)
         states = view.make_durable(each.state for each in written.values() if each.state is not None)
