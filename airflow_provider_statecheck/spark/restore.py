@@ -196,12 +196,20 @@ class StateVerifier:
 
     def _require_intact(self, stream: StreamStateHandle) -> None:
         if isinstance(stream, FileStateHandle):
-            _require_size(self._size(stream.uri) == stream.size, f"{stream.size} bytes", stream.uri)
-            _require_digest(self._storage, stream.uri, 0, stream.size, stream.sha256 if self._is_deep else "")
+            start, end = 0, stream.size
+            is_as_expected, expected = self._size(stream.uri) == end, f"{end} bytes"
         elif isinstance(stream, SegmentFileStateHandle):
-            end = stream.start + stream.length
-            _require_size(0 <= stream.start <= end <= self._size(stream.uri), f"at least {end} bytes", stream.uri)
-            _require_digest(self._storage, stream.uri, stream.start, end, stream.sha256 if self._is_deep else "")
+            start, end = stream.start, stream.start + stream.length
+            is_as_expected, expected = 0 <= start <= end <= self._size(stream.uri), f"at least {end} bytes"
+        else:
+            return
+        if not is_as_expected:
+            raise CorruptStateError(
+                f"Expected {expected} in {stream.uri}, found another size; the file was changed or truncated.",
+                uri=stream.uri,
+            )
+        if self._is_deep and stream.sha256:
+            _require_digest(self._storage, stream.uri, start, end, stream.sha256)
 
     def _size(self, uri: str) -> int:
         # A merged file has several segments.
@@ -210,16 +218,7 @@ class StateVerifier:
         return self._sizes[uri]
 
 
-def _require_size(is_as_expected: bool, expected: str, uri: str) -> None:
-    if not is_as_expected:
-        raise CorruptStateError(
-            f"Expected {expected} in {uri}, found another size; the file was changed or truncated.", uri=uri
-        )
-
-
 def _require_digest(storage: CheckpointStorage, uri: str, start: int, end: int, expected: str) -> None:
-    if not expected:
-        return
     digest = hashlib.sha256()
     for begin in range(start, end, _CHUNK_BYTES):
         digest.update(storage.read_range(uri, begin, min(begin + _CHUNK_BYTES, end)))

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
@@ -145,7 +146,9 @@ class StateReading:
 
         :raises UnsupportedStateError: for a type that Spark does not support.
         """
-        return spark_schema_of(StateReader(self.storage, self.content, self.view).schema)
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(spark_arrow_schema(StateReader(self.storage, self.content, self.view).schema))
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows of the key groups of each task number."""
@@ -160,10 +163,8 @@ class StateReading:
 
 
 def _number_of_tasks(spark: SparkSession, content: StateContent, partitions: int | None) -> int:
-    if partitions is not None and partitions < 1:
-        raise InvalidConfigurationError(
-            f"Expected at least 1 partition, found {partitions}; pass a positive number, or none for the default."
-        )
+    if partitions is not None:
+        require_count("partitions", partitions)
     size = sum(handle.state_size for handle in content.handles)
     wanted = partitions or max(tasks_at_once(spark), -(-size // _BYTES_PER_TASK))
     return min(wanted, content.max_parallelism)
@@ -295,17 +296,6 @@ def _raise_data_error(problems: list[tuple[str | None, str | None]]) -> None:
         if code is not None:
             kind: type[StateCheckError] = _DATA_ERRORS[code]
             raise kind(problem or code)
-
-
-def spark_schema_of(schema: Any) -> Any:
-    """
-    Return the Spark schema for rows of an Arrow schema.
-
-    :raises UnsupportedStateError: for a type that Spark does not support.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(spark_arrow_schema(schema))
 
 
 def spark_arrow_schema(schema: Any) -> Any:

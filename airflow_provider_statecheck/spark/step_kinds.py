@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.pacing import require_every
 from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.stage_costs import AutoFact
@@ -214,10 +214,8 @@ class Refinement:
     version: str | None
 
     def __post_init__(self) -> None:
-        require_every(self.every)
-        steps: Any = self.steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise InvalidConfigurationError(f"Expected steps to be a whole number of at least 1, found {steps!r}.")
+        require_count("every", self.every)
+        require_count("steps", self.steps)
         self._require_callable("step", self.step)
         if self.until is not None:
             self._require_callable("until", self.until)

@@ -21,6 +21,7 @@ from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SourceRestartRequiredError,
@@ -327,10 +328,7 @@ class PartedWork:
                 f"Expected a function of one DataFrame for a step with over, found {type(build).__name__}; pass a function "
                 f"such as lambda rows: rows.mapInPandas(...)."
             )
-        if self.on_bad_part not in (FAIL, QUARANTINE):
-            raise InvalidConfigurationError(
-                f"Expected on_bad_part to be 'fail' or 'quarantine', found {self.on_bad_part!r}."
-            )
+        require_one_of("on_bad_part", self.on_bad_part, (FAIL, QUARANTINE))
 
     @property
     def digest(self) -> str:

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError
 
 FORMAT_VERSION = 2
-_START = tuple[int, int | None, int | None]
+_START: Any = tuple[int, int | None, int | None]
 ALL_CHECKPOINTS = sys.maxsize
 """Checkpoint id above all ids of an attempt."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, get_args
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
@@ -32,7 +33,6 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     SinkContext,
     TaskCommittable,
     lineage_of,
-    require_one_of,
 )
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -30,7 +31,6 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     StagedFile,
     decode_schema,
     require_distinct_names,
-    require_one_of,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import (
     LEDGER_DIRECTORY,
@@ -147,7 +147,8 @@ class PublishedFiles(Output):
         """
         schemas = [task.schema for each in (newest(), publication) if each for task in each.committables]
         for before, after in pairwise(dict.fromkeys(schemas)):
-            _require_unchanged(self.files, before, after)
+            changes = schema_changes(decode_schema(before), decode_schema(after))
+            _require_no_misfit(self.files, _EARLIER_OUTPUT, changes)
         # Otherwise the log would contain a plan that no attempt can carry out.
         pairs = named_files(publication)
         in_parallel(lambda pair: self._require_present(publication, *pair), pairs, is_local=self.files.is_local)
@@ -353,6 +354,7 @@ def _table_schema(storage: CheckpointStorage, found: Iterable[Publication]) -> A
 
 # All lineages of a target have compatible schemas, therefore a sample is enough.
 _MAX_LINEAGES_CHECKED = 16
+_EARLIER_OUTPUT = "the earlier output of this sink"
 
 
 def _require_writable(schema: Any) -> None:
@@ -396,64 +398,19 @@ def _require_fitting(
     for lineage in _lineages(names, files.lineage):
         logged = log_files(lineage)
         newest = logged.latest(logged.read()[0])
-        if newest is None:
-            continue
-        if lineage == files.lineage:
-            _require_same_table(files, newest, schema, partition_by)
-        else:
-            theirs = _partitions_of(newest)
-            _require_one_table(files, _schema_in(newest), schema, newest.owner, theirs, partition_by)
+        if newest is not None:
+            task, is_own = newest.committables[-1], lineage == files.lineage
+            theirs = decode_schema(task.schema)
+            found = schema_changes(theirs, schema) if is_own else conflicts(schema, theirs)
+            found += _partition_differences(task.partition_by, partition_by)
+            _require_no_misfit(files, _EARLIER_OUTPUT if is_own else f"the output of {newest.owner}", found)
     _require_fitting_foreign_files(files, names, schema, partition_by)
-
-
-def _require_unchanged(files: TargetFiles, before: str, after: str) -> None:
-    """
-    Require an encoded schema that extends that of earlier output.
-
-    :raises UnsupportedStateError: if it does not; the message lists the differences.
-    """
-    found = schema_changes(decode_schema(before), decode_schema(after))
-    if found:
-        raise _misfit_error(files, "the earlier output of this sink", found)
-
-
-def _require_same_table(files: TargetFiles, newest: Publication, schema: Any, partition_by: tuple[str, ...]) -> None:
-    found = schema_changes(_schema_in(newest), schema)
-    theirs = _partitions_of(newest)
-    if theirs != partition_by:
-        found.append(_partition_difference(theirs, partition_by))
-    if found:
-        raise _misfit_error(files, "the earlier output of this sink", found)
-
-
-def _require_one_table(
-    files: TargetFiles,
-    theirs: Any,
-    ours: Any,
-    writer: str,
-    their_partitions: tuple[str, ...],
-    our_partitions: tuple[str, ...],
-) -> None:
-    found = conflicts(ours, theirs)
-    if their_partitions != our_partitions:
-        found.append(_partition_difference(their_partitions, our_partitions))
-    if found:
-        raise _misfit_error(files, f"the output of {writer}", found)
 
 
 def _lineages(names: Iterable[str], own: str) -> list[str]:
     parts = (name.split("/") for name in names)
     found = {each[1] for each in parts if len(each) == 4 and each[0] == LEDGER_DIRECTORY and each[2] == "attempts"}
     return [*sorted(found - {own})[-_MAX_LINEAGES_CHECKED:], *(found & {own})]
-
-
-def _schema_in(publication: Publication) -> Any:
-    return decode_schema(publication.committables[-1].schema)
-
-
-def _partitions_of(publication: Publication) -> tuple[str, ...]:
-    partition_by: tuple[str, ...] = publication.committables[-1].partition_by
-    return partition_by
 
 
 def _require_fitting_foreign_files(
@@ -466,8 +423,9 @@ def _require_fitting_foreign_files(
     import pyarrow as pa
 
     ours = pa.schema([field for field in schema if field.name not in partition_by])
-    theirs = partition_names(name.rpartition("/")[0])
-    _require_one_table(files, _schema_of(files, name), ours, f"another writer, {name}", theirs, partition_by)
+    found = conflicts(ours, _schema_of(files, name))
+    found += _partition_differences(partition_names(name.rpartition("/")[0]), partition_by)
+    _require_no_misfit(files, f"the output of another writer, {name}", found)
 
 
 def _schema_of(files: TargetFiles, name: str) -> Any:
@@ -482,18 +440,20 @@ def _schema_of(files: TargetFiles, name: str) -> Any:
                 return None
 
     found = files.storage.call(f"{files.storage.base_uri}/{name}", read)
-    if found is None:
-        raise _misfit_error(files, f"the file {name}", ["it is not a Parquet file"])
+    _require_no_misfit(files, f"the file {name}", [] if found is not None else ["it is not a Parquet file"])
     return found
 
 
-def _partition_difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    return f"it is partitioned by {', '.join(theirs) or 'nothing'} there and by {', '.join(ours) or 'nothing'} here"
+def _partition_differences(theirs: tuple[str, ...], ours: tuple[str, ...]) -> list[str]:
+    if theirs == ours:
+        return []
+    return [f"it is partitioned by {', '.join(theirs) or 'nothing'} there and by {', '.join(ours) or 'nothing'} here"]
 
 
-def _misfit_error(files: TargetFiles, expected_by: str, found: Sequence[str]) -> UnsupportedStateError:
-    return UnsupportedStateError(
-        f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable columns can be added; "
-        "convert the output in the stage, or choose another target.",
-        schema_changes=list(found),
-    )
+def _require_no_misfit(files: TargetFiles, expected_by: str, found: list[str]) -> None:
+    if found:
+        raise UnsupportedStateError(
+            f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable columns can "
+            "be added; convert the output in the stage, or choose another target.",
+            schema_changes=found,
+        )

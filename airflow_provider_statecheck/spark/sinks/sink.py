@@ -139,16 +139,6 @@ OnEarlierOutput = Literal["retract", "refuse"]
 """Handling of the output of earlier starts by a fresh start."""
 
 
-def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    """
-    Require that an argument is one of the allowed values.
-
-    :raises InvalidConfigurationError: if it is not; the message lists the allowed values.
-    """
-    if value not in allowed:
-        raise InvalidConfigurationError(f"Expected {name} to be one of {', '.join(allowed)}, found {value!r}.")
-
-
 def lineage_of(job_id: str, uid: str) -> str:
     """Return the identifier of one sink of one job across all attempts."""
     return hashlib.sha256(f"{job_id}/{uid}".encode()).hexdigest()[:_LINEAGE_LENGTH]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
@@ -35,7 +35,6 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     OnEarlierOutput,
     SinkContext,
     SinkTaskContext,
-    require_one_of,
     unique_names,
 )
 from airflow_provider_statecheck.spark.sinks.sql_destination import SqlDestination
@@ -182,8 +181,7 @@ class IcebergSink(CommittingSink):
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
         super().__init__(on_earlier_output)
-        if buffer_bytes < 1:
-            raise InvalidConfigurationError(f"Expected buffer_bytes of 1 or more, found {buffer_bytes}; raise it.")
+        require_count("buffer_bytes", buffer_bytes)
         self.table = table
         self._address: TableAddress | None = TableAddress(table, catalog, properties)
         self._upsert_by = unique_names("upsert_by", upsert_by)

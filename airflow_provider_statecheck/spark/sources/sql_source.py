@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits, require_count
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
 from airflow_provider_statecheck.spark.sources.sql_relation import (
@@ -75,7 +76,7 @@ class SqlSource(ItemSource):
         on_change: str = "fail",
     ) -> None:
         _require_one_relation(table, query, schema)
-        super().__init__(Limits(items=require_count(readers, "readers")), on_change)
+        super().__init__(Limits(items=require_count("readers", readers)), on_change)
         self._address = url
         self._shown = shown_address(url)
         self._table = table
@@ -143,10 +144,10 @@ def _require_one_relation(table: str | None, query: str | None, schema: Any) -> 
 def _parse_cuts(rows_per_increment: int | None, ranges: int | None, readers: int) -> Cuts:
     if rows_per_increment is not None and ranges is not None:
         raise InvalidConfigurationError("Expected rows_per_increment or ranges, found both; set one of them.")
-    rows = require_count(
-        _ROWS_PER_INCREMENT if rows_per_increment is None else rows_per_increment, "rows_per_increment"
+    rows = (
+        _ROWS_PER_INCREMENT if rows_per_increment is None else require_count("rows_per_increment", rows_per_increment)
     )
-    count = None if ranges is None else require_count(ranges, "ranges") * readers
+    count = None if ranges is None else require_count("ranges", ranges) * readers
     return Cuts(rows=-(-rows // readers), count=count)
 
 

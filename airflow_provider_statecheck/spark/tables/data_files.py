@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.checkpoint.codec import require_count
+from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.schemas import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
@@ -168,10 +169,7 @@ class FileLayout:
     max_file_bytes: int
 
     def __post_init__(self) -> None:
-        if self.max_file_bytes < 1:
-            raise InvalidConfigurationError(
-                f"Expected max_file_bytes of 1 or more, found {self.max_file_bytes}; raise it."
-            )
+        require_count("max_file_bytes", self.max_file_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,6 @@ from airflow_provider_statecheck.spark.pacing import (
     measured_costs,
     optimal_interval,
     pace_of,
-    require_every,
     require_pace,
 )
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
@@ -216,12 +215,6 @@ def test_a_checkpoint_that_somebody_asked_for_begins_the_pause_anew(clock):
     assert run_paced(rhythm, pace, clock, 3) == []
     pace.completed()
     assert run_paced(rhythm, pace, clock, 4) == [4]
-
-
-@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2", None])
-def test_a_rhythm_that_is_no_whole_number_of_at_least_one_is_refused(every):
-    with pytest.raises(InvalidConfigurationError, match="every to be a whole number of at least 1"):
-        require_every(every)
 
 
 class Job:

@@ -19,8 +19,8 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
     moved_pieces,
     parse_bytes_per_increment,
+    parse_limits,
     plan,
-    require_count,
     state_after,
 )
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
@@ -412,5 +412,5 @@ def test_what_is_no_size_is_refused_by_the_name_of_the_argument(written):
 
 @pytest.mark.parametrize("count", [0, -1, True, "3", 1.0])
 def test_what_is_no_count_is_refused(count):
-    with pytest.raises(InvalidConfigurationError, match="Expected files to be a number from 1"):
-        require_count(count, "files")
+    with pytest.raises(InvalidConfigurationError, match="files to be a whole number of at least 1"):
+        parse_limits(None, ("files", count))
