@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
@@ -28,10 +29,10 @@ from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, RunValues, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.source_items import SOURCE
 
@@ -235,7 +236,7 @@ class IncrementLoop:
         source = driver_state(f"{self._uid}/{SOURCE}", self._enumerator.snapshot())
         sink = driver_state(f"{self._uid}/{SINK}", self._commits.encode())
         return CheckpointContent(
-            state={STATE_KEY: self._small_values(checkpoint_id)},
+            state={STATE_KEY: encode(self._values(checkpoint_id))},
             operator_states=(*self._states.operator_states(), source, sink),
             has_commit=self._commits.has_open,
             counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},
@@ -253,15 +254,14 @@ class IncrementLoop:
             snapshot_seconds=self._unsaved_seconds,
         )
 
-    def _small_values(self, checkpoint_id: int) -> dict[str, Any]:
-        # A savepoint has its own checkpoint ID, so the ID of the copied checkpoint is stored in its state.
-        return {
-            "checkpoint": checkpoint_id,
-            "run": self._attempt.registration.owner.run_key,
-            "now_ms": self._tasks.now_ms,
-            "cost_seconds": self._cost_seconds or None,
-            "run_seconds": round(self._run_seconds, 3),
-        }
+    def _values(self, checkpoint_id: int) -> RunValues:
+        return RunValues(
+            checkpoint=checkpoint_id,
+            run=self._attempt.registration.owner.run_key,
+            now_ms=self._tasks.now_ms,
+            cost_seconds=self._cost_seconds or None,
+            run_seconds=round(self._run_seconds, 3),
+        )
 
 
 @dataclass(frozen=True, slots=True)

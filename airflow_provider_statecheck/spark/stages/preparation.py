@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.states.handles import MAX_PARALLELISM_BOUND, require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
-from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, SubtaskContext
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain, OperatorTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, report, require_compatible
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -265,7 +265,7 @@ class StageRun:
 
     def _restored_seconds(self, restored: RestoredStageState) -> float:
         # The restore of an earlier run saves no time of this one.
-        return restored.run_seconds if restored.run == self._run_key() else 0.0
+        return restored.values.run_seconds if restored.values.run == self._run_key() else 0.0
 
     def _start(self, found: RestoredStage | None) -> tuple[RestoredStageState, SplitEnumerator]:
         restored = RestoredStageState(self._attempt, found)
@@ -289,7 +289,7 @@ class StageRun:
         return open_source(
             self._spark,
             restored.source,
-            new_run=restored.run is not None and restored.run != self._run_key(),
+            new_run=restored.values.run not in (None, self._run_key()),
             storage_options=self._settings.storage_options,
         )
 
@@ -385,7 +385,8 @@ class StageRun:
         return config
 
     def _pace(self, restored: RestoredStageState) -> Pace:
-        settings, costs = self._settings, restored.cost_seconds
+        settings, cost = self._settings, restored.values.cost_seconds
+        costs = () if cost is None else (cost,)
         return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause, settings.monotonic, costs)
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
@@ -394,9 +395,9 @@ class StageRun:
 
     def _now_ms(self, restored: RestoredStageState) -> int:
         """Return the time for the expiry of state, which is the same in all attempts of a run."""
-        date = self._settings.logical_date or logical_date_of(self._run_key())
-        if date is None and restored.run == self._run_key() and restored.now_ms is not None:
-            return restored.now_ms
+        date, values = self._settings.logical_date or logical_date_of(self._run_key()), restored.values
+        if date is None and values.run == self._run_key() and values.now_ms is not None:
+            return values.now_ms
         return int((date or self._first_registration()).timestamp() * 1000)
 
     def _first_registration(self) -> datetime:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
@@ -26,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
@@ -41,6 +42,22 @@ STATE_KEY = "stage"
 """Key of the values of a stage in the state of a checkpoint."""
 SINK = "sink"
 """Uid of the sink within the stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunValues:
+    """Values of a stage in the state of a checkpoint."""
+
+    checkpoint: int | None = None
+    """ID of the checkpoint, which savepoints with a copy of its state retain."""
+    run: str | None = None
+    """The run that took the checkpoint."""
+    now_ms: int | None = None
+    """Time for the expiry of state in that run, in milliseconds."""
+    cost_seconds: float | None = None
+    """Measured duration of a checkpoint in that run."""
+    run_seconds: float = 0.0
+    """Time of the increments before the checkpoint, over all attempts of its run."""
 
 
 class RestoredStageState:
@@ -73,7 +90,7 @@ class RestoredStageState:
             return None
         document, attempt = self._restored.document, self._attempt.grant.attempt
         is_own = (document.job_id, document.operator_id) == (attempt.job_id, attempt.operator_id)
-        return int(self._small_values.get("checkpoint", document.checkpoint_id)) if is_own else None
+        return (self.values.checkpoint or document.checkpoint_id) if is_own else None
 
     @property
     def is_of_other_job(self) -> bool:
@@ -85,28 +102,10 @@ class RestoredStageState:
         """Epoch of the attempt of this operator that took the checkpoint; ``None`` if :attr:`own_checkpoint_id` is."""
         return None if self._restored is None or self.own_checkpoint_id is None else self._restored.document.epoch
 
-    @property
-    def run(self) -> str | None:
-        """The run that took the checkpoint."""
-        run: str | None = self._small_values.get("run")
-        return run
-
-    @property
-    def now_ms(self) -> int | None:
-        """Time for the expiry of state in that run, in milliseconds."""
-        now_ms = self._small_values.get("now_ms")
-        return None if now_ms is None else int(now_ms)
-
-    @property
-    def cost_seconds(self) -> tuple[float, ...]:
-        """Measured duration of a checkpoint in that run; empty if unknown."""
-        cost = self._small_values.get("cost_seconds")
-        return () if cost is None else (float(cost),)
-
-    @property
-    def run_seconds(self) -> float:
-        """Time of the increments before the checkpoint, over all attempts of its run; 0 if unknown."""
-        return float(self._small_values.get("run_seconds") or 0.0)
+    @cached_property
+    def values(self) -> RunValues:
+        """The values of the run that took the checkpoint."""
+        return RunValues() if self._restored is None else decode(RunValues, self._restored.state.get(STATE_KEY, {}))
 
     @property
     def source(self) -> Any:
@@ -150,10 +149,6 @@ class RestoredStageState:
         if state is None or state.coordinator_state is None:
             return None
         return decode_state(json.loads(read_state(self._attempt.storage, state.coordinator_state)))
-
-    @property
-    def _small_values(self) -> dict[str, Any]:
-        return {} if self._restored is None else dict(self._restored.state.get(STATE_KEY, {}))
 
     @property
     def _states(self) -> tuple[OperatorState, ...]:

@@ -40,7 +40,7 @@ from airflow_provider_statecheck.state.operator.states import raw_operator_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.stages.executor.task_control import (
+    from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
         OperatorTask,
         SnapshotMoment,
         SubtaskContext,

@@ -1,5 +1,5 @@
 """
-One Spark task of a vertex: a chain of functions.
+One Spark task of a vertex: its description by the driver, its chain of functions, and its report.
 
 A task reads data and messages of the vertex before it, runs its functions, saves their state, and passes on data or
 writes it to the sink. Its last message is its report for the driver.
@@ -7,14 +7,25 @@ writes it to the sink. Its last message is its report for the driver.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    OperatorState,
+    OperatorSubtaskState,
+    StreamStateHandle,
+    streams_of_subtask,
+)
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
@@ -29,21 +40,133 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     ProcessRun,
     WrittenFunction,
 )
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
-    OperatorTask,
-    SnapshotMoment,
-    SubtaskContext,
-    TaskReport,
-    TaskWriting,
-)
-from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedOperator
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
+from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStorageWorkerView,
+    FileMergingSnapshotManager,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkWriter
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """Result of one Spark task of a vertex."""
+
+    vertex: int
+    subtask: int
+    states: tuple[OperatorState, ...] = ()
+    """State of the functions, with this subtask only; functions without state are omitted."""
+    committables: tuple[dict[str, Any], ...] = ()
+    """Committables of the sink writer."""
+    keys: int = 0
+    """Number of keys of declared aggregates, summed over the tables that were processed."""
+    rows: int = 0
+    """Number of input elements."""
+    new_bytes: int = 0
+    """Size of the state files that were written."""
+    sizes: dict[str, tuple[StateSize, ...]] = field(default_factory=dict)
+    """Sizes of single states of this subtask by the uids of the operators, for display."""
+    snapshot_seconds: float = 0.0
+    """Time to write the state."""
+
+    def encode(self) -> bytes:
+        """Return the report as JSON."""
+        states = [encode_operator_state(state, str) for state in self.states]
+        return json.dumps({**encode(replace(self, states=())), "states": states}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Decode a report."""
+        values = json.loads(data)
+        states = tuple(decode_operator_state(state, str) for state in values["states"])
+        return replace(decode(cls, {**values, "states": ()}), states=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotMoment:
+    """Checkpoint for which the tasks of an increment save their state."""
+
+    checkpoint: CheckpointMetaData
+    """With id 0 for an increment without a checkpoint."""
+    is_end_of_input: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTask(PlannedOperator):
+    """A function and its initial state, for Spark tasks."""
+
+    states: Mapping[int, OperatorSubtaskState] = field(default_factory=dict)
+    """Initial state by subtask."""
+    schemas: OperatorSchemas | None = None
+    """Types of the initial state."""
+    restored_checkpoint_id: int | None = None
+    """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
+
+    @classmethod
+    def of(cls, operator: PlannedOperator, **state: Any) -> Self:
+        """
+        Return the task of a planned function.
+
+        :param state: Fields of the initial state, or others that replace those of the plan.
+        """
+        return cls(**{each.name: getattr(operator, each.name) for each in fields(operator)} | state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskContext:
+    """Properties of a subtask that all functions of its vertex share."""
+
+    job_id: str
+    subtask: int = 0
+    parallelism: int
+    max_parallelism: int
+    epoch: int
+    now_ms: int
+    """Time for the expiry of state, in milliseconds."""
+    logical_date: datetime | None
+    state_backend: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWriting:
+    """Description of the checkpoint storage that the tasks of an attempt write to."""
+
+    attempt: AttemptRef
+    config: CheckpointConfig
+
+    def worker_view(
+        self, storage: CheckpointStorage, restored: Iterable[OperatorSubtaskState]
+    ) -> CheckpointStorageWorkerView:
+        """
+        Return the view of a subtask.
+
+        :param restored: Initial state of the subtask.
+        :raises InvalidConfigurationError: if the configured storage cannot be loaded.
+        """
+        view = load_checkpoint_storage(storage, self.attempt, self.config)
+        is_merging = self.config.file_merging_enabled
+        manager = FileMergingSnapshotManager(self.attempt.epoch, self.config) if is_merging else None
+        return view.to_file_merging_storage(manager, _Restored(tuple(restored)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """Environment of a subtask with its initial state."""
+
+    states: tuple[OperatorSubtaskState, ...]
+
+    @property
+    def restored_streams(self) -> Iterator[StreamStateHandle]:
+        return (stream for state in self.states for stream in streams_of_subtask(state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtas
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values
 from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
-from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import OperatorTask, SnapshotMoment, SubtaskContext
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend

@@ -21,13 +21,13 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
+    FunctionChain,
     OperatorTask,
     SnapshotMoment,
     SubtaskContext,
     TaskReport,
 )
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
 from airflow_provider_statecheck.spark.stages.stage import MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.state.backends.loading import MemoryStateBackend
