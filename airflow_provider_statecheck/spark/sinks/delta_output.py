@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -32,8 +33,8 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
     ROW,
+    Committable,
     SinkTaskContext,
-    TaskCommittable,
     encode_schema,
     last_rows,
     with_constants,
@@ -45,8 +46,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     data_file,
     lineage_of_data_file,
     missing_file_cause,
-    staged_name,
-    staging_directory,
+    new_staged_name,
     sweep_staged,
     writer_of_data_file,
 )
@@ -57,7 +57,6 @@ from airflow_provider_statecheck.spark.tables.data_files import (
 )
 from airflow_provider_statecheck.spark.tables.delta import (
     DeltaCommit,
-    DeltaFile,
     DeltaLog,
     DeltaSnapshot,
     deltalake,
@@ -70,22 +69,15 @@ from airflow_provider_statecheck.storage.file_operations import in_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaCommittable(TaskCommittable):
+class DeltaCommittable(Committable):
     """Data files of one task."""
 
     KIND: ClassVar[str] = "a committable of a Delta sink"
-
-    schema: str
-    """Encoded Arrow schema with the partition columns."""
-    files: tuple[DeltaFile, ...]
-
-    @property
-    @override
-    def has_output(self) -> bool:
-        return bool(self.files)
+    KEEPS_EMPTY: ClassVar[bool] = False
+    FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1, "kind": "delta"}
 
 
-def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence[DeltaFile]) -> None:
+def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence[WrittenFile]) -> None:
     """
     Require that files are complete before a version of the table refers to them.
 
@@ -125,29 +117,17 @@ def delta_writer(
 
     def name(directory: str) -> str:
         if keys:
-            return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_key())}"
+            return new_staged_name(files.lineage, context.epoch)
         return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())
 
-    def committable(written: Sequence[WrittenFile]) -> DeltaCommittable:
-        return DeltaCommittable(
-            lineage=files.lineage,
-            epoch=context.epoch,
-            subtask=context.subtask,
-            schema=encode_schema(schema),
-            files=tuple(_delta_file(file) for file in written),
-        )
-
-    return ParquetSinkWriter(DataFileWriter(files, layout, schema, name), committable, keys)
-
-
-def _delta_file(file: WrittenFile) -> DeltaFile:
-    return DeltaFile(
-        name=file.name,
-        size_bytes=file.size_bytes,
-        rows=file.rows,
-        footer_sha256=file.footer_sha256,
-        statistics=statistics_of(file.metadata),
+    committable = partial(
+        DeltaCommittable,
+        lineage=files.lineage,
+        epoch=context.epoch,
+        subtask=context.subtask,
+        schema=encode_schema(schema),
     )
+    return ParquetSinkWriter(DataFileWriter(files, layout, schema, name, statistics_of), committable, keys)
 
 
 Operation = Callable[[Any, Any], None]
@@ -265,7 +245,7 @@ class UpsertedRows(DeltaOutput):
         marks = {LINEAGE: self.files.lineage, CHECKPOINT: publication.checkpoint_id}
         return with_constants(last_rows(rows, self.keys), **marks)
 
-    def _read(self, file: DeltaFile) -> Any:
+    def _read(self, file: WrittenFile) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -344,7 +324,7 @@ class AppendedFiles(DeltaOutput):
         found = (writer_of_data_file(name) for name in self._files_in(snapshot))
         return {epoch: generation for generation, epoch in found}
 
-    def _complete_files(self, publication: Publication) -> list[DeltaFile]:
+    def _complete_files(self, publication: Publication) -> list[WrittenFile]:
         files = [file for task in publication.committables for file in task.files]
         require_files_exist(self.files, publication.checkpoint_id, files)
         return files

@@ -28,7 +28,6 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     OnEarlierOutput,
     SinkContext,
     SinkTaskContext,
-    StagedFile,
     decode_schema,
     require_distinct_names,
 )
@@ -44,13 +43,17 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     missing_file_cause,
     open_target,
     require_directory,
-    staging_directory,
     staging_writer,
     sweep_staged,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
-from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout, require_partitionable
+from airflow_provider_statecheck.spark.tables.data_files import (
+    FILE_BYTES,
+    FileLayout,
+    WrittenFile,
+    require_partitionable,
+)
 from airflow_provider_statecheck.spark.tables.schemas import (
     conflicts,
     merged_schema,
@@ -166,7 +169,7 @@ class PublishedFiles(Output):
     def retract(self, publication: Publication) -> None:
         """Delete the published and the staged files."""
         pairs = named_files(publication)
-        names = [name for staged, published in pairs for name in (_staged(self.files, staged), published)]
+        names = [name for file, published in pairs for name in (file.name, published)]
         in_parallel(self.files.delete, names, is_local=self.files.is_local)
 
     @override
@@ -181,24 +184,23 @@ class PublishedFiles(Output):
         in_parallel(self.files.delete, orphans, is_local=self.files.is_local)
         sweep_staged(self.files, last_epoch)
 
-    def _require_present(self, publication: Publication, file: StagedFile, name: str) -> None:
-        if self.files.size(_staged(self.files, file)) is None and self.files.size(name) is None:
+    def _require_present(self, publication: Publication, file: WrittenFile, name: str) -> None:
+        if self.files.size(file.name) is None and self.files.size(name) is None:
             raise self._missing_error(publication, file, name)
 
-    def _move(self, publication: Publication, file: StagedFile, name: str) -> None:
-        staged = _staged(self.files, file)
+    def _move(self, publication: Publication, file: WrittenFile, name: str) -> None:
         if self.files.size(name) is None:
             try:
-                self.files.move(staged, name)
+                self.files.move(file.name, name)
             except CheckpointNotFoundError:
                 if self.files.size(name) is None:
                     raise self._missing_error(publication, file, name) from None
             else:
                 return
         self._require_published(file, name)
-        self.files.delete(staged)
+        self.files.delete(file.name)
 
-    def _require_published(self, file: StagedFile, name: str) -> None:
+    def _require_published(self, file: WrittenFile, name: str) -> None:
         size = self.files.size(name)
         if size != file.size_bytes or self._digest(name, size) != file.footer_sha256:
             raise CorruptStateError(
@@ -210,29 +212,25 @@ class PublishedFiles(Output):
     def _digest(self, name: str, size: int) -> str:
         return footer_digest(lambda start, end: self.files.read_range(name, start, end), name, size)
 
-    def _missing_error(self, publication: Publication, file: StagedFile, name: str) -> CorruptStateError:
+    def _missing_error(self, publication: Publication, file: WrittenFile, name: str) -> CorruptStateError:
         return CorruptStateError(
             f"Expected output of checkpoint {publication.checkpoint_id} in {self.files.target}, either as {name} or staged as "
-            f"{file.staged}, found neither; {missing_file_cause(self.files.is_local)}",
+            f"{file.name}, found neither; {missing_file_cause(self.files.is_local)}",
             uri=f"{self.files.target}/{name}",
             checkpoint_id=publication.checkpoint_id,
         )
 
 
-def named_files(publication: Publication) -> list[tuple[StagedFile, str]]:
+def named_files(publication: Publication) -> list[tuple[WrittenFile, str]]:
     """Return the files of the output of a checkpoint, with their published names relative to the target."""
     return [
         (file, _published_name(publication, task, file)) for task in publication.committables for file in task.files
     ]
 
 
-def _published_name(publication: Publication, task: Committable, file: StagedFile) -> str:
-    name = final_name(task.lineage, publication.generation, publication.checkpoint_id, task.subtask, file.staged)
+def _published_name(publication: Publication, task: Committable, file: WrittenFile) -> str:
+    name = final_name(task.lineage, publication.generation, publication.checkpoint_id, task.subtask, file.name)
     return f"{file.directory}/{name}" if file.directory else name
-
-
-def _staged(files: TargetFiles, file: StagedFile) -> str:
-    return f"{staging_directory(files.lineage)}/{file.staged}"
 
 
 def _partition_columns(columns: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtim
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
@@ -191,21 +192,8 @@ class TaskCommittable(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedFile:
-    """A complete Parquet file that waits for its commit."""
-
-    staged: str
-    """Name within the staging directory."""
-    directory: str
-    """Partition of the file, such as ``day=2024-01-01``; empty without partitions."""
-    size_bytes: int
-    rows: int
-    footer_sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Committable(TaskCommittable):
-    """Staged files of one task."""
+    """Files of one task that wait for their commit."""
 
     KIND: ClassVar[str] = "a committable of a Parquet sink"
     KEEPS_EMPTY: ClassVar[bool] = True
@@ -213,7 +201,7 @@ class Committable(TaskCommittable):
     schema: str
     """Output of :func:`encode_schema`, with the partition columns."""
     partition_by: tuple[str, ...] = ()
-    files: tuple[StagedFile, ...]
+    files: tuple[WrittenFile, ...]
 
     @property
     @override
