@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles, committed_files
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staged_name
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
@@ -205,7 +205,7 @@ def test_a_task_of_a_newer_attempt_loses_no_file_to_the_end_of_an_older_one(path
     first.add(1, 1)
     filesystem, root = fsspec.url_to_fs(path)
     lineage = filesystem.ls(f"{root}/_statecheck", detail=False)[0]
-    newer = f"{lineage}/staging/{staged_name(2, '0' * 32)}"
+    newer = f"{lineage}/staging/2-{'0' * 32}.staged"
     filesystem.pipe_file(newer, b"being written")
     first.finish()
     assert filesystem.exists(newer)
