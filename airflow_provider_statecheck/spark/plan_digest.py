@@ -183,20 +183,25 @@ def containing(expression: Any, pattern: Any) -> Iterator[Any]:
 
 def _udf_of(expression: Any, code_digest: CodeDigest) -> Iterator[str]:
     if expression.getClass().getSimpleName() in ("PythonUDF", "PythonUDAF"):
-        function, return_type = _unpickled(expression.func())
+        function, return_type = _function_and_type(expression.func())
         # The package's reader of snapshots is left out; the text of the plan identifies its snapshot.
         if getattr(function, "func", None) is not read_snapshot:
             yield udf_text(function, return_type, expression.evalType(), code_digest)
 
 
-def _unpickled(function: Any) -> tuple[object, object]:
-    from pyspark.errors import PySparkRuntimeError
+def _unpickled(command: bytes) -> Any:
     from pyspark.serializers import CPickleSerializer
 
     # Safe: this process has pickled the function.
     serializer: Any = CPickleSerializer()
+    return serializer.loads(command)
+
+
+def _function_and_type(function: Any) -> tuple[object, object]:
+    from pyspark.errors import PySparkRuntimeError
+
     try:
-        command = serializer.loads(bytes(function.command().unsafeArray()))
+        command = _unpickled(bytes(function.command().unsafeArray()))
     except PySparkRuntimeError:
         # A function with much captured data is a broadcast, which only executors can load. Its digest is then constant.
         return None, "broadcast"
@@ -267,7 +272,8 @@ def _clear_snapshot_files(message: Any, _: CodeDigest) -> None:
 def _digest_code(message: Any, code_digest: CodeDigest) -> None:
     if not message.command:
         return
-    message.command = code_digest(_unpickled_function(message.command)).encode()
+    unpickled = _unpickled(message.command)
+    message.command = code_digest(unpickled[0] if isinstance(unpickled, tuple) else unpickled).encode()
     message.ClearField("python_ver")
 
 
@@ -309,15 +315,6 @@ _RULES: dict[str, Callable[[Any, CodeDigest], None]] = {
     "StatSampleBy": _clear_random_seed,
     "UnresolvedFunction": _clear_random_argument,
 }
-
-
-def _unpickled_function(command: bytes) -> object:
-    from pyspark.serializers import CPickleSerializer
-
-    # Safe: this process has pickled the function.
-    serializer: Any = CPickleSerializer()
-    unpickled = serializer.loads(command)
-    return unpickled[0] if isinstance(unpickled, tuple) else unpickled
 
 
 FORMAT_VERSION = 1

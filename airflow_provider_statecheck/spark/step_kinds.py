@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.codec import require_count
+from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
@@ -162,6 +162,7 @@ def _unwritten(seconds: float) -> str:
     return f" and {seconds:.2f} s of unwritten steps before it" if seconds else ""
 
 
+_A_FUNCTION = "a function"
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
@@ -216,9 +217,9 @@ class Refinement:
     def __post_init__(self) -> None:
         require_count("every", self.every)
         require_count("steps", self.steps)
-        self._require_callable("step", self.step)
+        require("step", self.step, callable, _A_FUNCTION)
         if self.until is not None:
-            self._require_callable("until", self.until)
+            require("until", self.until, callable, _A_FUNCTION)
 
     def is_snapshotted(self, number: int) -> bool:
         """Return whether the DataFrame is written after a step."""
@@ -256,12 +257,6 @@ class Refinement:
                 f"Expected until to return True or False, found {type(converged).__name__}; collect the value and compare it."
             )
         return converged
-
-    def _require_callable(self, name: str, value: object) -> None:
-        if not callable(value):
-            raise InvalidConfigurationError(
-                f"Expected {name} to be a function, found {type(value).__name__}; pass a callable to checkpoint.iterate."
-            )
 
 
 class RefiningLoop:

@@ -76,8 +76,10 @@ class CommitLog:
         return replace(self, starts=MappingProxyType({**self.starts, epoch: start}))
 
     def outside(self, ancestry: Ancestry) -> tuple[CommitRange, ...]:
-        """Return the committed ranges outside an ancestry."""
-        return outside(self.committed, ancestry)
+        """Return the parts of the committed ranges outside an ancestry."""
+        lasts = _last_checkpoints(ancestry)
+        parts = (replace(each, first=max(each.first, lasts.get(each.epoch, 0) + 1)) for each in self.committed)
+        return tuple(each for each in parts if each.first <= each.last)
 
     def retracting(self, ancestry: Ancestry) -> Self:
         """Return the log after the output outside an ancestry was retracted."""
@@ -239,13 +241,6 @@ def within(ranges: Iterable[CommitRange], ancestry: Ancestry) -> tuple[CommitRan
     """Return the parts of ranges inside an ancestry."""
     last_by_epoch = _last_checkpoints(ancestry)
     parts = (replace(each, last=min(each.last, last_by_epoch.get(each.epoch, 0))) for each in ranges)
-    return tuple(each for each in parts if each.first <= each.last)
-
-
-def outside(ranges: Iterable[CommitRange], ancestry: Ancestry) -> tuple[CommitRange, ...]:
-    """Return the parts of ranges outside an ancestry."""
-    last_by_epoch = _last_checkpoints(ancestry)
-    parts = (replace(each, first=max(each.first, last_by_epoch.get(each.epoch, 0) + 1)) for each in ranges)
     return tuple(each for each in parts if each.first <= each.last)
 
 

@@ -299,7 +299,10 @@ class AppendedFiles(DeltaOutput):
 
     @override
     def commit(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
-        added = [] if change.publication is None else self._complete_files(change.publication)
+        published = change.publication
+        added = [file for task in published.committables for file in task.files] if published else []
+        if published is not None:
+            require_files_exist(self.files, published.checkpoint_id, added)
         removed = self._removed(snapshot, change.retracted)
         note = {**commit.note, "retracted": len(removed)}
         return self.table.commit(snapshot, replace(commit, added=added, removed=removed, note=note))
@@ -323,11 +326,6 @@ class AppendedFiles(DeltaOutput):
     def writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
         found = (writer_of_data_file(name) for name in self._files_in(snapshot))
         return {epoch: generation for generation, epoch in found}
-
-    def _complete_files(self, publication: Publication) -> list[WrittenFile]:
-        files = [file for task in publication.committables for file in task.files]
-        require_files_exist(self.files, publication.checkpoint_id, files)
-        return files
 
     def _removed(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> dict[str, int | None]:
         if not ranges:

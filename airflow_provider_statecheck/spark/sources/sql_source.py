@@ -292,23 +292,19 @@ class SqlReader(ItemReader):
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        ranges = [KeyRange.of_name(split.item.name) for split in splits]
-        return load_ranges(self._spark, self._database, self._relation, self._schema, ranges)
+        reader = RangeReader(
+            database=self._database,
+            relation=self._relation,
+            schema=arrow_schema(self._schema),
+            packed_tasks=pack_tasks([split.item.name for split in splits]),
+        )
+        return reader.frame(self._spark, self._schema)
 
     @override
     def snapshot(self) -> dict[str, Any]:
         # A copy: other threads observe the ranges that they read.
         current = list(self._watch.current.values())
         return replace(self._position, finished=self._watch.finished, current=current).encode()
-
-
-def load_ranges(
-    spark: SparkSession, database: Database, relation: Relation, schema: StructType, ranges: Sequence[KeyRange]
-) -> DataFrame:
-    """Return the rows of ranges; one Spark task reads each range."""
-    packed, arrow = pack_tasks([keys.name for keys in ranges]), arrow_schema(schema)
-    reader = RangeReader(database=database, relation=relation, schema=arrow, packed_tasks=packed)
-    return reader.frame(spark, schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
