@@ -38,11 +38,7 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
     parse_schema,
     transfer_schema,
 )
-from airflow_provider_statecheck.spark.snapshots.dataframes import (
-    StoredDataFrames,
-    StoredSnapshot,
-    from_file_columns,
-)
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, from_file_columns
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,

@@ -28,12 +28,7 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     Start,
     within,
 )
-from airflow_provider_statecheck.spark.sinks.sink import (
-    OnEarlierOutput,
-    SinkContext,
-    TaskCommittable,
-    lineage_of,
-)
+from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, TaskCommittable, lineage_of
 
 log = logging.getLogger(__name__)
 Target = TypeVar("Target")

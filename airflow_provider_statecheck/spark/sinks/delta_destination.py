@@ -42,17 +42,9 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     Start,
 )
 from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, require_newest
-from airflow_provider_statecheck.spark.sinks.sink import (
-    SinkContext,
-    decode_schema,
-)
-from airflow_provider_statecheck.spark.sinks.target_files import (
-    TargetFiles,
-    lineage_directory,
-)
-from airflow_provider_statecheck.spark.tables.data_files import (
-    require_partitionable,
-)
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_schema
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory
+from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import (
     file_schema,

@@ -50,21 +50,9 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     sweep_staged,
     writer_of_data_file,
 )
-from airflow_provider_statecheck.spark.tables.data_files import (
-    DataFileWriter,
-    FileLayout,
-    WrittenFile,
-)
-from airflow_provider_statecheck.spark.tables.delta import (
-    DeltaCommit,
-    DeltaLog,
-    DeltaSnapshot,
-    deltalake,
-)
-from airflow_provider_statecheck.spark.tables.delta_files import (
-    file_schema,
-    statistics_of,
-)
+from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout, WrittenFile
+from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaLog, DeltaSnapshot, deltalake
+from airflow_provider_statecheck.spark.tables.delta_files import file_schema, statistics_of
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 
 

@@ -23,13 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commit_log import (
-    CommitLog,
-    CommitRange,
-    LogChange,
-    Publication,
-    Start,
-)
+from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication, Start
 from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
 from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
     require_files_exist,

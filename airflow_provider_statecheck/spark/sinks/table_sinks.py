@@ -25,11 +25,7 @@ from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
     require_writable_table,
 )
 from airflow_provider_statecheck.spark.sinks.iceberg_destination import IcebergDestination
-from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
-    IcebergCommittable,
-    IcebergSinkWriter,
-    WriterTarget,
-)
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import IcebergCommittable, IcebergSinkWriter, WriterTarget
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     OnEarlierOutput,

@@ -26,12 +26,7 @@ from airflow_provider_statecheck.spark.tables.schemas import partition_values, s
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.file_operations import find
-from airflow_provider_statecheck.storage.uris import (
-    LOCAL_SCHEMES,
-    open_filesystem,
-    redact,
-    scheme_of,
-)
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, open_filesystem, redact, scheme_of
 
 _WILDCARD = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

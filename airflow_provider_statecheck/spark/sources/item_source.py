@@ -21,9 +21,7 @@ from airflow_provider_statecheck.checkpoint.codec import require_count, require_
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StateCheckError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import cores_of
-from airflow_provider_statecheck.spark.snapshots.columns import (
-    readable_type,
-)
+from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,

@@ -41,11 +41,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
-from airflow_provider_statecheck.spark.stages.increment_loop import (
-    IncrementLoop,
-    SinkCommits,
-    source_summary,
-)
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits, source_summary
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
     make_importable,

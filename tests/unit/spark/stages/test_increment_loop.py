@@ -24,13 +24,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from tests.messages import make_owner
 from tests.unit.maintenance.test_job_savepoints import SavedJob
-from tests.unit.spark.stages.loop_without_spark import (
-    Job,
-    JobsWithoutSpark,
-    LoopWithoutSpark,
-    RecordedSink,
-    one_output,
-)
+from tests.unit.spark.stages.loop_without_spark import Job, JobsWithoutSpark, LoopWithoutSpark, RecordedSink, one_output
 from tests.unit.written_stage import JOB, WrittenStage
 
 MINUTES = 60.0
