@@ -28,7 +28,7 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaOutput
+from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -121,8 +121,8 @@ def delta_writer(
 Operation = Callable[[Any, Any], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpsertedRows(DeltaOutput):
+@dataclass(slots=True, kw_only=True)
+class UpsertedRows(DeltaDestination):
     """
     Rows of one lineage, identified by key.
 
@@ -133,7 +133,7 @@ class UpsertedRows(DeltaOutput):
     compression: str
 
     @override
-    def columns(self, schema: Any) -> Any:
+    def _columns(self, schema: Any) -> Any:
         import pyarrow as pa
 
         reserved = [name for name in schema.names if name in (LINEAGE, CHECKPOINT, ROW) or "`" in name]
@@ -154,7 +154,7 @@ class UpsertedRows(DeltaOutput):
         return file_schema(pa.schema([*schema, *marks]))
 
     @override
-    def require_retractable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
+    def _require_removable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
         recorded = self.records.publications(each for each in ranges if each.last != ALL_CHECKPOINTS)
         appended = [
             f.name for each in recorded for t in each.committables for f in t.files if lineage_of_data_file(f.name)
@@ -169,11 +169,11 @@ class UpsertedRows(DeltaOutput):
             )
 
     @override
-    def commit(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
+    def _write(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
         self._require_updatable(snapshot)
         if change.publication is None and not change.retracted:
             return self.table.commit(snapshot, commit)
-        self.require_retractable(snapshot, change.retracted)
+        self._require_removable(snapshot, change.retracted)
         version, write = snapshot.version, self._operation(change)
         failure = self.table.commit_with(snapshot, commit, write)
         if failure is None and snapshot.version == version:
@@ -184,11 +184,11 @@ class UpsertedRows(DeltaOutput):
         return failure
 
     @override
-    def sweep(self, current: CommitLog, last_epoch: int) -> None:
+    def _sweep_files(self, current: CommitLog, last_epoch: int) -> None:
         sweep_staged(self.files, last_epoch)
 
     @override
-    def writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
+    def _writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
         # The marks do not tell attempts apart; a fresh start, which alone asks, replaces all rows.
         return {newest: 0}
 
@@ -278,15 +278,15 @@ def _in_rows(name: str) -> str:
     return f"output.`{name}`"
 
 
-class AppendedFiles(DeltaOutput):
+class AppendedFiles(DeltaDestination):
     """Data files of one lineage."""
 
     @override
-    def require_retractable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
+    def _require_removable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
         self._removed(snapshot, ranges)
 
     @override
-    def commit(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
+    def _write(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
         published = change.publication
         added = [file for task in published.committables for file in task.files] if published else []
         if published is not None:
@@ -296,7 +296,7 @@ class AppendedFiles(DeltaOutput):
         return self.table.commit(snapshot, replace(commit, added=added, removed=removed, note=note))
 
     @override
-    def sweep(self, current: CommitLog, last_epoch: int) -> None:
+    def _sweep_files(self, current: CommitLog, last_epoch: int) -> None:
         directory = data_directory(self.files.lineage)
         names = [f"{directory}/{name}" for name in self.files.list_files(directory)]
         ranges = (*current.committed, *current.retracted)
@@ -311,7 +311,7 @@ class AppendedFiles(DeltaOutput):
         in_parallel(self.files.delete, sorted(strays), is_local=self.files.is_local)
 
     @override
-    def writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
+    def _writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
         found = (writer_of_data_file(name) for name in self._files_in(snapshot))
         return {epoch: generation for generation, epoch in found}
 

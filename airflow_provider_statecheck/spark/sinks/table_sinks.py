@@ -9,7 +9,7 @@ from airflow_provider_statecheck.checkpoint.codec import require_count, require_
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
-from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination, DeltaOutput
+from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination
 from airflow_provider_statecheck.spark.sinks.delta_output import (
     AppendedFiles,
     DeltaCommittable,
@@ -127,21 +127,18 @@ class DeltaSink(CommittingSink):
         require_safe_commits(table.options.reveal())
         records = CommitFiles(ledger_storage(files.storage), context.lineage, DeltaCommittable)
         self._files, self._generation = files, context.generation
-        return DeltaDestination(
+        upserts = {"keys": self._keys, "compression": self._layout.compression} if self._keys else {}
+        kind: Any = UpsertedRows if upserts else AppendedFiles
+        destination: DeltaDestination = kind(
             table=table,
             files=files,
             records=records,
-            output=self._output(table, files, records),
             context=context,
             partition_by=self._partition_by,
             merges_schema=self._merges_schema,
+            **upserts,
         )
-
-    def _output(self, table: DeltaTableAccess, files: TargetFiles, records: CommitFiles) -> DeltaOutput:
-        if not self._keys:
-            return AppendedFiles(table=table, files=files, records=records)
-        compression = self._layout.compression
-        return UpsertedRows(table=table, files=files, records=records, keys=self._keys, compression=compression)
+        return destination
 
 
 class IcebergSink(CommittingSink):
