@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import (
@@ -322,7 +323,7 @@ class StageRun:
     ) -> tuple[StageStates, dict[str, Any]]:
         operators = [operator for vertex in planned for operator in vertex.operators]
         settings, subtasks = self._settings, self._stage.parallelism or tasks_at_once(self._spark)
-        functions = restore_functions(
+        assigned = restore_functions(
             restored,
             operators,
             parallelism=subtasks,
@@ -331,18 +332,22 @@ class StageRun:
             renamed_uids=settings.renamed_uids,
             allow_non_restored_state=settings.allow_non_restored_state,
         )
+        key_groups = self._stage.max_parallelism or default_max_parallelism(subtasks)
+        max_parallelism = max(assigned.max_parallelisms.values(), default=key_groups)
         if restored.checkpoint_id is None:
-            _warn_about_max_parallelism(subtasks, functions.max_parallelism)
+            _warn_about_max_parallelism(subtasks, max_parallelism)
+        states = {target.uid: state for target, state in assigned.matched.pairs}
+        restored_schemas = {uid: restored.schemas_of(state) for uid, state in states.items()}
         schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=settings.logical_date)
-        states = StageStates(
-            merged_schemas(functions.schemas, schemas),
+        tracked = StageStates(
+            merged_schemas(restored_schemas, schemas),
             parallelism=subtasks,
-            max_parallelism=functions.max_parallelism,
-            restored=functions.states,
-            unchanged=functions.restored,
+            max_parallelism=max_parallelism,
+            restored=assigned.subtask_states,
+            unchanged=states,
             restored_checkpoint_id=restored.checkpoint_id,
         )
-        return states, dict(functions.schemas)
+        return tracked, restored_schemas
 
     def _tasks(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
-from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
+from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -155,19 +155,6 @@ class RestoredStageState:
         return () if self._restored is None else self._restored.document.operator_states
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoredFunctions:
-    """Initial state of the functions of an attempt."""
-
-    states: Mapping[tuple[OperatorId, int], OperatorSubtaskState] = field(default_factory=dict)
-    """State by operator and subtask."""
-    schemas: Mapping[str, OperatorSchemas] = field(default_factory=dict)
-    """Restored state types, by the uids of the operators."""
-    restored: Mapping[str, OperatorState] = field(default_factory=dict)
-    """Operator states as in the checkpoint, by the uids of the operators."""
-    max_parallelism: int
-
-
 def restore_functions(
     restored: RestoredStageState,
     operators: Sequence[PlannedOperator],
@@ -177,7 +164,7 @@ def restore_functions(
     stage_uid: str,
     renamed_uids: Mapping[str, str],
     allow_non_restored_state: bool,
-) -> RestoredFunctions:
+) -> StateAssignment:
     """
     Redistribute the state of a checkpoint to the subtasks of the functions.
 
@@ -198,25 +185,13 @@ def restore_functions(
         )
         for operator in operators
     ]
-    assigned = assign_states(
+    uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(renamed_uids)
+    return assign_states(
         targets,
         restored.functions,
-        renamed_uids=_renamed_uids(restored, operators, stage_uid, renamed_uids),
+        renamed_uids={restored.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()},
         allow_non_restored_state=allow_non_restored_state,
     )
-    return RestoredFunctions(
-        states=assigned.subtask_states,
-        schemas={target.uid: restored.schemas_of(state) for target, state in assigned.matched.pairs},
-        restored={target.uid: state for target, state in assigned.matched.pairs},
-        max_parallelism=max(assigned.max_parallelisms.values(), default=key_groups),
-    )
-
-
-def _renamed_uids(
-    restored: RestoredStageState, operators: Sequence[PlannedOperator], stage_uid: str, renamed_uids: Mapping[str, str]
-) -> dict[str, str]:
-    uids = {uid: uid for uid in (operator.node.uid for operator in operators)} | dict(renamed_uids)
-    return {restored.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()}
 
 
 class StageStates:
