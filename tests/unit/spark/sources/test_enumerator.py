@@ -204,24 +204,6 @@ def test_progress_ends_where_everything_is_finished(files, limits):
     assert enumerator.finished_splits == enumerator.total_splits == len(files)
 
 
-def test_increments_are_counted_over_all_attempts():
-    files, limits = [[1]] * 4, Limits(items=1)
-    first = enumerator_of(files, limits)
-    for _ in range(2):
-        first.finish(first.next_increment())
-    first.next_increment()
-
-    assert [increment.number for increment in increments(enumerator_of(files, limits, state_of(first)))] == [3, 4]
-
-
-def test_an_unfinished_increment_is_planned_again_by_the_next_attempt():
-    first = enumerator_of([[1], [1]], Limits(items=1))
-    first.finish(first.next_increment())
-    lost = first.next_increment()
-
-    assert enumerator_of([[1], [1]], Limits(items=1), state_of(first)).next_increment() == lost
-
-
 def test_the_same_increment_loaded_twice_gives_the_same_rows():
     enumerator = enumerator_of([[5, 5, 5]], Limits(size_bytes=5))
     increment = enumerator.next_increment()
