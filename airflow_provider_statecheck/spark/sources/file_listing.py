@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fsspec.utils import glob_translate
-
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
 from airflow_provider_statecheck.spark.sources.source import Changes
 from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
@@ -187,6 +185,8 @@ def _absolute_uri(text: str) -> str:
 
 @functools.cache
 def _expression(pattern: str) -> re.Pattern[str]:
+    from fsspec.utils import glob_translate
+
     # Two stars beside other characters of a segment are one.
     segments = (part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.split("/"))
     return re.compile(glob_translate("/".join(segments)))
