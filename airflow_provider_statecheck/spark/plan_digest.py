@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -352,7 +353,7 @@ def step_fingerprint(
     if isinstance(build, DataFrame):
         kind, body = "plan", plan_text(build, snapshots, _udf_code)
     elif callable(build):
-        kind, body = "code", code_digest.code_digest(build, _Describe(snapshots))
+        kind, body = "code", code_digest.code_digest(build, partial(_described, snapshots))
     else:
         raise InvalidConfigurationError(
             f"Expected a function or a DataFrame for a step, found {type(build).__name__}; wrap it: lambda: ..."
@@ -366,25 +367,15 @@ def combined_fingerprint(*parts: str) -> str:
     return hashlib.sha256(json.dumps([FORMAT_VERSION, "combined", *parts]).encode()).hexdigest()
 
 
-class _Describe:
-    """
-    Returns the text of captured values that are part of the fingerprint.
+def _described(snapshots: Mapping[str, str], value: object) -> str | None:
+    """Return the text of a captured DataFrame or of a UDF's signature, ``None`` for anything else."""
+    from pyspark.sql import DataFrame
 
-    :param snapshots: As for :func:`step_fingerprint`.
-    """
-
-    def __init__(self, snapshots: Mapping[str, str]) -> None:
-        self._snapshots = snapshots
-
-    def __call__(self, value: object) -> str | None:
-        """Return the text of a DataFrame or of a UDF's signature, ``None`` for anything else."""
-        from pyspark.sql import DataFrame
-
-        if isinstance(value, DataFrame):
-            text = plan_text(value, self._snapshots, _udf_code)
-            return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-        return_type = _udf_return_type(value)
-        return None if return_type is None else f"udf {return_type}"
+    if isinstance(value, DataFrame):
+        text = plan_text(value, snapshots, _udf_code)
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return_type = _udf_return_type(value)
+    return None if return_type is None else f"udf {return_type}"
 
 
 def _udf_code(function: object) -> str:

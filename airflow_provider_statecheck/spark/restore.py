@@ -110,9 +110,9 @@ def _load(
     storage: CheckpointStorage,
     candidate: CheckpointRecord,
     skipped: tuple[SkippedCheckpoint, ...],
-    damaged: AbstractSet[str] = frozenset(),
+    damaged: AbstractSet[str],
     *,
-    omits_damaged: bool = False,
+    omits_damaged: bool,
 ) -> RestoredStage:
     document = load_document(storage, candidate)
     find = _intact_manifest if omits_damaged else read_verified_manifest
@@ -121,7 +121,8 @@ def _load(
     # The latency of an object store dominates.
     with ThreadPoolExecutor(_VERIFYING_THREADS) as pool:
         found = dict(zip((handle.uri for handle in wanted), pool.map(partial(find, storage), wanted), strict=True))
-    _verify_operator_states(storage, document)
+    if problems := StateVerifier(storage).problems(document):
+        raise CorruptStateError("; ".join(problems))
     return RestoredStage(
         checkpoint=candidate,
         document=document,
@@ -137,12 +138,6 @@ def _intact_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Snap
     except UNREADABLE as error:
         log.error("Snapshot %r is damaged and will be recomputed: %s", handle.name, error)  # noqa: TRY400 - the reason is in the text
         return None
-
-
-def _verify_operator_states(storage: CheckpointStorage, document: CheckpointDocument) -> None:
-    problems = StateVerifier(storage).problems(document)
-    if problems:
-        raise CorruptStateError("; ".join(problems))
 
 
 def _no_restorable_checkpoint(

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from os import PathLike
@@ -31,7 +31,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.code_digest import code_digest, is_constant
 from airflow_provider_statecheck.spark.driver.session import is_connect
 from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJobs, bad_text, failure_of
-from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable
+from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable, items
 from airflow_provider_statecheck.spark.snapshots.columns import (
     file_schema,
     from_transfer_columns,
@@ -273,16 +273,9 @@ def _classic_scan(frame: Any) -> _FileScan | None:
     # Table formats list their files by an index of their own.
     if not is_files or relation.location().getClass().getSimpleName() != "InMemoryFileIndex":
         return None
-    roots = relation.location().rootPaths()
-    paths = [comparable(roots.apply(i).toString()) for i in range(roots.size())]
-    options = dict(_pairs(relation.options()))
+    paths = [comparable(root.toString()) for root in items(relation.location().rootPaths())]
+    options = {each._1(): each._2() for each in items(relation.options().toSeq())}
     return _FileScan(str(relation.fileFormat().toString()).lower(), paths, options)
-
-
-def _pairs(options: Any) -> Iterator[tuple[str, str]]:
-    entries = options.toSeq()
-    for i in range(entries.length()):
-        yield entries.apply(i)._1(), entries.apply(i)._2()
 
 
 def _connect_scan(frame: Any) -> _FileScan | None:

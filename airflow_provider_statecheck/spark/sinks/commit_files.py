@@ -51,8 +51,7 @@ from airflow_provider_statecheck.storage.uris import redact
 _TRIES = 5
 _CLAIM = 0
 """Number of the file of an attempt that only claims the log, and is empty."""
-_ATTEMPT = re.compile(r"(\d+)-(\d+)\.json")
-_COMMIT = re.compile(r"(\d+)-(\d+)\.json")
+_NUMBERED = re.compile(r"(\d+)-(\d+)\.json")
 _LOG = "the log of a sink"
 _RECORD = "the output of a checkpoint"
 
@@ -363,8 +362,7 @@ class CommitFiles:
 
     def records(self) -> list[tuple[int, int]]:
         """Return the generation and the id of each checkpoint with a record."""
-        found = (_COMMIT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/commits"))
-        return sorted((int(match[1]), int(match[2])) for match in found if match)
+        return sorted(self._numbers_in("commits"))
 
     def prune(self, records: Sequence[tuple[int, int]], log: CommitLog, last_epoch: int) -> None:
         """
@@ -396,7 +394,10 @@ class CommitFiles:
         return CommitLog(), Effects()
 
     def _attempts(self) -> list[tuple[int, int]]:
-        found = (_ATTEMPT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/attempts"))
+        return self._numbers_in("attempts")
+
+    def _numbers_in(self, directory: str) -> list[tuple[int, int]]:
+        found = (_NUMBERED.fullmatch(name) for name in self.storage.list_files(f"{self._root}/{directory}"))
         return [(int(match[1]), int(match[2])) for match in found if match]
 
     def _delete(self, uri: str) -> None:

@@ -248,15 +248,12 @@ def merge_adjacent(observations: Iterable[Observation]) -> list[Observation]:
     """Merge the observations of adjacent ranges."""
     merged: list[Observation] = []
     for observation in observations:
-        if merged and _are_adjacent(merged[-1].keys, observation.keys):
+        end = merged[-1].keys.up_to if merged else None
+        if end is not None and observation.keys.up_to is not None and end == observation.keys.above:
             merged[-1] = merged[-1].merge(observation)
         else:
             merged.append(observation)
     return merged
-
-
-def _are_adjacent(keys: KeyRange, following: KeyRange) -> bool:
-    return keys.up_to is not None and following.up_to is not None and keys.up_to == following.above
 
 
 _ROWS_PER_BATCH = 10_000

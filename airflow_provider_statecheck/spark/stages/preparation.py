@@ -109,7 +109,8 @@ def make_importable(spark: SparkSession, objects: Iterable[object]) -> None:
         _pickle_by_value(module for module in modules if not _is_on_search_path(module))
     else:
         roots = {_root_of(module) for module in modules}
-        _pickle_by_value(module for module in _loaded_user_modules() if _root_of(module) in roots)
+        loaded = [module for module in list(sys.modules.values()) if _is_user_module(module)]
+        _pickle_by_value(module for module in loaded if _root_of(module) in roots)
 
 
 def _modules_of(objects: Iterable[object]) -> Iterator[ModuleType]:
@@ -119,10 +120,6 @@ def _modules_of(objects: Iterable[object]) -> Iterator[ModuleType]:
         module = sys.modules.get(str(getattr(kind, "__module__", "")))
         if module is not None and _is_user_module(module):
             yield module
-
-
-def _loaded_user_modules() -> Iterator[ModuleType]:
-    return (module for module in list(sys.modules.values()) if _is_user_module(module))
 
 
 def _is_user_module(module: Any) -> bool:

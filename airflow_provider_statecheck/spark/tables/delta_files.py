@@ -321,21 +321,14 @@ def _column_statistics(metadata: Any, index: int) -> tuple[str, Any, Any, int] |
         return column.name, None, None, nulls
     lowest = min((s.min for s in filled), default=None)
     highest = max((s.max for s in filled), default=None)
-    return column.name, _lower_bound(lowest), _upper_bound(highest), nulls
+    return column.name, _bound(lowest), _bound(highest, is_upper=True), nulls
 
 
-def _lower_bound(value: Any) -> Any:
-    return value[:_MAX_STRING_LENGTH] if isinstance(value, str) else _plain_bound(value)
-
-
-def _upper_bound(value: Any) -> Any:
+def _bound(value: Any, *, is_upper: bool = False) -> Any:
     if isinstance(value, str):
+        shown = value[:_MAX_STRING_LENGTH]
         # A truncated string would be less than the maximum.
-        return value if len(value) <= _MAX_STRING_LENGTH else None
-    return _plain_bound(value)
-
-
-def _plain_bound(value: Any) -> Any:
+        return None if is_upper and shown != value else shown
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     is_date = isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)

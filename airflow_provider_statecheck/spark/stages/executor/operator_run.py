@@ -367,7 +367,9 @@ class AggregateRun(OperatorRun):
         self._state.put(keys, merged)
         self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
-        return self._output(keys, merged) if self._node.emits_changes else self._no_output()
+        if self._node.emits_changes:
+            return self._output(keys, merged)
+        return Elements(self.task.output_schema, table=self.task.output_schema.empty_table())
 
     @override
     def end(self) -> Iterator[Elements]:
@@ -414,9 +416,6 @@ class AggregateRun(OperatorRun):
         columns = [*keys.columns, *values.flatten()]
         arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
         return Elements(schema, table=pa.Table.from_arrays(arrays, schema=schema))
-
-    def _no_output(self) -> Elements:
-        return Elements(self.task.output_schema, table=self.task.output_schema.empty_table())
 
     @property
     def _node(self) -> AggregateNode:
