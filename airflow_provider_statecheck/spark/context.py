@@ -15,7 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from airflow_provider_statecheck.checkpoint.codec import require_count
+from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -243,7 +243,7 @@ class StageContext:
         :raises SourceChangedError: if ``over`` has changed since the first try.
         :raises StorageError: if the disk is full or has too little free space.
         """
-        _require_when(when)
+        require("when", when, lambda each: isinstance(each, bool) or each == "auto", "True, False or 'auto'")
         _require_fitting(over, when, on_bad_part)
         step = self._names.claim(name)
         if over is not None:
@@ -416,11 +416,6 @@ class StageContext:
     def _close(self) -> None:
         self.costs.report()
         self._auto.release()
-
-
-def _require_when(when: object) -> None:
-    if not isinstance(when, bool) and when != "auto":
-        raise InvalidConfigurationError(f"Expected when to be True, False or 'auto', found {when!r}.")
 
 
 def _require_fitting(over: object, when: object, on_bad_part: str) -> None:

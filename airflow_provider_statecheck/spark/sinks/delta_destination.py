@@ -242,9 +242,38 @@ class DeltaDestination(CommitDestination):
         return str(found[0])
 
     def _require_fitting(self, schema: Any) -> None:
-        if self._snapshot is not None:
-            _require_writable_table(self.table, self._snapshot)
-        _require_fitting(self.table, self._snapshot, schema, self.partition_by, merges=self.merges_schema)
+        snapshot, partition_by = self._snapshot, self.partition_by
+        if snapshot is not None:
+            self._require_writable_table(snapshot)
+        if schema is not None:
+            require_partitionable(file_schema(schema), partition_by)
+        if snapshot is None:
+            return
+        merges = self.merges_schema
+        found = [] if schema is None else incompatibilities(snapshot.schema, stored_schema(schema), merges=merges)
+        if snapshot.partition_by != partition_by:
+            found.append(
+                f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "
+                f"{', '.join(partition_by) or 'nothing'}"
+            )
+        if found:
+            raise UnsupportedStateError(
+                f"Expected output that fits the Delta table {self.table.shown}, found: {'; '.join(found)}. Convert it in the "
+                "stage, or choose another table.",
+                differences=found,
+            )
+
+    def _require_writable_table(self, snapshot: DeltaSnapshot) -> None:
+        # Plain data files would violate some features, and the log in force must not expire.
+        metadata, protocol = snapshot.handle.metadata(), snapshot.handle.protocol()
+        found = [*_table_restrictions(metadata.configuration), *_column_restrictions(snapshot)]
+        features = protocol.writer_features or ()
+        found += [f"the table feature {name}" for name in features if name not in _WRITER_FEATURES]
+        if found:
+            raise EnvironmentNotReadyError(
+                f"Expected a Delta table at {self.table.shown} without restrictions on plain data files, found "
+                f"{', '.join(sorted(set(found)))}; remove them from the table, or choose another one."
+            )
 
     def _create(self, schema: Any) -> StorageError | None:
         if self._snapshot is not None:
@@ -408,49 +437,6 @@ _WRITER_FEATURES = frozenset(
 
 
 _TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
-
-
-def _require_writable_table(table: DeltaTableAccess, snapshot: DeltaSnapshot) -> None:
-    """
-    Require a table without features that plain data files would violate, and with unlimited transaction retention.
-
-    :raises EnvironmentNotReadyError: if the table has such a feature.
-    """
-    metadata, protocol = snapshot.handle.metadata(), snapshot.handle.protocol()
-    found = [*_table_restrictions(metadata.configuration), *_column_restrictions(snapshot)]
-    found += [f"the table feature {name}" for name in protocol.writer_features or () if name not in _WRITER_FEATURES]
-    if found:
-        raise EnvironmentNotReadyError(
-            f"Expected a Delta table at {table.shown} without restrictions on plain data files, found "
-            f"{', '.join(sorted(set(found)))}; remove them from the table, or choose another one."
-        )
-
-
-def _require_fitting(
-    table: DeltaTableAccess, snapshot: DeltaSnapshot | None, schema: Any, partition_by: tuple[str, ...], *, merges: bool
-) -> None:
-    """
-    Require output that is compatible with the table.
-
-    :param schema: Arrow schema of the output; ``None`` if it is not known yet.
-    :raises UnsupportedStateError: if the schema is incompatible; the message lists the differences.
-    """
-    if schema is not None:
-        require_partitionable(file_schema(schema), partition_by)
-    if snapshot is None:
-        return
-    found = [] if schema is None else incompatibilities(snapshot.schema, stored_schema(schema), merges=merges)
-    if snapshot.partition_by != partition_by:
-        found.append(
-            f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "
-            f"{', '.join(partition_by) or 'nothing'}"
-        )
-    if found:
-        raise UnsupportedStateError(
-            f"Expected output that fits the Delta table {table.shown}, found: {'; '.join(found)}. Convert it in the stage, or "
-            "choose another table.",
-            differences=found,
-        )
 
 
 def _table_restrictions(configuration: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -182,32 +181,33 @@ class IncrementLoop:
 
     def _complete(self, pending: PendingCheckpoint, increment_seconds: float = 0.0) -> None:
         self._commits.assign(pending.checkpoint_id)
-        prepared = _Prepared(pending, self._content(pending.checkpoint_id, increment_seconds))
+        content = self._content(pending.checkpoint_id, increment_seconds)
         self._unsaved_bytes, self._unsaved_seconds = 0, 0.0
         self._pace.completed()
-        self._completion = self._completing.submit(self._acknowledge_and_commit, prepared)
+        self._completion = self._completing.submit(self._acknowledge_and_commit, pending, content)
         self._completion.add_done_callback(self._cancel_job_on_failure)
 
     def _cancel_job_on_failure(self, completion: Future[None]) -> None:
         if completion.exception() is not None:
             self._jobs.cancel()
 
-    def _acknowledge_and_commit(self, prepared: _Prepared) -> None:
+    def _acknowledge_and_commit(self, pending: PendingCheckpoint, content: CheckpointContent) -> None:
+        # The content is final: this is another thread.
         begin = self._monotonic()
         try:
-            completed = self._attempt.complete_checkpoint(prepared.pending, prepared.content)
+            completed = self._attempt.complete_checkpoint(pending, content)
         except StoppedWithSavepointError:
             # A job that restores the savepoint relies on the output before it, which no other attempt can commit.
-            self._commit(prepared)
+            self._commit(pending, content)
             raise
         self._is_saved = completed is not None
         if completed is not None:
-            self._commit(prepared)
+            self._commit(pending, content)
         self._cost_seconds = self._monotonic() - begin
 
-    def _commit(self, prepared: _Prepared) -> None:
-        if prepared.content.has_commit:
-            self._commits.commit(prepared.pending.checkpoint_id, self._monotonic)
+    def _commit(self, pending: PendingCheckpoint, content: CheckpointContent) -> None:
+        if content.has_commit:
+            self._commits.commit(pending.checkpoint_id, self._monotonic)
 
     def _require_saved(self) -> None:
         # A failed checkpoint is covered by the next one, so only the last one must be repeated.
@@ -262,14 +262,6 @@ class IncrementLoop:
             cost_seconds=self._cost_seconds or None,
             run_seconds=round(self._run_seconds, 3),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A pending checkpoint with its final content, for the thread that completes it."""
-
-    pending: PendingCheckpoint
-    content: CheckpointContent
 
 
 class SinkCommits:

@@ -334,8 +334,9 @@ class StageRun:
         )
         key_groups = self._stage.max_parallelism or default_max_parallelism(subtasks)
         max_parallelism = max(assigned.max_parallelisms.values(), default=key_groups)
-        if restored.checkpoint_id is None:
-            _warn_about_max_parallelism(subtasks, max_parallelism)
+        advice = max_parallelism_advice(subtasks, max_parallelism) if restored.checkpoint_id is None else None
+        if advice is not None:
+            log.warning("%s", advice)
         states = {target.uid: state for target, state in assigned.matched.pairs}
         restored_schemas = {uid: restored.schemas_of(state) for uid, state in states.items()}
         schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=settings.logical_date)
@@ -413,12 +414,6 @@ class StageRun:
 
     def _run_key(self) -> str:
         return self._attempt.registration.owner.run_key
-
-
-def _warn_about_max_parallelism(subtasks: int, max_parallelism: int) -> None:
-    advice = max_parallelism_advice(subtasks, max_parallelism)
-    if advice is not None:
-        log.warning("%s", advice)
 
 
 class DriverTerminatedError(RuntimeError):
