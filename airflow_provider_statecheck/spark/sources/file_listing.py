@@ -187,7 +187,7 @@ def _absolute_uri(text: str) -> str:
 def _expression(pattern: str) -> re.Pattern[str]:
     from fsspec.utils import glob_translate
 
-    # Two stars beside other characters of a segment are one.
+    # Two stars next to other characters of a segment are one.
     segments = (part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.split("/"))
     return re.compile(glob_translate("/".join(segments)))
 
