@@ -1,5 +1,5 @@
 """
-One Spark task of a vertex: its description by the driver, its chain of functions, and its report.
+One Spark task of a vertex: its description, its chain of functions, and its report.
 
 A task reads data and messages of the vertex before it, runs its functions, saves their state, and passes on data or
 writes it to the sink. Its last message is its report for the driver.
