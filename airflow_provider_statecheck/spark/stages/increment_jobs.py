@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import (
-    OperatorTask,
-    SnapshotMoment,
-    SubtaskContext,
-    TaskReport,
-    TaskWriting,
-    VertexTask,
-)
+from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, TaskWriting, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
     SUBTASK_COLUMN,

@@ -28,7 +28,8 @@ from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, RunValues, driver_state

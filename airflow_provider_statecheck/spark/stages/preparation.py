@@ -27,7 +27,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import MAX_PARALLELIS
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.code_digest import is_user_file
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain, OperatorTask, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, report, require_compatible
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

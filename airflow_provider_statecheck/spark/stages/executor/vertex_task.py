@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointMetaData
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
 from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorState,
     OperatorSubtaskState,
@@ -37,10 +36,13 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     AggregateRun,
     MapRun,
     OperatorRun,
+    OperatorTask,
     ProcessRun,
+    SnapshotMoment,
+    SubtaskContext,
     WrittenFunction,
 )
-from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedOperator
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -89,51 +91,6 @@ class TaskReport:
         values = json.loads(data)
         states = tuple(decode_operator_state(state, str) for state in values["states"])
         return replace(decode(cls, {**values, "states": ()}), states=states)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotMoment:
-    """Checkpoint for which the tasks of an increment save their state."""
-
-    checkpoint: CheckpointMetaData
-    """With id 0 for an increment without a checkpoint."""
-    is_end_of_input: bool = field(default=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTask(PlannedOperator):
-    """A function and its initial state, for Spark tasks."""
-
-    states: Mapping[int, OperatorSubtaskState] = field(default_factory=dict)
-    """Initial state by subtask."""
-    schemas: OperatorSchemas | None = None
-    """Types of the initial state."""
-    restored_checkpoint_id: int | None = None
-    """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
-
-    @classmethod
-    def of(cls, operator: PlannedOperator, **state: Any) -> Self:
-        """
-        Return the task of a planned function.
-
-        :param state: Fields of the initial state, or others that replace those of the plan.
-        """
-        return cls(**{each.name: getattr(operator, each.name) for each in fields(operator)} | state)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubtaskContext:
-    """Properties of a subtask that all functions of its vertex share."""
-
-    job_id: str
-    subtask: int = 0
-    parallelism: int
-    max_parallelism: int
-    epoch: int
-    now_ms: int
-    """Time for the expiry of state, in milliseconds."""
-    logical_date: datetime | None
-    state_backend: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
