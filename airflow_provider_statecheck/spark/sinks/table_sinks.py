@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
@@ -16,16 +17,14 @@ from airflow_provider_statecheck.spark.sinks.delta_output import (
     UpsertedRows,
     delta_writer,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
-    has_marks,
-    require_fitting_columns,
-    require_keys,
-    require_no_equality_deletes,
-    require_partitionable,
-    require_writable_table,
-)
 from airflow_provider_statecheck.spark.sinks.iceberg_destination import IcebergDestination
-from airflow_provider_statecheck.spark.sinks.iceberg_writer import IcebergCommittable, IcebergSinkWriter, WriterTarget
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
+    IcebergCommittable,
+    IcebergSinkWriter,
+    WriterTarget,
+    has_marks,
+    require_keys,
+)
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     OnEarlierOutput,
@@ -245,12 +244,12 @@ class IcebergSink(CommittingSink):
         )
 
     def _require_fitting(self, loaded: Any, schema: Any, name: str) -> None:
-        require_writable_table(loaded, name)
-        require_partitionable(loaded, name)
-        require_fitting_columns(loaded, schema, name)
+        _require_writable_table(loaded, name)
+        _require_partitionable(loaded, name)
+        _require_fitting_columns(loaded, schema, name)
         if self._upsert_by:
             require_keys(loaded, self._upsert_by, schema, name)
-            require_no_equality_deletes(loaded, name)
+            _require_no_equality_deletes(loaded, name)
 
     def _update_target(self, table: OpenTable, lineage: str) -> None:
         with table.redacted_failures():
@@ -266,6 +265,59 @@ class IcebergSink(CommittingSink):
         table, self._opened = self._opened, None
         if table is not None:
             table.close()
+
+
+_TABLE_FORMAT = 2
+
+
+def _require_writable_table(table: Any, shown: str) -> None:
+    if table.metadata.format_version != _TABLE_FORMAT:
+        raise UnsupportedStateError(
+            f"Expected the Iceberg table {shown} in format {_TABLE_FORMAT}, found {table.metadata.format_version}; "
+            "create the table with the property format-version = 2, or upgrade it."
+        )
+    written = table.metadata.properties.get("write.format.default", "parquet")
+    if written.lower() != "parquet":
+        raise UnsupportedStateError(
+            f"Expected the Iceberg table {shown} to be written as Parquet, found {written!r}; change write.format.default."
+        )
+
+
+def _require_partitionable(table: Any, shown: str) -> None:
+    from importlib.util import find_spec
+
+    from pyiceberg.transforms import IdentityTransform, VoidTransform
+
+    computed = [f for f in table.spec().fields if not isinstance(f.transform, IdentityTransform | VoidTransform)]
+    if computed and find_spec("pyiceberg_core") is None:
+        raise EnvironmentNotReadyError(
+            f"Expected the package pyiceberg-core for the partitions of the Iceberg table {shown} by "
+            f"{computed[0].transform}, found none; pip install 'pyiceberg[pyiceberg-core]' on the driver and on the executors."
+        )
+
+
+def _require_fitting_columns(table: Any, schema: Any, shown: str) -> None:
+    if schema is None:
+        return
+    from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
+
+    try:
+        _check_pyarrow_schema_compatible(table.schema(), schema, format_version=table.metadata.format_version)
+    except (ValueError, TypeError) as error:
+        raise UnsupportedStateError(
+            f"Expected output that fits the columns of the Iceberg table {shown}, found differences:\n{error}\n"
+            "Convert the output in the stage, or alter the table."
+        ) from error
+
+
+def _require_no_equality_deletes(table: Any, shown: str) -> None:
+    snapshot = table.metadata.snapshot_by_name("main")
+    summary = snapshot and snapshot.summary
+    if summary and int(summary.get("total-equality-deletes") or 0):
+        raise UnsupportedStateError(
+            f"Expected no equality deletes in the Iceberg table {shown}, which an upsert cannot read, found some; rewrite its data "
+            "files to apply the deletes."
+        )
 
 
 class SqlSink(CommittingSink):
