@@ -27,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskWriting
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskWriting
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor

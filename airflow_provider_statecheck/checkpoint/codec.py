@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
@@ -294,3 +294,22 @@ def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str
     """
     if not is_valid(value):
         raise InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
+
+
+def require_count(key: str, value: Any) -> int:
+    """
+    Return a value if it is a whole number of at least 1.
+
+    :raises InvalidConfigurationError: if it is not.
+    """
+    require(key, value, lambda n: type(n) is int and n >= 1, "a whole number of at least 1")
+    return int(value)
+
+
+def require_one_of(key: str, value: Any, allowed: Sequence[str]) -> None:
+    """
+    Require one of the allowed values.
+
+    :raises InvalidConfigurationError: if it is another one; the message lists the allowed values.
+    """
+    require(key, value, allowed.__contains__, f"one of {', '.join(allowed)}")

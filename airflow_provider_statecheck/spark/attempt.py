@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.failure import (
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_uri, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
-    AcknowledgeReply,
     AttemptGrant,
     ConfirmCommits,
     ConfirmDiscards,
@@ -60,12 +59,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage, restore_lat
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import (
-    DocumentCache,
-    SnapshotHandle,
-    named_snapshots,
-    state_uris,
-)
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache, SnapshotHandle, named_snapshots, state_uris
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
 
 log = logging.getLogger(__name__)
@@ -145,7 +139,13 @@ class StageAttempt:
         :return: ``None`` if the attempt starts from the beginning.
         :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         """
-        return self._load_latest() if self.grant.is_restore else None
+        if not self.grant.is_restore:
+            return None
+        try:
+            return restore_latest(self.storage, self.grant, self.registration)
+        except StateCheckError as error:
+            self._close_unrestored(error)
+            raise
 
     def confirm_restore(self, restored: RestoredStage | None, *, starts_over: bool = False) -> None:
         """
@@ -365,13 +365,6 @@ class StageAttempt:
             return
         self._savepoints.serve(requests, self.latest, is_end=True)
 
-    def _load_latest(self) -> RestoredStage:
-        try:
-            return restore_latest(self.storage, self.grant, self.registration)
-        except StateCheckError as error:
-            self._close_unrestored(error)
-            raise
-
     def _close_unrestored(self, error: StateCheckError) -> None:
         message = FinishAttempt(attempt=self.grant.attempt, status=AttemptStatus.FAILED, message=str(error))
         try:
@@ -401,7 +394,12 @@ class StageAttempt:
         completed = reply.checkpoint if reply.is_completed else None
         if completed is None:
             self._discard(reply.effects, pinned)
-            raise _late_acknowledgement(message, reply)
+            raise CheckpointDeclinedError(
+                f"Checkpoint {message.checkpoint_id} was acknowledged too late and is {reply.result.value}; raise "
+                f"checkpoint_timeout_seconds if its files take longer to write.",
+                reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
+                checkpoint_id=message.checkpoint_id,
+            )
         self.latest = completed
         self._log.completed(completed)
         self._discard(reply.effects, pinned)
@@ -446,15 +444,6 @@ def _referenced_locations(registration: RegisterAttempt, grant: AttemptGrant) ->
     # The pointer of a fork whose checkpoint is deleted is the user's input, such as run:<run>.
     if source is not None and "://" in source.pointer:
         yield source.pointer
-
-
-def _late_acknowledgement(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> CheckpointDeclinedError:
-    return CheckpointDeclinedError(
-        f"Checkpoint {message.checkpoint_id} was acknowledged too late and is {reply.result.value}; raise "
-        f"checkpoint_timeout_seconds if its files take longer to write.",
-        reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
-        checkpoint_id=message.checkpoint_id,
-    )
 
 
 class FailedCheckpoints:

@@ -227,7 +227,7 @@ def _is_user_namespace(value: object) -> bool:
 
 def _is_user_function(function: FunctionType) -> bool:
     module = function.__globals__.get("__name__")
-    return _is_user_file(function.__code__.co_filename) and not _is_own_package(str(module))
+    return is_user_file(function.__code__.co_filename) and not _is_own_package(str(module))
 
 
 @functools.cache
@@ -240,7 +240,7 @@ def _is_user_module_name(name: str) -> bool:
     if name in sys.builtin_module_names:
         return False
     paths = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    return all(_is_user_file(path) for path in paths if path is not None)
+    return all(is_user_file(path) for path in paths if path is not None)
 
 
 def _is_own_package(name: str) -> bool:
@@ -248,7 +248,8 @@ def _is_own_package(name: str) -> bool:
 
 
 @functools.cache
-def _is_user_file(path: str) -> bool:
+def is_user_file(path: str) -> bool:
+    """Return whether a file or directory belongs neither to the standard library nor to an installed package."""
     # sys.prefix is no criterion: an image may store its Dags below it.
     parts = PurePath(path).parts
     return not (
@@ -275,7 +276,7 @@ def _user_module(name: str) -> ModuleType | None:
     with suppress(Exception):
         spec = importlib.util.find_spec(top)
         origins = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
-        if any(o is not None for o in origins) and all(_is_user_file(o) for o in origins if o is not None):
+        if any(o is not None for o in origins) and all(is_user_file(o) for o in origins if o is not None):
             return importlib.import_module(name)
     return None
 

@@ -15,13 +15,14 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
+from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import Handover, begin_submitted, open_attempt, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
-from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_every, require_pace
+from airflow_provider_statecheck.spark.pacing import Rhythm, pace_of, require_pace
 from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork, part_input
 from airflow_provider_statecheck.spark.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.step_kinds import AutoSnapshots, Refinement, RefiningLoop
@@ -242,7 +243,7 @@ class StageContext:
         :raises SourceChangedError: if ``over`` has changed since the first try.
         :raises StorageError: if the disk is full or has too little free space.
         """
-        _require_when(when)
+        require("when", when, lambda each: isinstance(each, bool) or each == "auto", "True, False or 'auto'")
         _require_fitting(over, when, on_bad_part)
         step = self._names.claim(name)
         if over is not None:
@@ -337,7 +338,7 @@ class StageContext:
         :raises InvalidConfigurationError: for an item without a key or ``every`` below 1.
         :raises DuplicateNameError: if the name is already used or two items have the same key.
         """
-        require_every(every)
+        require_count("every", every)
         pairs = keyed(items, key)
         return self._work(self._names.claim(name), pairs, every, every_seconds)
 
@@ -415,11 +416,6 @@ class StageContext:
     def _close(self) -> None:
         self.costs.report()
         self._auto.release()
-
-
-def _require_when(when: object) -> None:
-    if not isinstance(when, bool) and when != "auto":
-        raise InvalidConfigurationError(f"Expected when to be True, False or 'auto', found {when!r}.")
 
 
 def _require_fitting(over: object, when: object, on_bad_part: str) -> None:

@@ -338,13 +338,3 @@ class Rhythm:
         self._is_late = True
         self._items_since_due = 0
         self._last = self._monotonic()
-
-
-def require_every(every: object) -> None:
-    """
-    Validate the argument ``every`` of a loop.
-
-    :raises InvalidConfigurationError: unless it is a whole number of at least 1.
-    """
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise InvalidConfigurationError(f"Expected every to be a whole number of at least 1, found {every!r}.")

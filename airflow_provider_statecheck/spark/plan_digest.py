@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -183,20 +184,25 @@ def containing(expression: Any, pattern: Any) -> Iterator[Any]:
 
 def _udf_of(expression: Any, code_digest: CodeDigest) -> Iterator[str]:
     if expression.getClass().getSimpleName() in ("PythonUDF", "PythonUDAF"):
-        function, return_type = _unpickled(expression.func())
+        function, return_type = _function_and_type(expression.func())
         # The package's reader of snapshots is left out; the text of the plan identifies its snapshot.
         if getattr(function, "func", None) is not read_snapshot:
             yield udf_text(function, return_type, expression.evalType(), code_digest)
 
 
-def _unpickled(function: Any) -> tuple[object, object]:
-    from pyspark.errors import PySparkRuntimeError
+def _unpickled(command: bytes) -> Any:
     from pyspark.serializers import CPickleSerializer
 
     # Safe: this process has pickled the function.
     serializer: Any = CPickleSerializer()
+    return serializer.loads(command)
+
+
+def _function_and_type(function: Any) -> tuple[object, object]:
+    from pyspark.errors import PySparkRuntimeError
+
     try:
-        command = serializer.loads(bytes(function.command().unsafeArray()))
+        command = _unpickled(bytes(function.command().unsafeArray()))
     except PySparkRuntimeError:
         # A function with much captured data is a broadcast, which only executors can load. Its digest is then constant.
         return None, "broadcast"
@@ -267,7 +273,8 @@ def _clear_snapshot_files(message: Any, _: CodeDigest) -> None:
 def _digest_code(message: Any, code_digest: CodeDigest) -> None:
     if not message.command:
         return
-    message.command = code_digest(_unpickled_function(message.command)).encode()
+    unpickled = _unpickled(message.command)
+    message.command = code_digest(unpickled[0] if isinstance(unpickled, tuple) else unpickled).encode()
     message.ClearField("python_ver")
 
 
@@ -311,15 +318,6 @@ _RULES: dict[str, Callable[[Any, CodeDigest], None]] = {
 }
 
 
-def _unpickled_function(command: bytes) -> object:
-    from pyspark.serializers import CPickleSerializer
-
-    # Safe: this process has pickled the function.
-    serializer: Any = CPickleSerializer()
-    unpickled = serializer.loads(command)
-    return unpickled[0] if isinstance(unpickled, tuple) else unpickled
-
-
 FORMAT_VERSION = 1
 
 
@@ -355,7 +353,7 @@ def step_fingerprint(
     if isinstance(build, DataFrame):
         kind, body = "plan", plan_text(build, snapshots, _udf_code)
     elif callable(build):
-        kind, body = "code", code_digest.code_digest(build, _Describe(snapshots))
+        kind, body = "code", code_digest.code_digest(build, partial(_described, snapshots))
     else:
         raise InvalidConfigurationError(
             f"Expected a function or a DataFrame for a step, found {type(build).__name__}; wrap it: lambda: ..."
@@ -369,25 +367,15 @@ def combined_fingerprint(*parts: str) -> str:
     return hashlib.sha256(json.dumps([FORMAT_VERSION, "combined", *parts]).encode()).hexdigest()
 
 
-class _Describe:
-    """
-    Returns the text of captured values that are part of the fingerprint.
+def _described(snapshots: Mapping[str, str], value: object) -> str | None:
+    """Return the text of a captured DataFrame or of a UDF's signature, ``None`` for anything else."""
+    from pyspark.sql import DataFrame
 
-    :param snapshots: As for :func:`step_fingerprint`.
-    """
-
-    def __init__(self, snapshots: Mapping[str, str]) -> None:
-        self._snapshots = snapshots
-
-    def __call__(self, value: object) -> str | None:
-        """Return the text of a DataFrame or of a UDF's signature, ``None`` for anything else."""
-        from pyspark.sql import DataFrame
-
-        if isinstance(value, DataFrame):
-            text = plan_text(value, self._snapshots, _udf_code)
-            return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-        return_type = _udf_return_type(value)
-        return None if return_type is None else f"udf {return_type}"
+    if isinstance(value, DataFrame):
+        text = plan_text(value, snapshots, _udf_code)
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return_type = _udf_return_type(value)
+    return None if return_type is None else f"udf {return_type}"
 
 
 def _udf_code(function: object) -> str:

@@ -114,9 +114,9 @@ def _load(
     storage: CheckpointStorage,
     candidate: CheckpointRecord,
     skipped: tuple[SkippedCheckpoint, ...],
-    damaged: AbstractSet[str] = frozenset(),
+    damaged: AbstractSet[str],
     *,
-    omits_damaged: bool = False,
+    omits_damaged: bool,
 ) -> RestoredStage:
     document = load_document(storage, candidate)
     find = _intact_manifest if omits_damaged else read_verified_manifest
@@ -125,7 +125,8 @@ def _load(
     # The latency of an object store dominates.
     with ThreadPoolExecutor(_VERIFYING_THREADS) as pool:
         found = dict(zip((handle.uri for handle in wanted), pool.map(partial(find, storage), wanted), strict=True))
-    _verify_operator_states(storage, document)
+    if problems := StateVerifier(storage).problems(document):
+        raise CorruptStateError("; ".join(problems))
     return RestoredStage(
         checkpoint=candidate,
         document=document,
@@ -141,12 +142,6 @@ def _intact_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Snap
     except UNREADABLE as error:
         log.error("Snapshot %r is damaged and will be recomputed: %s", handle.name, error)  # noqa: TRY400 - the reason is in the text
         return None
-
-
-def _verify_operator_states(storage: CheckpointStorage, document: CheckpointDocument) -> None:
-    problems = StateVerifier(storage).problems(document)
-    if problems:
-        raise CorruptStateError("; ".join(problems))
 
 
 def _no_restorable_checkpoint(
@@ -200,12 +195,20 @@ class StateVerifier:
 
     def _require_intact(self, stream: StreamStateHandle) -> None:
         if isinstance(stream, FileStateHandle):
-            _require_size(self._size(stream.uri) == stream.size, f"{stream.size} bytes", stream.uri)
-            _require_digest(self._storage, stream.uri, 0, stream.size, stream.sha256 if self._is_deep else "")
+            start, end = 0, stream.size
+            is_as_expected, expected = self._size(stream.uri) == end, f"{end} bytes"
         elif isinstance(stream, SegmentFileStateHandle):
-            end = stream.start + stream.length
-            _require_size(0 <= stream.start <= end <= self._size(stream.uri), f"at least {end} bytes", stream.uri)
-            _require_digest(self._storage, stream.uri, stream.start, end, stream.sha256 if self._is_deep else "")
+            start, end = stream.start, stream.start + stream.length
+            is_as_expected, expected = 0 <= start <= end <= self._size(stream.uri), f"at least {end} bytes"
+        else:
+            return
+        if not is_as_expected:
+            raise CorruptStateError(
+                f"Expected {expected} in {stream.uri}, found another size; the file was changed or truncated.",
+                uri=stream.uri,
+            )
+        if self._is_deep and stream.sha256:
+            _require_digest(self._storage, stream.uri, start, end, stream.sha256)
 
     def _size(self, uri: str) -> int:
         # A merged file has several segments.
@@ -214,16 +217,7 @@ class StateVerifier:
         return self._sizes[uri]
 
 
-def _require_size(is_as_expected: bool, expected: str, uri: str) -> None:
-    if not is_as_expected:
-        raise CorruptStateError(
-            f"Expected {expected} in {uri}, found another size; the file was changed or truncated.", uri=uri
-        )
-
-
 def _require_digest(storage: CheckpointStorage, uri: str, start: int, end: int, expected: str) -> None:
-    if not expected:
-        return
     digest = hashlib.sha256()
     for begin in range(start, end, _CHUNK_BYTES):
         digest.update(storage.read_range(uri, begin, min(begin + _CHUNK_BYTES, end)))

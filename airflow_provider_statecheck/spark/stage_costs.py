@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
+from airflow_provider_statecheck.checkpoint.codec import require
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.state.progress import Scope, StepKey
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -94,13 +95,9 @@ def require_budget(overhead_budget: object) -> None:
 
     :raises InvalidConfigurationError: unless it is ``None`` or a number above 0 and up to 1.
     """
-    if overhead_budget is None:
-        return
-    is_number = isinstance(overhead_budget, int | float) and not isinstance(overhead_budget, bool)
-    if not is_number or not 0 < overhead_budget <= 1:  # type: ignore[operator]
-        raise InvalidConfigurationError(
-            f"Expected overhead_budget to be above 0 and at most 1, such as 0.05 for 5 %, found {overhead_budget!r}."
-        )
+    if overhead_budget is not None:
+        expected = "above 0 and at most 1, such as 0.05 for 5 %"
+        require("overhead_budget", overhead_budget, lambda n: type(n) in (int, float) and 0 < n <= 1, expected)
 
 
 MIB = 1024 * 1024

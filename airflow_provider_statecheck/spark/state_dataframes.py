@@ -9,12 +9,12 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
@@ -38,6 +38,7 @@ from airflow_provider_statecheck.state.writing.write_savepoint import (
     write_given,
     write_subtask,
 )
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import read_verified_manifest
 from airflow_provider_statecheck.storage.state_json import decode_keyed, encode_keyed
 
@@ -90,7 +91,7 @@ def read_state(
     content = states.content(name, uid)
     view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
     tasks = _number_of_tasks(spark, content, partitions)
-    reading = StateReading(TaskStorage.of(states.storage), content, view, tasks)
+    reading = StateReading(states.storage, content, view, tasks)
     return spark.range(0, tasks, 1, tasks).mapInArrow(reading, reading.spark_schema())
 
 
@@ -134,7 +135,7 @@ def read_snapshot(
 class StateReading:
     """Function of the tasks that read state; picklable, and its text contains no credentials."""
 
-    storage: TaskStorage
+    storage: CheckpointStorage
     content: StateContent
     view: StateView
     tasks: int
@@ -145,7 +146,9 @@ class StateReading:
 
         :raises UnsupportedStateError: for a type that Spark does not support.
         """
-        return spark_schema_of(StateReader(self.storage.open(), self.content, self.view).schema)
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(spark_arrow_schema(StateReader(self.storage, self.content, self.view).schema))
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows of the key groups of each task number."""
@@ -154,16 +157,14 @@ class StateReading:
                 yield from self._read(key_group_range_of(number, self.tasks, self.content.max_parallelism))
 
     def _read(self, owned: KeyGroupRange) -> Iterator[Any]:
-        reader = StateReader(self.storage.open(), self.content.within(owned), self.view)
+        reader = StateReader(self.storage, self.content.within(owned), self.view)
         for table in reader.tables(owned):
             yield from to_spark_types(table).to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _number_of_tasks(spark: SparkSession, content: StateContent, partitions: int | None) -> int:
-    if partitions is not None and partitions < 1:
-        raise InvalidConfigurationError(
-            f"Expected at least 1 partition, found {partitions}; pass a positive number, or none for the default."
-        )
+    if partitions is not None:
+        require_count("partitions", partitions)
     size = sum(handle.state_size for handle in content.handles)
     wanted = partitions or max(tasks_at_once(spark), -(-size // _BYTES_PER_TASK))
     return min(wanted, content.max_parallelism)
@@ -228,7 +229,7 @@ def write_savepoint(
 class SubtaskWriting:
     """Function of the tasks that write state; picklable, without user code."""
 
-    storage: TaskStorage
+    storage: CheckpointStorage
     directory: str
     epoch: int
     uid: str
@@ -255,7 +256,7 @@ class SubtaskWriting:
     def _write(self, subtask: int, data: Any) -> dict[str, Any]:
         new = NewRows(registered(self.schema), self.keys, self.max_parallelism)
         rows = new.of(data)
-        files = CanonicalFiles(self.storage.open(), self.directory, self.epoch)
+        files = CanonicalFiles(self.storage, self.directory, self.epoch)
         handle = write_subtask(files, self.uid, new, rows, subtask=subtask, parallelism=self.parallelism)
         encoded = None if handle is None else json.dumps(encode_keyed(handle, str))
         return {"rows": rows.num_rows, "handle": encoded}
@@ -271,7 +272,7 @@ def _report_schema() -> Any:
 def _write_handles(data: DataFrame, target: StateTarget, files: CanonicalFiles) -> WrittenState:
     rows = target.rows
     task = SubtaskWriting(
-        storage=TaskStorage.of(files.storage),
+        storage=files.storage,
         directory=files.directory,
         epoch=files.epoch,
         uid=target.uid,
@@ -295,17 +296,6 @@ def _raise_data_error(problems: list[tuple[str | None, str | None]]) -> None:
         if code is not None:
             kind: type[StateCheckError] = _DATA_ERRORS[code]
             raise kind(problem or code)
-
-
-def spark_schema_of(schema: Any) -> Any:
-    """
-    Return the Spark schema for rows of an Arrow schema.
-
-    :raises UnsupportedStateError: for a type that Spark does not support.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(spark_arrow_schema(schema))
 
 
 def spark_arrow_schema(schema: Any) -> Any:

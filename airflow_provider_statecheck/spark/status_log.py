@@ -76,7 +76,7 @@ class CheckpointLog:
             "Checkpoint %s of %s: completed in %.3f s; %s, %s bytes new",
             checkpoint.checkpoint_id,
             self._attempt,
-            _duration_seconds(checkpoint),
+            (checkpoint.completed_at - checkpoint.triggered_at).total_seconds() if checkpoint.completed_at else 0.0,
             describe_content(checkpoint),
             checkpoint.state_size_bytes,
         )
@@ -119,12 +119,6 @@ def _discard_reason(checkpoint: CheckpointRecord) -> str:
     if checkpoint.status is CheckpointStatus.SUBSUMED:
         return "subsumed"
     return f"not completed ({checkpoint.failure_message})"
-
-
-def _duration_seconds(checkpoint: CheckpointRecord) -> float:
-    if checkpoint.completed_at is None:
-        return 0.0
-    return (checkpoint.completed_at - checkpoint.triggered_at).total_seconds()
 
 
 def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require, require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.pacing import require_every
 from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.stage_costs import AutoFact
@@ -162,6 +162,7 @@ def _unwritten(seconds: float) -> str:
     return f" and {seconds:.2f} s of unwritten steps before it" if seconds else ""
 
 
+_A_FUNCTION = "a function"
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
@@ -214,13 +215,11 @@ class Refinement:
     version: str | None
 
     def __post_init__(self) -> None:
-        require_every(self.every)
-        steps: Any = self.steps
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise InvalidConfigurationError(f"Expected steps to be a whole number of at least 1, found {steps!r}.")
-        self._require_callable("step", self.step)
+        require_count("every", self.every)
+        require_count("steps", self.steps)
+        require("step", self.step, callable, _A_FUNCTION)
         if self.until is not None:
-            self._require_callable("until", self.until)
+            require("until", self.until, callable, _A_FUNCTION)
 
     def is_snapshotted(self, number: int) -> bool:
         """Return whether the DataFrame is written after a step."""
@@ -258,12 +257,6 @@ class Refinement:
                 f"Expected until to return True or False, found {type(converged).__name__}; collect the value and compare it."
             )
         return converged
-
-    def _require_callable(self, name: str, value: object) -> None:
-        if not callable(value):
-            raise InvalidConfigurationError(
-                f"Expected {name} to be a function, found {type(value).__name__}; pass a callable to checkpoint.iterate."
-            )
 
 
 class RefiningLoop:

@@ -7,7 +7,6 @@ file exists already with the same bytes, and a delete succeeds if the file is mi
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,6 +46,9 @@ class CheckpointStorage:
     URIs may be outside the checkpoint directory, also on another filesystem, because rows survive a change of the setting.
     Reads are limited to the allowed locations, because URIs are also taken from metadata files.
 
+    A pickled storage opens its filesystem again in the other process, such as a Spark task; the pickle contains the options,
+    which may be credentials, but no text does.
+
     All methods raise :class:`StorageError` if the storage fails, and those that read a file raise
     :class:`CheckpointNotFoundError` if it is missing.
 
@@ -71,6 +73,9 @@ class CheckpointStorage:
     def __repr__(self) -> str:
         return f"CheckpointStorage({redact(self.base_uri)!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.base_uri, dict(self._options), self.allowed)
+
     @classmethod
     def open(cls, base_uri: str, **storage_options: Any) -> Self:
         """
@@ -84,7 +89,7 @@ class CheckpointStorage:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Options with which another process can open the storage; they may contain credentials."""
+        """Options of the filesystem; they may contain credentials."""
         return self._options
 
     @property
@@ -105,8 +110,8 @@ class CheckpointStorage:
         """Return this storage with other allowed locations."""
         if allowed is self.allowed:
             return self
-        other = copy.copy(self)
-        other.allowed = allowed
+        other = object.__new__(type(self))
+        vars(other).update({**vars(self), "allowed": allowed})
         return other
 
     def free_bytes(self) -> int | None:
@@ -287,6 +292,10 @@ class CheckpointStorage:
                 reason = conceal(str(error), self._options) or type(error).__name__
                 message = f"The storage failed at {redact(uri)}: {reason.rstrip('.')}.{advice(error)}"
                 raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
+
+
+def _reopened(base_uri: str, options: dict[str, Any], allowed: AllowedLocations) -> CheckpointStorage:
+    return CheckpointStorage.open(base_uri, **options).within(allowed)
 
 
 def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:

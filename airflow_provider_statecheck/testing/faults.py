@@ -149,6 +149,9 @@ class _Counted:
 
 
 class _CountedStorage(_Counted):
+    def __reduce__(self) -> Any:
+        return self._target.__reduce__()  # a plan stays in its process
+
     def allowing(self, *uris: str | None, **options: Any) -> _CountedStorage:
         """Return a storage with further readable locations and the same plan."""
         wider = self._target.allowing(*uris, **options)

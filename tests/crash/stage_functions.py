@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.sinks.commit_files import FileDestination
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.target_files import ParquetSinkWriter, TargetFiles
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
@@ -101,12 +103,15 @@ class CountedSink(ParquetSink):
         return KillingWriter(super().writer(context), self._kill)  # type: ignore[return-value] # it passes everything on
 
     @override
-    def _files(self) -> TargetFiles:
-        files = super()._files()
+    def _destination(self, context: SinkContext) -> FileDestination:
         if self._plan is None:
-            return files
+            return super()._destination(context)
+        files = TargetFiles.open(self.path, context.lineage, {})
         storage: Any = _Counted(files.storage, self._plan, _TARGET_CALLS, StorageError)
-        return replace(files, storage=storage)
+        with patch.object(TargetFiles, "open", return_value=replace(files, storage=storage)):
+            destination = super()._destination(context)
+        self._files = files
+        return destination
 
 
 class KillingWriter:

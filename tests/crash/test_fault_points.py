@@ -84,7 +84,7 @@ def _check_bytes(work: Path) -> None:
     storage, view = _storage_and_view(work)
     live = [c for c in view.checkpoints if c.is_restorable]
     assert live, "the stage has ended and its last checkpoint is retained"
-    loaded = [_load(storage, checkpoint, ()) for checkpoint in live]
+    loaded = [_load(storage, checkpoint, (), frozenset(), omits_damaged=False) for checkpoint in live]
     sweep(storage, view, DocumentCache(lambda _: storage))
     root = job_uri(storage.base_uri, view.job.job_id) + "/"
     named = {f"chk-{c.checkpoint_id}" for c in live}

@@ -18,18 +18,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from airflow_provider_statecheck.exceptions import (
-    CorruptStateError,
-    InvalidConfigurationError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
-from airflow_provider_statecheck.spark.snapshots.dataframes import (
-    StoredDataFrames,
-    read_dataframe,
-    write_dataframe,
-)
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, read_dataframe, write_dataframe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, build_manifest, verify_files
 from tests.soak import every_nth

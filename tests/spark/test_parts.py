@@ -544,7 +544,7 @@ def test_steps_on_a_recomputed_part_are_recomputed_even_after_another_failure(tr
     ("options", "message"),
     [
         ({"when": "auto"}, "with over to be written"),
-        ({"on_bad_part": "skip"}, "'fail' or 'quarantine'"),
+        ({"on_bad_part": "skip"}, "one of fail, quarantine"),
         ({"over": None, "on_bad_part": "quarantine"}, "without over"),
         ({"over": [1, 2]}, "a DataFrame or a source"),
         ({"over": Path("/data/rows")}, "a DataFrame or a source"),

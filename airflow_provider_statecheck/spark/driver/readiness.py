@@ -237,24 +237,21 @@ def _archive(entries: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def check_driver_packages(is_installed: Callable[[str], bool] | None = None) -> None:
+def check_driver_packages(
+    is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
+) -> None:
     """
     Check that the packages of a driver are installed.
 
     :param is_installed: Function that returns whether a package can be imported.
     :raises EnvironmentNotReadyError: A package is missing.
     """
-    can_import = is_installed or _is_importable
-    missing = [name for name in NEEDED_ON_A_DRIVER if not can_import(name)]
+    missing = [name for name in NEEDED_ON_A_DRIVER if not is_installed(name)]
     if missing:
         raise EnvironmentNotReadyError(
             f"Expected the packages {', '.join(NEEDED_ON_A_DRIVER)} in the driver's Python {sys.executable}, found no "
             f"{', no '.join(missing)}; install them there."
         )
-
-
-def _is_importable(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def installed_version(distribution: str) -> str | None:
@@ -321,16 +318,12 @@ def _check_equal(full: str | None, client: str | None, imported: str | None) -> 
         return
     # Both distributions install the package pyspark; with different versions, every Python UDF fails with an obscure
     # error. The client is published later, so the older version is available for both.
-    wanted = min(versions, key=_version_key)
+    wanted = min(versions, key=lambda each: [int(number) for number in re.findall(r"\d+", each)])
     raise EnvironmentNotReadyError(
         f"Expected pyspark and pyspark-client of one version, found {' and '.join(map(' '.join, found.items()))} "
         f"installed and {imported or 'nothing'} on import; run pip install --force-reinstall --no-deps "
         f"{' '.join(f'{name}=={wanted}' for name in found)}."
     )
-
-
-def _version_key(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 def _check_java(text: str | None) -> None:

@@ -167,7 +167,8 @@ def forget_dead_jvm() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    gateway, accumulators = SparkContext._gateway, _accumulator_server(SparkContext._active_spark_context)
+    gateway = SparkContext._gateway
+    accumulators: Any = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
     SparkContext._active_spark_context = None
     SparkContext._gateway = None
     SparkContext._jvm = None
@@ -211,10 +212,6 @@ def _gateway_process() -> Any:
     from pyspark import SparkContext
 
     return getattr(SparkContext._gateway, "proc", None)
-
-
-def _accumulator_server(context: Any) -> Any:
-    return getattr(context, "_accumulatorServer", None)
 
 
 def is_server_lost(error: BaseException) -> bool:

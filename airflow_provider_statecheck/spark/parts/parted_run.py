@@ -15,12 +15,13 @@ import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SourceRestartRequiredError,
@@ -30,18 +31,14 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.code_digest import code_digest, is_constant
 from airflow_provider_statecheck.spark.driver.session import is_connect
 from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJobs, bad_text, failure_of
-from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable
+from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable, items
 from airflow_provider_statecheck.spark.snapshots.columns import (
     file_schema,
     from_transfer_columns,
     parse_schema,
     transfer_schema,
 )
-from airflow_provider_statecheck.spark.snapshots.dataframes import (
-    StoredDataFrames,
-    StoredSnapshot,
-    from_file_columns,
-)
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, from_file_columns
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
@@ -276,16 +273,9 @@ def _classic_scan(frame: Any) -> _FileScan | None:
     # Table formats list their files by an index of their own.
     if not is_files or relation.location().getClass().getSimpleName() != "InMemoryFileIndex":
         return None
-    roots = relation.location().rootPaths()
-    paths = [comparable(roots.apply(i).toString()) for i in range(roots.size())]
-    options = dict(_pairs(relation.options()))
+    paths = [comparable(root.toString()) for root in items(relation.location().rootPaths())]
+    options = {each._1(): each._2() for each in items(relation.options().toSeq())}
     return _FileScan(str(relation.fileFormat().toString()).lower(), paths, options)
-
-
-def _pairs(options: Any) -> Iterator[tuple[str, str]]:
-    entries = options.toSeq()
-    for i in range(entries.length()):
-        yield entries.apply(i)._1(), entries.apply(i)._2()
 
 
 def _connect_scan(frame: Any) -> _FileScan | None:
@@ -327,10 +317,7 @@ class PartedWork:
                 f"Expected a function of one DataFrame for a step with over, found {type(build).__name__}; pass a function "
                 f"such as lambda rows: rows.mapInPandas(...)."
             )
-        if self.on_bad_part not in (FAIL, QUARANTINE):
-            raise InvalidConfigurationError(
-                f"Expected on_bad_part to be 'fail' or 'quarantine', found {self.on_bad_part!r}."
-            )
+        require_one_of("on_bad_part", self.on_bad_part, (FAIL, QUARANTINE))
 
     @property
     def digest(self) -> str:

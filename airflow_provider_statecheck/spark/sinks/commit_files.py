@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
@@ -50,8 +51,7 @@ from airflow_provider_statecheck.storage.uris import redact
 _TRIES = 5
 _CLAIM = 0
 """Number of the file of an attempt that only claims the log, and is empty."""
-_ATTEMPT = re.compile(r"(\d+)-(\d+)\.json")
-_COMMIT = re.compile(r"(\d+)-(\d+)\.json")
+_NUMBERED = re.compile(r"(\d+)-(\d+)\.json")
 _LOG = "the log of a sink"
 _RECORD = "the output of a checkpoint"
 
@@ -240,11 +240,7 @@ class CommitFiles:
 
         :raises StorageError: if another driver of the same attempt has written it.
         """
-        document = {
-            "log": file.log.encode(),
-            "published": file.effects.published,
-            "retracted": [each.to_json() for each in file.effects.retracted],
-        }
+        document = {"log": file.log.encode(), **encode(file.effects)}
         self.storage.write_bytes(self._attempt_uri(epoch, file.number), seal(document))
         self._delete(self._attempt_uri(epoch, file.number - 1))
 
@@ -366,8 +362,7 @@ class CommitFiles:
 
     def records(self) -> list[tuple[int, int]]:
         """Return the generation and the id of each checkpoint with a record."""
-        found = (_COMMIT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/commits"))
-        return sorted((int(match[1]), int(match[2])) for match in found if match)
+        return sorted(self._numbers_in("commits"))
 
     def prune(self, records: Sequence[tuple[int, int]], log: CommitLog, last_epoch: int) -> None:
         """
@@ -399,7 +394,10 @@ class CommitFiles:
         return CommitLog(), Effects()
 
     def _attempts(self) -> list[tuple[int, int]]:
-        found = (_ATTEMPT.fullmatch(name) for name in self.storage.list_files(f"{self._root}/attempts"))
+        return self._numbers_in("attempts")
+
+    def _numbers_in(self, directory: str) -> list[tuple[int, int]]:
+        found = (_NUMBERED.fullmatch(name) for name in self.storage.list_files(f"{self._root}/{directory}"))
         return [(int(match[1]), int(match[2])) for match in found if match]
 
     def _delete(self, uri: str) -> None:
@@ -418,11 +416,7 @@ class CommitFiles:
     def _decode(self, data: bytes, shown: str) -> tuple[CommitLog, Effects]:
         document = unseal(data, _LOG, shown)
         try:
-            effects = Effects(
-                published=str(document["published"]),
-                retracted=tuple(CommitRange.from_json(each) for each in document["retracted"]),
-            )
-            return CommitLog.decode(document["log"], shown), effects
+            return CommitLog.decode(document["log"], shown), decode(Effects, document)
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(_LOG, shown, f"the fields {', '.join(document)}") from error
 

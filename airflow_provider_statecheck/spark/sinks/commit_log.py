@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError
 
 FORMAT_VERSION = 2
+_START: Any = tuple[int, int | None, int | None]
 ALL_CHECKPOINTS = sys.maxsize
 """Checkpoint id above all ids of an attempt."""
 
@@ -74,8 +76,10 @@ class CommitLog:
         return replace(self, starts=MappingProxyType({**self.starts, epoch: start}))
 
     def outside(self, ancestry: Ancestry) -> tuple[CommitRange, ...]:
-        """Return the committed ranges outside an ancestry."""
-        return outside(self.committed, ancestry)
+        """Return the parts of the committed ranges outside an ancestry."""
+        lasts = _last_checkpoints(ancestry)
+        parts = (replace(each, first=max(each.first, lasts.get(each.epoch, 0) + 1)) for each in self.committed)
+        return tuple(each for each in parts if each.first <= each.last)
 
     def retracting(self, ancestry: Ancestry) -> Self:
         """Return the log after the output outside an ancestry was retracted."""
@@ -95,14 +99,11 @@ class CommitLog:
 
     def encode(self) -> str:
         """Return the log as text; equal logs encode to equal texts."""
-        starts = {
-            str(epoch): [start.generation, start.restored, start.taken_by] for epoch, start in self.starts.items()
-        }
         document = {
             "format_version": FORMAT_VERSION,
-            "starts": starts,
-            "committed": [each.to_json() for each in self.committed],
-            "retracted": [each.to_json() for each in self.retracted],
+            "starts": {str(epoch): astuple(start) for epoch, start in self.starts.items()},
+            "committed": encode(self.committed),
+            "retracted": encode(self.retracted),
             "forgotten": self.forgotten,
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
@@ -120,10 +121,10 @@ class CommitLog:
             if document["format_version"] != FORMAT_VERSION:
                 raise ValueError(document["format_version"])  # noqa: TRY301 - reported below with other invalid documents
             return cls(
-                starts=MappingProxyType({int(n): _start(each) for n, each in document["starts"].items()}),
-                committed=tuple(CommitRange.from_json(each) for each in document["committed"]),
-                retracted=tuple(CommitRange.from_json(each) for each in document["retracted"]),
-                forgotten=int(document["forgotten"]),
+                starts=MappingProxyType({int(n): Start(*decode(_START, s)) for n, s in document["starts"].items()}),
+                committed=decode(tuple[CommitRange, ...], document["committed"]),
+                retracted=decode(tuple[CommitRange, ...], document["retracted"]),
+                forgotten=decode(int, document["forgotten"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptStateError(
@@ -174,20 +175,6 @@ class CommitRange:
     def holds(self, epoch: int, checkpoint_id: int) -> bool:
         """Return whether the range covers a checkpoint, including earlier checkpoints of the attempt without output."""
         return self.epoch == epoch and checkpoint_id <= self.last
-
-    def to_json(self) -> dict[str, int]:
-        """Return the range as plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """
-        Return the range that :meth:`to_json` encoded.
-
-        :raises KeyError: if a field is missing; a wrong value raises ``TypeError`` or ``ValueError``.
-        """
-        numbers = {name: int(document[name]) for name in ("generation", "epoch", "first", "last")}
-        return cls(**numbers, is_retractable=bool(document["is_retractable"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,24 +244,8 @@ def within(ranges: Iterable[CommitRange], ancestry: Ancestry) -> tuple[CommitRan
     return tuple(each for each in parts if each.first <= each.last)
 
 
-def outside(ranges: Iterable[CommitRange], ancestry: Ancestry) -> tuple[CommitRange, ...]:
-    """Return the parts of ranges outside an ancestry."""
-    last_by_epoch = _last_checkpoints(ancestry)
-    parts = (replace(each, first=max(each.first, last_by_epoch.get(each.epoch, 0) + 1)) for each in ranges)
-    return tuple(each for each in parts if each.first <= each.last)
-
-
 def _last_checkpoints(ancestry: Ancestry) -> dict[int, int]:
     last_by_epoch: dict[int, int] = {}
     for epoch, last in ancestry.segments:
         last_by_epoch[epoch] = max(last, last_by_epoch.get(epoch, 0))
     return last_by_epoch
-
-
-def _start(document: Any) -> Start:
-    generation, restored, taken_by = document
-    return Start(
-        int(generation),
-        None if restored is None else int(restored),
-        None if taken_by is None else int(taken_by),
-    )

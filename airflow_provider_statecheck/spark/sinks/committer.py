@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, get_args
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     CorruptStateError,
@@ -27,13 +28,7 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     Start,
     within,
 )
-from airflow_provider_statecheck.spark.sinks.sink import (
-    OnEarlierOutput,
-    SinkContext,
-    TaskCommittable,
-    lineage_of,
-    require_one_of,
-)
+from airflow_provider_statecheck.spark.sinks.sink import OnEarlierOutput, SinkContext, TaskCommittable, lineage_of
 
 log = logging.getLogger(__name__)
 Target = TypeVar("Target")

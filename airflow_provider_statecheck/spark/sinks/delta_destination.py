@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,17 +42,9 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     Start,
 )
 from airflow_provider_statecheck.spark.sinks.committer import CommitDestination, require_newest
-from airflow_provider_statecheck.spark.sinks.sink import (
-    SinkContext,
-    decode_schema,
-)
-from airflow_provider_statecheck.spark.sinks.target_files import (
-    TargetFiles,
-    lineage_directory,
-)
-from airflow_provider_statecheck.spark.tables.data_files import (
-    require_partitionable,
-)
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext, decode_schema
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory
+from airflow_provider_statecheck.spark.tables.data_files import require_partitionable
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaSnapshot, DeltaTableAccess
 from airflow_provider_statecheck.spark.tables.delta_files import (
     file_schema,
@@ -66,57 +58,10 @@ _TRY_BITS = 20
 _LOG = re.compile(r"(\d+)\.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaOutput(ABC):
-    """Output of a Delta sink in its table."""
-
-    table: DeltaTableAccess
-    files: TargetFiles
-    records: CommitFiles
-
-    def columns(self, schema: Any) -> Any:
-        """
-        Return the Arrow schema that the table needs for an output schema.
-
-        :raises UnsupportedStateError: if the table cannot store the output.
-        """
-        return file_schema(schema)
-
-    @abstractmethod
-    def require_retractable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
-        """
-        Require output that :meth:`commit` can remove.
-
-        :raises StateCheckError: if it cannot.
-        """
-
-    @abstractmethod
-    def commit(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
-        """
-        Write the version that follows a snapshot, with the output that a change adds and removes.
-
-        :param commit: Application transaction and note of the version.
-        :return: ``None`` if the version was written; an error if another writer wrote it first.
-        :raises StateCheckError: if the output must not be written.
-        """
-
-    @abstractmethod
-    def sweep(self, current: CommitLog, last_epoch: int) -> None:
-        """Delete files of attempts up to an epoch that no version of the table has shown."""
-
-    @abstractmethod
-    def writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
-        """
-        Return the generations by epoch of the attempts that may have output in a table whose log was lost.
-
-        :param newest: Epoch of the newest attempt.
-        """
-
-
 @dataclass(slots=True, kw_only=True)
 class DeltaDestination(CommitDestination):
     """
-    A table whose application transaction selects the commit log of one sink.
+    A table whose application transaction selects the commit log of one sink; subclasses write the output.
 
     :param partition_by: Partition columns of the table.
     :param merges_schema: Whether columns may be added to the table.
@@ -125,7 +70,6 @@ class DeltaDestination(CommitDestination):
     table: DeltaTableAccess
     files: TargetFiles
     records: CommitFiles
-    output: DeltaOutput
     context: SinkContext
     partition_by: tuple[str, ...]
     merges_schema: bool
@@ -135,6 +79,44 @@ class DeltaDestination(CommitDestination):
     _unwritten: Start | None = field(default=None, init=False)
     """Start of the attempt while the table does not exist."""
     _last_try: int = field(default=0, init=False)
+
+    def _columns(self, schema: Any) -> Any:
+        """
+        Return the Arrow schema that the table needs for an output schema.
+
+        :raises UnsupportedStateError: if the table cannot store the output.
+        """
+        return file_schema(schema)
+
+    @abstractmethod
+    def _require_removable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
+        """
+        Require output that :meth:`_write` can remove.
+
+        :raises StateCheckError: if it cannot.
+        """
+
+    @abstractmethod
+    def _write(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
+        """
+        Write the version that follows a snapshot, with the output that a change adds and removes.
+
+        :param commit: Application transaction and note of the version.
+        :return: ``None`` if the version was written; an error if another writer wrote it first.
+        :raises StateCheckError: if the output must not be written.
+        """
+
+    @abstractmethod
+    def _sweep_files(self, current: CommitLog, last_epoch: int) -> None:
+        """Delete files of attempts up to an epoch that no version of the table has shown."""
+
+    @abstractmethod
+    def _writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
+        """
+        Return the generations by epoch of the attempts that may have output in a table whose log was lost.
+
+        :param newest: Epoch of the newest attempt.
+        """
 
     @property
     @override
@@ -161,7 +143,7 @@ class DeltaDestination(CommitDestination):
     def require_retractable(self, ranges: Sequence[CommitRange]) -> None:
         self.records.require_records(ranges, self.name)
         if self._snapshot is not None:
-            self.output.require_retractable(self._snapshot, ranges)
+            self._require_removable(self._snapshot, ranges)
 
     @override
     def require_same(self, committed: Publication) -> None:
@@ -186,7 +168,7 @@ class DeltaDestination(CommitDestination):
         if current is None:
             return
         require_newest(current.newest_epoch, epoch, self.name)
-        self.output.sweep(current, last_epoch)
+        self._sweep_files(current, last_epoch)
         # Versions of the table before a retraction still show its files: their records protect them from the sweep.
         known = CommitLog(committed=(*current.committed, *current.retracted))
         self.records.prune(records, known, last_epoch)
@@ -212,7 +194,7 @@ class DeltaDestination(CommitDestination):
         lineage, snapshot = self.context.lineage, self._snapshot
         newest = epoch_of_log(_log_version(snapshot, lineage) or 0)
         require_newest(newest, epoch, self.name)
-        writers = {} if snapshot is None else self.output.writers(snapshot, newest)
+        writers = {} if snapshot is None else self._writers(snapshot, newest)
         if self.context.restored_checkpoint_id is not None or epoch in writers:
             raise self._lost_log_error(lineage)
         log.warning(
@@ -248,7 +230,7 @@ class DeltaDestination(CommitDestination):
             schema = None if change.retracted else self.context.schema
         else:
             schema = decode_schema(self._only_schema(change.publication))
-        return None if schema is None else self.output.columns(schema)
+        return None if schema is None else self._columns(schema)
 
     def _only_schema(self, publication: Publication) -> str:
         found = sorted({task.schema for task in publication.committables})
@@ -260,9 +242,38 @@ class DeltaDestination(CommitDestination):
         return str(found[0])
 
     def _require_fitting(self, schema: Any) -> None:
-        if self._snapshot is not None:
-            _require_writable_table(self.table, self._snapshot)
-        _require_fitting(self.table, self._snapshot, schema, self.partition_by, merges=self.merges_schema)
+        snapshot, partition_by = self._snapshot, self.partition_by
+        if snapshot is not None:
+            self._require_writable_table(snapshot)
+        if schema is not None:
+            require_partitionable(file_schema(schema), partition_by)
+        if snapshot is None:
+            return
+        merges = self.merges_schema
+        found = [] if schema is None else incompatibilities(snapshot.schema, stored_schema(schema), merges=merges)
+        if snapshot.partition_by != partition_by:
+            found.append(
+                f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "
+                f"{', '.join(partition_by) or 'nothing'}"
+            )
+        if found:
+            raise UnsupportedStateError(
+                f"Expected output that fits the Delta table {self.table.shown}, found: {'; '.join(found)}. Convert it in the "
+                "stage, or choose another table.",
+                differences=found,
+            )
+
+    def _require_writable_table(self, snapshot: DeltaSnapshot) -> None:
+        # Plain data files would violate some features, and the log in force must not expire.
+        metadata, protocol = snapshot.handle.metadata(), snapshot.handle.protocol()
+        found = [*_table_restrictions(metadata.configuration), *_column_restrictions(snapshot)]
+        features = protocol.writer_features or ()
+        found += [f"the table feature {name}" for name in features if name not in _WRITER_FEATURES]
+        if found:
+            raise EnvironmentNotReadyError(
+                f"Expected a Delta table at {self.table.shown} without restrictions on plain data files, found "
+                f"{', '.join(sorted(set(found)))}; remove them from the table, or choose another one."
+            )
 
     def _create(self, schema: Any) -> StorageError | None:
         if self._snapshot is not None:
@@ -293,7 +304,7 @@ class DeltaDestination(CommitDestination):
             self.records.write_publication(change.publication)
         versions = {application(lineage): self._write_log(change.after)}
         commit = DeltaCommit(versions=versions, note=self._note(_event(change), change.publication))
-        failure = self.output.commit(snapshot, change, commit)
+        failure = self._write(snapshot, change, commit)
         if failure is None and before is not None:
             with suppress(StateCheckError):  # a later sweep deletes it
                 self._logs(lineage).delete(before)
@@ -426,49 +437,6 @@ _WRITER_FEATURES = frozenset(
 
 
 _TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
-
-
-def _require_writable_table(table: DeltaTableAccess, snapshot: DeltaSnapshot) -> None:
-    """
-    Require a table without features that plain data files would violate, and with unlimited transaction retention.
-
-    :raises EnvironmentNotReadyError: if the table has such a feature.
-    """
-    metadata, protocol = snapshot.handle.metadata(), snapshot.handle.protocol()
-    found = [*_table_restrictions(metadata.configuration), *_column_restrictions(snapshot)]
-    found += [f"the table feature {name}" for name in protocol.writer_features or () if name not in _WRITER_FEATURES]
-    if found:
-        raise EnvironmentNotReadyError(
-            f"Expected a Delta table at {table.shown} without restrictions on plain data files, found "
-            f"{', '.join(sorted(set(found)))}; remove them from the table, or choose another one."
-        )
-
-
-def _require_fitting(
-    table: DeltaTableAccess, snapshot: DeltaSnapshot | None, schema: Any, partition_by: tuple[str, ...], *, merges: bool
-) -> None:
-    """
-    Require output that is compatible with the table.
-
-    :param schema: Arrow schema of the output; ``None`` if it is not known yet.
-    :raises UnsupportedStateError: if the schema is incompatible; the message lists the differences.
-    """
-    if schema is not None:
-        require_partitionable(file_schema(schema), partition_by)
-    if snapshot is None:
-        return
-    found = [] if schema is None else incompatibilities(snapshot.schema, stored_schema(schema), merges=merges)
-    if snapshot.partition_by != partition_by:
-        found.append(
-            f"the table is partitioned by {', '.join(snapshot.partition_by) or 'nothing'} and the sink by "
-            f"{', '.join(partition_by) or 'nothing'}"
-        )
-    if found:
-        raise UnsupportedStateError(
-            f"Expected output that fits the Delta table {table.shown}, found: {'; '.join(found)}. Convert it in the stage, or "
-            "choose another table.",
-            differences=found,
-        )
 
 
 def _table_restrictions(configuration: Mapping[str, str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -27,14 +28,13 @@ from airflow_provider_statecheck.spark.sinks.commit_log import (
     LogChange,
     Publication,
 )
-from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaOutput
+from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
     ROW,
+    Committable,
     SinkTaskContext,
-    TaskCommittable,
-    decode_file,
     encode_schema,
     last_rows,
     with_constants,
@@ -46,52 +46,26 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     data_file,
     lineage_of_data_file,
     missing_file_cause,
-    staged_name,
-    staging_directory,
+    new_staged_name,
     sweep_staged,
     writer_of_data_file,
 )
-from airflow_provider_statecheck.spark.tables.data_files import (
-    DataFileWriter,
-    FileLayout,
-    WrittenFile,
-)
-from airflow_provider_statecheck.spark.tables.delta import (
-    DeltaCommit,
-    DeltaFile,
-    DeltaLog,
-    DeltaSnapshot,
-    deltalake,
-)
-from airflow_provider_statecheck.spark.tables.delta_files import (
-    file_schema,
-    statistics_of,
-)
+from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout, WrittenFile
+from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaLog, DeltaSnapshot, deltalake
+from airflow_provider_statecheck.spark.tables.delta_files import file_schema, statistics_of
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaCommittable(TaskCommittable):
+class DeltaCommittable(Committable):
     """Data files of one task."""
 
     KIND: ClassVar[str] = "a committable of a Delta sink"
-
-    schema: str
-    """Encoded Arrow schema with the partition columns."""
-    files: tuple[DeltaFile, ...]
-
-    @property
-    @override
-    def has_output(self) -> bool:
-        return bool(self.files)
-
-    @classmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        files = tuple(decode_file(DeltaFile, file) for file in document["files"])
-        return {"schema": str(document["schema"]), "files": files}
+    KEEPS_EMPTY: ClassVar[bool] = False
+    FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1, "kind": "delta"}
 
 
-def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence[DeltaFile]) -> None:
+def require_files_exist(files: TargetFiles, checkpoint_id: int, wanted: Sequence[WrittenFile]) -> None:
     """
     Require that files are complete before a version of the table refers to them.
 
@@ -131,36 +105,24 @@ def delta_writer(
 
     def name(directory: str) -> str:
         if keys:
-            return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_key())}"
+            return new_staged_name(files.lineage, context.epoch)
         return data_file(files.lineage, directory, generation, context.epoch, context.subtask, new_key())
 
-    def committable(written: Sequence[WrittenFile]) -> DeltaCommittable:
-        return DeltaCommittable(
-            lineage=files.lineage,
-            epoch=context.epoch,
-            subtask=context.subtask,
-            schema=encode_schema(schema),
-            files=tuple(_delta_file(file) for file in written),
-        )
-
-    return ParquetSinkWriter(DataFileWriter(files, layout, schema, name), committable, keys)
-
-
-def _delta_file(file: WrittenFile) -> DeltaFile:
-    return DeltaFile(
-        name=file.name,
-        size_bytes=file.size_bytes,
-        rows=file.rows,
-        footer_sha256=file.footer_sha256,
-        statistics=statistics_of(file.metadata),
+    committable = partial(
+        DeltaCommittable,
+        lineage=files.lineage,
+        epoch=context.epoch,
+        subtask=context.subtask,
+        schema=encode_schema(schema),
     )
+    return ParquetSinkWriter(DataFileWriter(files, layout, schema, name, statistics_of), committable, keys)
 
 
 Operation = Callable[[Any, Any], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpsertedRows(DeltaOutput):
+@dataclass(slots=True, kw_only=True)
+class UpsertedRows(DeltaDestination):
     """
     Rows of one lineage, identified by key.
 
@@ -171,7 +133,7 @@ class UpsertedRows(DeltaOutput):
     compression: str
 
     @override
-    def columns(self, schema: Any) -> Any:
+    def _columns(self, schema: Any) -> Any:
         import pyarrow as pa
 
         reserved = [name for name in schema.names if name in (LINEAGE, CHECKPOINT, ROW) or "`" in name]
@@ -192,7 +154,7 @@ class UpsertedRows(DeltaOutput):
         return file_schema(pa.schema([*schema, *marks]))
 
     @override
-    def require_retractable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
+    def _require_removable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
         recorded = self.records.publications(each for each in ranges if each.last != ALL_CHECKPOINTS)
         appended = [
             f.name for each in recorded for t in each.committables for f in t.files if lineage_of_data_file(f.name)
@@ -207,11 +169,11 @@ class UpsertedRows(DeltaOutput):
             )
 
     @override
-    def commit(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
+    def _write(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
         self._require_updatable(snapshot)
         if change.publication is None and not change.retracted:
             return self.table.commit(snapshot, commit)
-        self.require_retractable(snapshot, change.retracted)
+        self._require_removable(snapshot, change.retracted)
         version, write = snapshot.version, self._operation(change)
         failure = self.table.commit_with(snapshot, commit, write)
         if failure is None and snapshot.version == version:
@@ -222,11 +184,11 @@ class UpsertedRows(DeltaOutput):
         return failure
 
     @override
-    def sweep(self, current: CommitLog, last_epoch: int) -> None:
+    def _sweep_files(self, current: CommitLog, last_epoch: int) -> None:
         sweep_staged(self.files, last_epoch)
 
     @override
-    def writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
+    def _writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
         # The marks do not tell attempts apart; a fresh start, which alone asks, replaces all rows.
         return {newest: 0}
 
@@ -271,7 +233,7 @@ class UpsertedRows(DeltaOutput):
         marks = {LINEAGE: self.files.lineage, CHECKPOINT: publication.checkpoint_id}
         return with_constants(last_rows(rows, self.keys), **marks)
 
-    def _read(self, file: DeltaFile) -> Any:
+    def _read(self, file: WrittenFile) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -316,22 +278,25 @@ def _in_rows(name: str) -> str:
     return f"output.`{name}`"
 
 
-class AppendedFiles(DeltaOutput):
+class AppendedFiles(DeltaDestination):
     """Data files of one lineage."""
 
     @override
-    def require_retractable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
+    def _require_removable(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> None:
         self._removed(snapshot, ranges)
 
     @override
-    def commit(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
-        added = [] if change.publication is None else self._complete_files(change.publication)
+    def _write(self, snapshot: DeltaSnapshot, change: LogChange, commit: DeltaCommit) -> StorageError | None:
+        published = change.publication
+        added = [file for task in published.committables for file in task.files] if published else []
+        if published is not None:
+            require_files_exist(self.files, published.checkpoint_id, added)
         removed = self._removed(snapshot, change.retracted)
         note = {**commit.note, "retracted": len(removed)}
         return self.table.commit(snapshot, replace(commit, added=added, removed=removed, note=note))
 
     @override
-    def sweep(self, current: CommitLog, last_epoch: int) -> None:
+    def _sweep_files(self, current: CommitLog, last_epoch: int) -> None:
         directory = data_directory(self.files.lineage)
         names = [f"{directory}/{name}" for name in self.files.list_files(directory)]
         ranges = (*current.committed, *current.retracted)
@@ -346,14 +311,9 @@ class AppendedFiles(DeltaOutput):
         in_parallel(self.files.delete, sorted(strays), is_local=self.files.is_local)
 
     @override
-    def writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
+    def _writers(self, snapshot: DeltaSnapshot, newest: int) -> Mapping[int, int]:
         found = (writer_of_data_file(name) for name in self._files_in(snapshot))
         return {epoch: generation for generation, epoch in found}
-
-    def _complete_files(self, publication: Publication) -> list[DeltaFile]:
-        files = [file for task in publication.committables for file in task.files]
-        require_files_exist(self.files, publication.checkpoint_id, files)
-        return files
 
     def _removed(self, snapshot: DeltaSnapshot, ranges: Sequence[CommitRange]) -> dict[str, int | None]:
         if not ranges:

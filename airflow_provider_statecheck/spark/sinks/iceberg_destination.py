@@ -21,25 +21,16 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     StateCheckError,
     StorageError,
+    UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sinks.commit_log import (
-    CommitLog,
-    CommitRange,
-    LogChange,
-    Publication,
-    Start,
-)
+from airflow_provider_statecheck.spark.sinks.commit_log import CommitLog, CommitRange, LogChange, Publication, Start
 from airflow_provider_statecheck.spark.sinks.committer import CommitDestination
-from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
-    require_files_exist,
-    require_marks,
-    require_not_rolled_back,
-    require_same_spec,
-)
-from airflow_provider_statecheck.spark.sinks.iceberg_writer import RowChange, is_file_of, rows_of_files
+from airflow_provider_statecheck.spark.sinks.iceberg_writer import RowChange, is_file_of, require_marks, rows_of_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
+from airflow_provider_statecheck.spark.sinks.target_files import missing_file_cause
 from airflow_provider_statecheck.spark.tables.iceberg import OpenTable, decode_data_file
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES
 
 LEDGER_PROPERTY = "statecheck.ledger"
 """Summary property of the snapshot on the branch of a lineage."""
@@ -299,7 +290,7 @@ class IcebergDestination(CommitDestination):
         )
         if edit.commit and self.upsert_by:
             return self._upserting(edit, edit.commit, rows)
-        require_same_spec(self._loaded, edit.add, self.table.name)
+        self._require_same_spec(edit.add)
         return self._changing_rows(edit, rows) if rows.retracted else edit
 
     def _upserting(self, edit: TableEdit, commit: TableCommit, rows: RowChange) -> TableEdit:
@@ -316,7 +307,16 @@ class IcebergDestination(CommitDestination):
 
     def _new_files(self, published: Publication) -> list[Any]:
         files = [decode_data_file(file) for task in published.committables for file in task.files]
-        require_files_exist(self._loaded, files, published.checkpoint_id, self.table.name)
+        # An object store is the same for the driver and the executors, a disk may not be.
+        local = (file.file_path for file in files if _is_local(file.file_path))
+        removed = next((path for path in local if not self._loaded.io.new_input(path).exists()), None)
+        if removed is not None:
+            raise CorruptStateError(
+                f"Expected the data file {removed} of checkpoint {published.checkpoint_id} for {self.name}, found none; "
+                f"{missing_file_cause(is_local=True)}",
+                uri=removed,
+                checkpoint_id=published.checkpoint_id,
+            )
         return files
 
     def _files_of(self, commits: Sequence[TableCommit]) -> list[Any]:
@@ -327,7 +327,34 @@ class IcebergDestination(CommitDestination):
         ancestry = self._ledger.log.begun(epoch, start).ancestry_of(epoch)
         restored = [each for each in self._ledger.commits if ancestry.holds(each.epoch, each.checkpoint_id)]
         if restored:
-            require_not_rolled_back(self._loaded, restored[-1].snapshot_id, restored[-1].checkpoint_id, self.table.name)
+            self._require_not_rolled_back(restored[-1])
+
+    def _require_not_rolled_back(self, commit: TableCommit) -> None:
+        # An expired snapshot cannot be checked; the table retains its live files.
+        from pyiceberg.table.snapshots import ancestors_of
+
+        metadata = self._loaded.metadata
+        wanted = metadata.snapshot_by_id(commit.snapshot_id)
+        if wanted is None:
+            return
+        ancestors = ancestors_of(metadata.snapshot_by_name(_MAIN), metadata)
+        # Expired snapshots leave gaps: only an ancestor that is not newer decides.
+        older = next((each for each in ancestors if each.sequence_number <= wanted.sequence_number), wanted)
+        if older.snapshot_id != commit.snapshot_id:
+            raise CorruptStateError(
+                f"Expected the output of checkpoint {commit.checkpoint_id} in {self.name}, found the table rolled back to "
+                f"before snapshot {commit.snapshot_id}; roll it forward, or start over.",
+                checkpoint_id=commit.checkpoint_id,
+            )
+
+    def _require_same_spec(self, files: Sequence[Any]) -> None:
+        current = self._loaded.metadata.default_spec_id
+        specs = {file.spec_id for file in files} - {current}
+        if specs:
+            raise UnsupportedStateError(
+                f"Expected the partitions of {self.name} unchanged while output waits for its commit, found spec {current} "
+                f"instead of {min(specs)}; restore that spec until the stage has ended."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,6 +417,11 @@ def commit_edit(table: Any, staged: StagedEdit) -> None:
     if staged.replaced is not None:
         with suppress(Exception):  # an orphan file of the removed snapshot
             table.io.delete(staged.replaced.manifest_list)
+
+
+def _is_local(path: str) -> bool:
+    scheme, separator, _ = path.partition("://")
+    return not separator or scheme in LOCAL_SCHEMES
 
 
 def _has_upserts(commits: Iterable[TableCommit]) -> bool:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitRange
-from airflow_provider_statecheck.spark.sinks.iceberg_checks import has_marks
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -34,7 +33,6 @@ from airflow_provider_statecheck.storage.uris import conceal, harmless
 
 log = logging.getLogger(__name__)
 _PREFIX = "statecheck-"
-_KIND = "iceberg"
 
 
 class IcebergSinkWriter:
@@ -181,24 +179,15 @@ class IcebergCommittable(TaskCommittable):
     """Data files of one task."""
 
     KIND: ClassVar[str] = "a committable of an Iceberg sink"
+    FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1, "kind": "iceberg"}
 
-    files: tuple[Mapping[str, Any], ...]
+    files: tuple[dict[str, Any], ...]
     """Results of :func:`encode_data_file`."""
 
     @property
     @override
     def has_output(self) -> bool:
         return bool(self.files)
-
-    @override
-    def to_json(self) -> dict[str, Any]:
-        return {**TaskCommittable.to_json(self), "kind": _KIND}
-
-    @classmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        if document["kind"] != _KIND:
-            raise ValueError(document["kind"])
-        return {"files": tuple(dict(file) for file in document["files"])}
 
 
 def data_file_name(lineage: str, epoch: int, subtask: int, key: str) -> str:
@@ -320,6 +309,58 @@ class RowChange:
         if table is None or not table.num_rows:
             return []
         return list(_dataframe_to_data_files(self.table.metadata, table, self.table.io))
+
+
+def has_marks(table: Any) -> bool:
+    """Return whether the table has the columns that record the sink and the checkpoint of a row."""
+    from pyiceberg.types import LongType, StringType
+
+    types = {column.name: column.field_type for column in table.schema().fields}
+    return types.get(LINEAGE) == StringType() and types.get(CHECKPOINT) == LongType()
+
+
+def require_marks(table: Any, shown: str) -> None:
+    """
+    Require the columns that record the sink and the checkpoint of a row.
+
+    :raises UnsupportedStateError: if they are missing.
+    """
+    if not has_marks(table):
+        raise UnsupportedStateError(
+            f"Expected the columns {LINEAGE} (string) and {CHECKPOINT} (long) in the Iceberg table {shown}, as it had them when "
+            "rows were upserted, found that they were dropped; roll the table back to a snapshot and a schema with them, or "
+            "delete the rows of this stage from the table, drop the branch of the ledger and start over."
+        )
+
+
+def require_keys(table: Any, keys: Sequence[str], schema: Any, shown: str) -> None:
+    """
+    Require key columns for upserts, and no output in the columns that the sink sets itself.
+
+    :param schema: Arrow schema of the output; ``None`` if it is not known yet.
+    :raises UnsupportedStateError: if a key column is missing or of an unsupported type.
+    """
+    known = {column.name: column.field_type for column in table.schema().fields}
+    written = known if schema is None else schema.names
+    wrong = [name for name in keys if name not in written or not _is_exact(known.get(name))]
+    if wrong:
+        raise UnsupportedStateError(
+            f"Expected upsert_by to name columns of the output and of the Iceberg table {shown} with exact types, found "
+            f"{', '.join(f'{name} ({known.get(name)})' for name in wrong)}; use columns of integers, decimals, text, binary, dates, "
+            "times or booleans."
+        )
+    reserved = {LINEAGE, CHECKPOINT} & {*keys, *(schema.names if schema is not None else [])}
+    if reserved:
+        raise UnsupportedStateError(
+            f"Expected output without the columns that the sink sets itself, found {', '.join(sorted(reserved))}; rename them."
+        )
+
+
+def _is_exact(kind: Any) -> bool:
+    from pyiceberg import types
+
+    exact = types.BooleanType | types.IntegerType | types.LongType | types.DecimalType | types.StringType
+    return isinstance(kind, exact | types.BinaryType | types.DateType | types.TimestampType | types.TimestamptzType)
 
 
 def read_rows(table: Any, tasks: Sequence[Any]) -> Any:

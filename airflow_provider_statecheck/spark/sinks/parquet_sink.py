@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
@@ -27,14 +28,11 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     OnEarlierOutput,
     SinkContext,
     SinkTaskContext,
-    StagedFile,
     decode_schema,
     require_distinct_names,
-    require_one_of,
 )
 from airflow_provider_statecheck.spark.sinks.target_files import (
     LEDGER_DIRECTORY,
-    OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     checkpoint_of_file,
@@ -45,13 +43,17 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     missing_file_cause,
     open_target,
     require_directory,
-    staging_directory,
     staging_writer,
     sweep_staged,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
 from airflow_provider_statecheck.spark.snapshots.executor_io import hidden_options
-from airflow_provider_statecheck.spark.tables.data_files import FILE_BYTES, FileLayout, require_partitionable
+from airflow_provider_statecheck.spark.tables.data_files import (
+    FILE_BYTES,
+    FileLayout,
+    WrittenFile,
+    require_partitionable,
+)
 from airflow_provider_statecheck.spark.tables.schemas import (
     conflicts,
     merged_schema,
@@ -106,19 +108,18 @@ class ParquetSink(CommittingSink):
             compression=compression, partition_by=_partition_columns(partition_by), max_file_bytes=max_file_bytes
         )
         self._given_options = hidden_options(storage_options)
-        self._target: OpenedTarget | None = None
+        self._files: TargetFiles | None = None
 
     def __repr__(self) -> str:
         return f"ParquetSink({redact(self.path)!r})"
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return staging_writer(self._files(), self._layout, context)
+        return staging_writer(self._require_opened(self._files), self._layout, context)
 
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
-        self._target = OpenedTarget.of(self.path, context, self._given_options)
-        files = self._files()
+        self._files = files = TargetFiles.open(self.path, context.lineage, context.options(self._given_options))
         require_directory(files)
         partition_by = self._layout.partition_by
         destination = FileDestination(
@@ -131,9 +132,6 @@ class ParquetSink(CommittingSink):
         names = files.list_files()
         _require_fitting(files, names, destination.files_of, context.schema, partition_by)
         return destination
-
-    def _files(self) -> TargetFiles:
-        return self._require_opened(self._target).files()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,8 @@ class PublishedFiles(Output):
         """
         schemas = [task.schema for each in (newest(), publication) if each for task in each.committables]
         for before, after in pairwise(dict.fromkeys(schemas)):
-            _require_unchanged(self.files, before, after)
+            changes = schema_changes(decode_schema(before), decode_schema(after))
+            _require_no_misfit(self.files, _EARLIER_OUTPUT, changes)
         # Otherwise the log would contain a plan that no attempt can carry out.
         pairs = named_files(publication)
         in_parallel(lambda pair: self._require_present(publication, *pair), pairs, is_local=self.files.is_local)
@@ -170,7 +169,7 @@ class PublishedFiles(Output):
     def retract(self, publication: Publication) -> None:
         """Delete the published and the staged files."""
         pairs = named_files(publication)
-        names = [name for staged, published in pairs for name in (_staged(self.files, staged), published)]
+        names = [name for file, published in pairs for name in (file.name, published)]
         in_parallel(self.files.delete, names, is_local=self.files.is_local)
 
     @override
@@ -185,24 +184,23 @@ class PublishedFiles(Output):
         in_parallel(self.files.delete, orphans, is_local=self.files.is_local)
         sweep_staged(self.files, last_epoch)
 
-    def _require_present(self, publication: Publication, file: StagedFile, name: str) -> None:
-        if self.files.size(_staged(self.files, file)) is None and self.files.size(name) is None:
+    def _require_present(self, publication: Publication, file: WrittenFile, name: str) -> None:
+        if self.files.size(file.name) is None and self.files.size(name) is None:
             raise self._missing_error(publication, file, name)
 
-    def _move(self, publication: Publication, file: StagedFile, name: str) -> None:
-        staged = _staged(self.files, file)
+    def _move(self, publication: Publication, file: WrittenFile, name: str) -> None:
         if self.files.size(name) is None:
             try:
-                self.files.move(staged, name)
+                self.files.move(file.name, name)
             except CheckpointNotFoundError:
                 if self.files.size(name) is None:
                     raise self._missing_error(publication, file, name) from None
             else:
                 return
         self._require_published(file, name)
-        self.files.delete(staged)
+        self.files.delete(file.name)
 
-    def _require_published(self, file: StagedFile, name: str) -> None:
+    def _require_published(self, file: WrittenFile, name: str) -> None:
         size = self.files.size(name)
         if size != file.size_bytes or self._digest(name, size) != file.footer_sha256:
             raise CorruptStateError(
@@ -214,29 +212,25 @@ class PublishedFiles(Output):
     def _digest(self, name: str, size: int) -> str:
         return footer_digest(lambda start, end: self.files.read_range(name, start, end), name, size)
 
-    def _missing_error(self, publication: Publication, file: StagedFile, name: str) -> CorruptStateError:
+    def _missing_error(self, publication: Publication, file: WrittenFile, name: str) -> CorruptStateError:
         return CorruptStateError(
             f"Expected output of checkpoint {publication.checkpoint_id} in {self.files.target}, either as {name} or staged as "
-            f"{file.staged}, found neither; {missing_file_cause(self.files.is_local)}",
+            f"{file.name}, found neither; {missing_file_cause(self.files.is_local)}",
             uri=f"{self.files.target}/{name}",
             checkpoint_id=publication.checkpoint_id,
         )
 
 
-def named_files(publication: Publication) -> list[tuple[StagedFile, str]]:
+def named_files(publication: Publication) -> list[tuple[WrittenFile, str]]:
     """Return the files of the output of a checkpoint, with their published names relative to the target."""
     return [
         (file, _published_name(publication, task, file)) for task in publication.committables for file in task.files
     ]
 
 
-def _published_name(publication: Publication, task: Committable, file: StagedFile) -> str:
-    name = final_name(task.lineage, publication.generation, publication.checkpoint_id, task.subtask, file.staged)
+def _published_name(publication: Publication, task: Committable, file: WrittenFile) -> str:
+    name = final_name(task.lineage, publication.generation, publication.checkpoint_id, task.subtask, file.name)
     return f"{file.directory}/{name}" if file.directory else name
-
-
-def _staged(files: TargetFiles, file: StagedFile) -> str:
-    return f"{staging_directory(files.lineage)}/{file.staged}"
 
 
 def _partition_columns(columns: Sequence[str]) -> tuple[str, ...]:
@@ -358,6 +352,7 @@ def _table_schema(storage: CheckpointStorage, found: Iterable[Publication]) -> A
 
 # All lineages of a target have compatible schemas, therefore a sample is enough.
 _MAX_LINEAGES_CHECKED = 16
+_EARLIER_OUTPUT = "the earlier output of this sink"
 
 
 def _require_writable(schema: Any) -> None:
@@ -401,64 +396,19 @@ def _require_fitting(
     for lineage in _lineages(names, files.lineage):
         logged = log_files(lineage)
         newest = logged.latest(logged.read()[0])
-        if newest is None:
-            continue
-        if lineage == files.lineage:
-            _require_same_table(files, newest, schema, partition_by)
-        else:
-            theirs = _partitions_of(newest)
-            _require_one_table(files, _schema_in(newest), schema, newest.owner, theirs, partition_by)
+        if newest is not None:
+            task, is_own = newest.committables[-1], lineage == files.lineage
+            theirs = decode_schema(task.schema)
+            found = schema_changes(theirs, schema) if is_own else conflicts(schema, theirs)
+            found += _partition_differences(task.partition_by, partition_by)
+            _require_no_misfit(files, _EARLIER_OUTPUT if is_own else f"the output of {newest.owner}", found)
     _require_fitting_foreign_files(files, names, schema, partition_by)
-
-
-def _require_unchanged(files: TargetFiles, before: str, after: str) -> None:
-    """
-    Require an encoded schema that extends that of earlier output.
-
-    :raises UnsupportedStateError: if it does not; the message lists the differences.
-    """
-    found = schema_changes(decode_schema(before), decode_schema(after))
-    if found:
-        raise _misfit_error(files, "the earlier output of this sink", found)
-
-
-def _require_same_table(files: TargetFiles, newest: Publication, schema: Any, partition_by: tuple[str, ...]) -> None:
-    found = schema_changes(_schema_in(newest), schema)
-    theirs = _partitions_of(newest)
-    if theirs != partition_by:
-        found.append(_partition_difference(theirs, partition_by))
-    if found:
-        raise _misfit_error(files, "the earlier output of this sink", found)
-
-
-def _require_one_table(
-    files: TargetFiles,
-    theirs: Any,
-    ours: Any,
-    writer: str,
-    their_partitions: tuple[str, ...],
-    our_partitions: tuple[str, ...],
-) -> None:
-    found = conflicts(ours, theirs)
-    if their_partitions != our_partitions:
-        found.append(_partition_difference(their_partitions, our_partitions))
-    if found:
-        raise _misfit_error(files, f"the output of {writer}", found)
 
 
 def _lineages(names: Iterable[str], own: str) -> list[str]:
     parts = (name.split("/") for name in names)
     found = {each[1] for each in parts if len(each) == 4 and each[0] == LEDGER_DIRECTORY and each[2] == "attempts"}
     return [*sorted(found - {own})[-_MAX_LINEAGES_CHECKED:], *(found & {own})]
-
-
-def _schema_in(publication: Publication) -> Any:
-    return decode_schema(publication.committables[-1].schema)
-
-
-def _partitions_of(publication: Publication) -> tuple[str, ...]:
-    partition_by: tuple[str, ...] = publication.committables[-1].partition_by
-    return partition_by
 
 
 def _require_fitting_foreign_files(
@@ -471,8 +421,9 @@ def _require_fitting_foreign_files(
     import pyarrow as pa
 
     ours = pa.schema([field for field in schema if field.name not in partition_by])
-    theirs = partition_names(name.rpartition("/")[0])
-    _require_one_table(files, _schema_of(files, name), ours, f"another writer, {name}", theirs, partition_by)
+    found = conflicts(ours, _schema_of(files, name))
+    found += _partition_differences(partition_names(name.rpartition("/")[0]), partition_by)
+    _require_no_misfit(files, f"the output of another writer, {name}", found)
 
 
 def _schema_of(files: TargetFiles, name: str) -> Any:
@@ -487,18 +438,20 @@ def _schema_of(files: TargetFiles, name: str) -> Any:
                 return None
 
     found = files.storage.call(f"{files.storage.base_uri}/{name}", read)
-    if found is None:
-        raise _misfit_error(files, f"the file {name}", ["it is not a Parquet file"])
+    _require_no_misfit(files, f"the file {name}", [] if found is not None else ["it is not a Parquet file"])
     return found
 
 
-def _partition_difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    return f"it is partitioned by {', '.join(theirs) or 'nothing'} there and by {', '.join(ours) or 'nothing'} here"
+def _partition_differences(theirs: tuple[str, ...], ours: tuple[str, ...]) -> list[str]:
+    if theirs == ours:
+        return []
+    return [f"it is partitioned by {', '.join(theirs) or 'nothing'} there and by {', '.join(ours) or 'nothing'} here"]
 
 
-def _misfit_error(files: TargetFiles, expected_by: str, found: Sequence[str]) -> UnsupportedStateError:
-    return UnsupportedStateError(
-        f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable columns can be added; "
-        "convert the output in the stage, or choose another target.",
-        schema_changes=list(found),
-    )
+def _require_no_misfit(files: TargetFiles, expected_by: str, found: list[str]) -> None:
+    if found:
+        raise UnsupportedStateError(
+            f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable columns can "
+            "be added; convert the output in the stage, or choose another target.",
+            schema_changes=found,
+        )

@@ -6,14 +6,16 @@ import base64
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 
 
 @runtime_checkable
@@ -116,6 +118,10 @@ class SinkContext:
         """Return the identifier of the sink of the job across all attempts."""
         return lineage_of(self.job_id, self.uid)
 
+    def options(self, own: HiddenOptions | None) -> dict[str, Any]:
+        """Return the options of the filesystem: those of the sink, or those of the stage if it has none."""
+        return dict(self.storage_options) if own is None else own.reveal()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkTaskContext:
@@ -129,21 +135,9 @@ class SinkTaskContext:
     """Arrow schema of the output."""
 
 
-FORMAT_VERSION = 1
 _LINEAGE_LENGTH = 12
-File = TypeVar("File", bound="DataclassInstance")
 OnEarlierOutput = Literal["retract", "refuse"]
 """Handling of the output of earlier starts by a fresh start."""
-
-
-def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    """
-    Require that an argument is one of the allowed values.
-
-    :raises InvalidConfigurationError: if it is not; the message lists the allowed values.
-    """
-    if value not in allowed:
-        raise InvalidConfigurationError(f"Expected {name} to be one of {', '.join(allowed)}, found {value!r}.")
 
 
 def lineage_of(job_id: str, uid: str) -> str:
@@ -161,6 +155,8 @@ class TaskCommittable(ABC):
 
     KIND: ClassVar[str]
     """Description for error messages."""
+    FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1}
+    """Further values of the JSON form, which tell it from those of other kinds and versions."""
     KEEPS_EMPTY: ClassVar[bool] = False
     """Whether the output of a task without rows is committed too, for its schema."""
 
@@ -175,8 +171,7 @@ class TaskCommittable(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return the committable as plain JSON values."""
-        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {"format_version": FORMAT_VERSION, **fields}
+        return {**self.FORMAT, **encode(self)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -186,42 +181,19 @@ class TaskCommittable(ABC):
         :raises CorruptStateError: if the document is of another kind or format.
         """
         try:
-            if int(document["format_version"]) != FORMAT_VERSION:
-                raise ValueError(document["format_version"])  # noqa: TRY301 - reported below with other invalid documents
-            return cls(
-                lineage=str(document["lineage"]),
-                epoch=int(document["epoch"]),
-                subtask=int(document["subtask"]),
-                **cls._output(document),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if any(document[name] != value for name, value in cls.FORMAT.items()):
+                raise ValueError(document)  # noqa: TRY301 - reported below with other invalid documents
+            return decode(cls, document)
+        except (KeyError, TypeError, ValueError) as error:
             raise CorruptStateError(
-                f"Expected {cls.KIND} of format {FORMAT_VERSION}, found {str(document)[:100]!r}; restore with the version and "
-                "the kind of sink that wrote it, or from another checkpoint."
+                f"Expected {cls.KIND} of format {cls.FORMAT['format_version']}, found {str(document)[:100]!r}; restore with "
+                "the version and the kind of sink that wrote it, or from another checkpoint."
             ) from error
-
-    @classmethod
-    @abstractmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of this kind; a ``KeyError``, ``TypeError`` or ``ValueError`` marks an invalid document."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedFile:
-    """A complete Parquet file that waits for its commit."""
-
-    staged: str
-    """Name within the staging directory."""
-    directory: str
-    """Partition of the file, such as ``day=2024-01-01``; empty without partitions."""
-    size_bytes: int
-    rows: int
-    footer_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable(TaskCommittable):
-    """Staged files of one task."""
+    """Files of one task that wait for their commit."""
 
     KIND: ClassVar[str] = "a committable of a Parquet sink"
     KEEPS_EMPTY: ClassVar[bool] = True
@@ -229,20 +201,12 @@ class Committable(TaskCommittable):
     schema: str
     """Output of :func:`encode_schema`, with the partition columns."""
     partition_by: tuple[str, ...] = ()
-    files: tuple[StagedFile, ...]
+    files: tuple[WrittenFile, ...]
 
     @property
     @override
     def has_output(self) -> bool:
         return bool(self.files)
-
-    @classmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "schema": str(document["schema"]),
-            "partition_by": tuple(str(column) for column in document.get("partition_by", ())),
-            "files": tuple(decode_file(StagedFile, file) for file in document["files"]),
-        }
 
 
 def encode_schema(schema: Any) -> str:
@@ -255,16 +219,6 @@ def decode_schema(text: str) -> Any:
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-
-
-def decode_file(kind: type[File], document: Mapping[str, Any]) -> File:
-    """
-    Return a file of a committable, of a class with fields of types ``int`` and ``str``.
-
-    :raises KeyError: if a field is missing; a wrong value raises ``TypeError`` or ``ValueError``.
-    """
-    types = {"int": int, "str": str}
-    return kind(**{each.name: types[str(each.type)](document[each.name]) for each in fields(kind)})
 
 
 LINEAGE, CHECKPOINT = "_statecheck_lineage", "_statecheck_checkpoint"

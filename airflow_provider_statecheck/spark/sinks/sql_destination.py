@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.sinks.sql_loading import (
     output_table,
     staged_rows,
 )
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory, sweep_staged
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, sweep_staged
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_incompatible
 
 if TYPE_CHECKING:
@@ -145,10 +145,10 @@ class SqlDestination(CommitDestination):
         sweep_staged(self.files, last_epoch)
 
     def _delete_staged(self, publication: Publication) -> None:
-        names = [file.staged for task in publication.committables for file in task.files]
+        names = [file.name for task in publication.committables for file in task.files]
         try:
             for name in names:
-                self.files.delete(f"{staging_directory(self.files.lineage)}/{name}")
+                self.files.delete(name)
         except StateCheckError as error:
             # The commit is complete; the end of the attempt deletes the files.
             log.warning("Files in the staging directory %s were not deleted: %s", self.files.target, error)

@@ -14,12 +14,12 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     LINEAGE,
     ROW,
     Committable,
-    StagedFile,
     numbered,
     require_distinct_names,
 )
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause, staging_directory
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, missing_file_cause
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
+from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 from airflow_provider_statecheck.spark.tables.databases import column_type
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def staged_rows(files: TargetFiles, committable: Committable) -> Iterator[Any]:
             yield table
         if rows != file.rows:
             raise CorruptStateError(
-                f"Expected {file.rows} rows in the staged file {file.staged} of {files.target}, found {rows}; the file was "
+                f"Expected {file.rows} rows in the staged file {file.name} of {files.target}, found {rows}; the file was "
                 "modified. Restore from an earlier checkpoint, or start over."
             )
 
@@ -314,11 +314,11 @@ def _text(statement: str) -> Any:
     return text(statement)
 
 
-def _read_tables(files: TargetFiles, file: StagedFile) -> Iterator[Any]:
+def _read_tables(files: TargetFiles, file: WrittenFile) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name = f"{staging_directory(files.lineage)}/{file.staged}"
+    name = file.name
     executor_files = ExecutorFiles(files.storage.base_uri, HiddenOptions(files.storage.options))
     if files.size(name) is None:
         raise CorruptStateError(

@@ -5,43 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.committer import CommittingSink
-from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination, DeltaOutput
+from airflow_provider_statecheck.spark.sinks.delta_destination import DeltaDestination
 from airflow_provider_statecheck.spark.sinks.delta_output import (
     AppendedFiles,
     DeltaCommittable,
     UpsertedRows,
     delta_writer,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg_checks import (
-    has_marks,
-    require_fitting_columns,
-    require_keys,
-    require_no_equality_deletes,
-    require_partitionable,
-    require_writable_table,
-)
 from airflow_provider_statecheck.spark.sinks.iceberg_destination import IcebergDestination
 from airflow_provider_statecheck.spark.sinks.iceberg_writer import (
     IcebergCommittable,
     IcebergSinkWriter,
     WriterTarget,
+    has_marks,
+    require_keys,
 )
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     OnEarlierOutput,
     SinkContext,
     SinkTaskContext,
-    require_one_of,
     unique_names,
 )
 from airflow_provider_statecheck.spark.sinks.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.sql_loading import TableName, require_columns
 from airflow_provider_statecheck.spark.sinks.target_files import (
-    OpenedTarget,
     ParquetSinkWriter,
     TargetFiles,
     ledger_storage,
@@ -109,7 +102,7 @@ class DeltaSink(CommittingSink):
         )
         self._given_options = hidden_options(storage_options)
         self._given_delta_options = hidden_options(delta_options)
-        self._target: OpenedTarget | None = None
+        self._files: TargetFiles | None = None
         self._generation = 0
 
     def __repr__(self) -> str:
@@ -122,33 +115,29 @@ class DeltaSink(CommittingSink):
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        files = self._require_opened(self._target).files()
+        files = self._require_opened(self._files)
         return delta_writer(files, self._layout, self._generation, context, self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> DeltaDestination:
         deltalake()
-        target = OpenedTarget.of(self.table, context, self._given_options)
-        files = target.files()
+        files = TargetFiles.open(self.table, context.lineage, context.options(self._given_options))
         table = DeltaTableAccess.of(files.storage, self._given_delta_options)
         require_safe_commits(table.options.reveal())
         records = CommitFiles(ledger_storage(files.storage), context.lineage, DeltaCommittable)
-        self._target, self._generation = target, context.generation
-        return DeltaDestination(
+        self._files, self._generation = files, context.generation
+        upserts = {"keys": self._keys, "compression": self._layout.compression} if self._keys else {}
+        kind: Any = UpsertedRows if upserts else AppendedFiles
+        destination: DeltaDestination = kind(
             table=table,
             files=files,
             records=records,
-            output=self._output(table, files, records),
             context=context,
             partition_by=self._partition_by,
             merges_schema=self._merges_schema,
+            **upserts,
         )
-
-    def _output(self, table: DeltaTableAccess, files: TargetFiles, records: CommitFiles) -> DeltaOutput:
-        if not self._keys:
-            return AppendedFiles(table=table, files=files, records=records)
-        compression = self._layout.compression
-        return UpsertedRows(table=table, files=files, records=records, keys=self._keys, compression=compression)
+        return destination
 
 
 class IcebergSink(CommittingSink):
@@ -184,8 +173,7 @@ class IcebergSink(CommittingSink):
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
         super().__init__(on_earlier_output)
-        if buffer_bytes < 1:
-            raise InvalidConfigurationError(f"Expected buffer_bytes of 1 or more, found {buffer_bytes}; raise it.")
+        require_count("buffer_bytes", buffer_bytes)
         self.table = table
         self._address: TableAddress | None = TableAddress(table, catalog, properties)
         self._upsert_by = unique_names("upsert_by", upsert_by)
@@ -256,12 +244,12 @@ class IcebergSink(CommittingSink):
         )
 
     def _require_fitting(self, loaded: Any, schema: Any, name: str) -> None:
-        require_writable_table(loaded, name)
-        require_partitionable(loaded, name)
-        require_fitting_columns(loaded, schema, name)
+        _require_writable_table(loaded, name)
+        _require_partitionable(loaded, name)
+        _require_fitting_columns(loaded, schema, name)
         if self._upsert_by:
             require_keys(loaded, self._upsert_by, schema, name)
-            require_no_equality_deletes(loaded, name)
+            _require_no_equality_deletes(loaded, name)
 
     def _update_target(self, table: OpenTable, lineage: str) -> None:
         with table.redacted_failures():
@@ -277,6 +265,59 @@ class IcebergSink(CommittingSink):
         table, self._opened = self._opened, None
         if table is not None:
             table.close()
+
+
+_TABLE_FORMAT = 2
+
+
+def _require_writable_table(table: Any, shown: str) -> None:
+    if table.metadata.format_version != _TABLE_FORMAT:
+        raise UnsupportedStateError(
+            f"Expected the Iceberg table {shown} in format {_TABLE_FORMAT}, found {table.metadata.format_version}; "
+            "create the table with the property format-version = 2, or upgrade it."
+        )
+    written = table.metadata.properties.get("write.format.default", "parquet")
+    if written.lower() != "parquet":
+        raise UnsupportedStateError(
+            f"Expected the Iceberg table {shown} to be written as Parquet, found {written!r}; change write.format.default."
+        )
+
+
+def _require_partitionable(table: Any, shown: str) -> None:
+    from importlib.util import find_spec
+
+    from pyiceberg.transforms import IdentityTransform, VoidTransform
+
+    computed = [f for f in table.spec().fields if not isinstance(f.transform, IdentityTransform | VoidTransform)]
+    if computed and find_spec("pyiceberg_core") is None:
+        raise EnvironmentNotReadyError(
+            f"Expected the package pyiceberg-core for the partitions of the Iceberg table {shown} by "
+            f"{computed[0].transform}, found none; pip install 'pyiceberg[pyiceberg-core]' on the driver and on the executors."
+        )
+
+
+def _require_fitting_columns(table: Any, schema: Any, shown: str) -> None:
+    if schema is None:
+        return
+    from pyiceberg.io.pyarrow import _check_pyarrow_schema_compatible
+
+    try:
+        _check_pyarrow_schema_compatible(table.schema(), schema, format_version=table.metadata.format_version)
+    except (ValueError, TypeError) as error:
+        raise UnsupportedStateError(
+            f"Expected output that fits the columns of the Iceberg table {shown}, found differences:\n{error}\n"
+            "Convert the output in the stage, or alter the table."
+        ) from error
+
+
+def _require_no_equality_deletes(table: Any, shown: str) -> None:
+    snapshot = table.metadata.snapshot_by_name("main")
+    summary = snapshot and snapshot.summary
+    if summary and int(summary.get("total-equality-deletes") or 0):
+        raise UnsupportedStateError(
+            f"Expected no equality deletes in the Iceberg table {shown}, which an upsert cannot read, found some; rewrite its data "
+            "files to apply the deletes."
+        )
 
 
 class SqlSink(CommittingSink):
@@ -321,7 +362,7 @@ class SqlSink(CommittingSink):
         self._keys = unique_names("upsert_by", upsert_by)
         self.can_retract = mark_rows
         self._given_options = hidden_options(storage_options)
-        self._target: OpenedTarget | None = None
+        self._files: TargetFiles | None = None
 
     def __repr__(self) -> str:
         return f"SqlSink({self._shown!r}, {str(self._table)!r})"
@@ -329,12 +370,12 @@ class SqlSink(CommittingSink):
     @override
     def __getstate__(self) -> dict[str, Any]:
         # Tasks stage rows; only the driver, which opens the sink, connects to the database.
-        url = None if self._target is not None else self._url
+        url = None if self._files is not None else self._url
         return {**super().__getstate__(), "_url": url}
 
     def writer(self, context: SinkTaskContext) -> ParquetSinkWriter:
         """Return the writer of one Spark task."""
-        return staging_writer(self._require_opened(self._target).files(), _STAGED_LAYOUT, context, self._keys)
+        return staging_writer(self._require_opened(self._files), _STAGED_LAYOUT, context, self._keys)
 
     @override
     def _destination(self, context: SinkContext) -> SqlDestination:
@@ -342,8 +383,7 @@ class SqlSink(CommittingSink):
             raise self._copy_error()
         if context.schema is not None:
             require_columns(context.schema, self._keys)
-        target = OpenedTarget.of(self._staging, context, self._given_options)
-        files = target.files()
+        files = TargetFiles.open(self._staging, context.lineage, context.options(self._given_options))
         require_directory(files)
         destination = SqlDestination(
             database=SinkDatabase.open(self._url),
@@ -355,5 +395,5 @@ class SqlSink(CommittingSink):
             uid=context.uid,
         )
         destination.prepare(context.schema)
-        self._target = target
+        self._files = files
         return destination

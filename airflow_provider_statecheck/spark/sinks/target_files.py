@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,15 +23,13 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
-    SinkContext,
     SinkTaskContext,
-    StagedFile,
     TaskCommittable,
     encode_schema,
     require_key_values,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout, WrittenFile
+from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -50,7 +49,11 @@ _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", 
 
 @dataclass(frozen=True, slots=True)
 class TargetFiles:
-    """File operations of one lineage below a target."""
+    """
+    File operations of one lineage below a target.
+
+    Pickled copies do not depend on the working directory of their process.
+    """
 
     storage: CheckpointStorage
     lineage: str
@@ -58,7 +61,7 @@ class TargetFiles:
     @classmethod
     def open(cls, target: str, lineage: str, options: Mapping[str, Any]) -> Self:
         """
-        Open a target without creating anything.
+        Open a target without creating anything; a relative path is relative to the directory of this process.
 
         :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
         """
@@ -170,37 +173,6 @@ class TargetFiles:
         return str(self.storage.locate(self._uri(name))[1])
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedTarget:
-    """
-    Target of a sink, resolved once on the driver.
-
-    Pickled copies of it do not depend on the working directory of their process.
-
-    :param lineage: Lineage whose files the sink may change.
-    """
-
-    uri: str = field(repr=False)
-    lineage: str
-    options: HiddenOptions
-
-    @classmethod
-    def of(cls, target: str, context: SinkContext, given: HiddenOptions | None) -> Self:
-        """
-        Resolve the target of an attempt; a relative path is relative to the directory of this process.
-
-        :param given: Filesystem options; ``None`` for those of the stage.
-        :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
-        """
-        options = given or HiddenOptions(context.storage_options)
-        uri = open_target(target, options.reveal()).base_uri
-        return cls(uri, context.lineage, options)
-
-    def files(self) -> TargetFiles:
-        """Open the files of the target in any process."""
-        return TargetFiles.open(self.uri, self.lineage, self.options.reveal())
-
-
 def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
     """
     Open the directory of a sink.
@@ -241,13 +213,9 @@ def staging_directory(lineage: str) -> str:
     return f"{lineage_directory(lineage)}/staging"
 
 
-def staged_name(epoch: int, key: str) -> str:
-    """
-    Return the name of a file within the staging directory.
-
-    :param key: Unique key of 32 hex characters.
-    """
-    return f"{epoch}-{key}{_STAGED_SUFFIX}"
+def new_staged_name(lineage: str, epoch: int) -> str:
+    """Return a new name of a file in the staging directory."""
+    return f"{staging_directory(lineage)}/{epoch}-{new_key()}{_STAGED_SUFFIX}"
 
 
 def staged_epoch(name: str) -> int | None:
@@ -350,14 +318,14 @@ class ParquetSinkWriter:
 
     A failed or duplicate task leaves orphan files.
 
-    :param committable: Function that returns the committable for the finished files.
+    :param committable: Function that returns the committable for the finished ``files``.
     :param keys: Columns of upserts, in which each row needs a value.
     """
 
     def __init__(
         self,
         rows: DataFileWriter,
-        committable: Callable[[Sequence[WrittenFile]], TaskCommittable],
+        committable: Callable[..., TaskCommittable],
         keys: Sequence[str] = (),
     ) -> None:
         self._rows = rows
@@ -375,7 +343,7 @@ class ParquetSinkWriter:
 
     def prepare_commit(self) -> list[dict[str, Any]]:
         """Finish all files and return their committable."""
-        return [self._committable(self._rows.finish()).to_json()]
+        return [self._committable(files=self._rows.finish()).to_json()]
 
     def abort(self) -> None:
         """Delete the written files; files that cannot be deleted are orphans, and a later sweep deletes them."""
@@ -388,27 +356,13 @@ def staging_writer(
     """Return a writer of files in the staging directory; the driver moves them, or loads their rows."""
     columns = context.schema.remove_metadata()
 
-    def name(_: str) -> str:
-        return f"{staging_directory(files.lineage)}/{staged_name(context.epoch, new_key())}"
-
-    def committable(written: Sequence[WrittenFile]) -> Committable:
-        return Committable(
-            lineage=files.lineage,
-            epoch=context.epoch,
-            subtask=context.subtask,
-            schema=encode_schema(columns),
-            partition_by=layout.partition_by,
-            files=tuple(_staged_file(file) for file in written),
-        )
-
-    return ParquetSinkWriter(DataFileWriter(files, layout, columns, name), committable, keys)
-
-
-def _staged_file(file: WrittenFile) -> StagedFile:
-    return StagedFile(
-        staged=file.name.rpartition("/")[2],
-        directory=file.directory,
-        size_bytes=file.size_bytes,
-        rows=file.rows,
-        footer_sha256=file.footer_sha256,
+    committable = partial(
+        Committable,
+        lineage=files.lineage,
+        epoch=context.epoch,
+        subtask=context.subtask,
+        schema=encode_schema(columns),
+        partition_by=layout.partition_by,
     )
+    rows = DataFileWriter(files, layout, columns, lambda _: new_staged_name(files.lineage, context.epoch))
+    return ParquetSinkWriter(rows, committable, keys)

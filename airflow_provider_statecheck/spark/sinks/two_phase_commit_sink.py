@@ -25,7 +25,7 @@ class TransactionCommittable(TaskCommittable):
 
     KIND: ClassVar[str] = "a transaction"
 
-    transaction: Mapping[str, Any]
+    transaction: dict[str, Any]
 
     @property
     @override
@@ -39,9 +39,8 @@ class TransactionCommittable(TaskCommittable):
 
         :raises UnsupportedStateError: if the transaction is not plain JSON.
         """
-        document = TaskCommittable.to_json(self)
         try:
-            is_same = json.loads(json.dumps(document)) == document
+            is_same = json.loads(json.dumps(self.transaction)) == self.transaction
         except (TypeError, ValueError):
             is_same = False
         if not is_same:
@@ -49,11 +48,7 @@ class TransactionCommittable(TaskCommittable):
                 "Expected a transaction of plain JSON values with string keys, because checkpoints store it, found "
                 f"{type(self.transaction).__name__} with other values; return an identifier of the transaction, not a handle."
             )
-        return document
-
-    @classmethod
-    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {"transaction": dict(document["transaction"])}
+        return TaskCommittable.to_json(self)
 
 
 class TwoPhaseCommitSink(CommittingSink):
@@ -155,8 +150,7 @@ class TwoPhaseCommitSink(CommittingSink):
     @override
     def _destination(self, context: SinkContext) -> FileDestination:
         self.check(context)
-        options = context.storage_options if self._log_options is None else self._log_options.reveal()
-        storage = open_target(self._log, options)
+        storage = open_target(self._log, context.options(self._log_options))
         return FileDestination(
             name=f"the destination with the log {redact(storage.base_uri)}",
             storage=storage,

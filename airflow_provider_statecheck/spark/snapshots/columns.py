@@ -28,12 +28,12 @@ _TRUSTED_UDT_PREFIX = "pyspark."
 
 def file_type(data_type: DataType) -> DataType:
     """Return the type of a column in the files: all parts nullable, colliding field names replaced by positions."""
-    return _map_type(data_type, _positional_struct)
+    return _map_type(data_type, _file_leaf, is_positional=True)
 
 
 def readable_type(data_type: DataType) -> DataType:
     """Return the type of a restored column: the original type with all parts nullable."""
-    return _map_type(data_type, _named_struct)
+    return _map_type(data_type, lambda leaf: leaf)
 
 
 def file_schema(schema: StructType) -> StructType:
@@ -99,41 +99,32 @@ def _nested_types(data_type: DataType) -> Iterator[DataType]:
             yield from _nested_types(field.dataType)
 
 
-def _map_type(data_type: DataType, struct: Any) -> DataType:
-    from pyspark.sql.types import ArrayType, CharType, MapType, StringType, StructType, VarcharType
+Leaf = Callable[[Any], "DataType"]
+
+
+def _map_type(data_type: DataType, leaf: Leaf, *, is_positional: bool = False) -> DataType:
+    from pyspark.sql.types import ArrayType, MapType, StructField, StructType
+
+    def mapped(part: DataType) -> DataType:
+        return _map_type(part, leaf, is_positional=is_positional)
 
     if isinstance(data_type, ArrayType):
-        return ArrayType(_map_type(data_type.elementType, struct), True)
+        return ArrayType(mapped(data_type.elementType), True)
     if isinstance(data_type, MapType):
-        return MapType(_map_type(data_type.keyType, struct), _map_type(data_type.valueType, struct), True)
+        return MapType(mapped(data_type.keyType), mapped(data_type.valueType), True)
     if isinstance(data_type, StructType):
-        result: DataType = struct(data_type)
-        return result
-    if isinstance(data_type, (CharType, VarcharType)) and struct is _positional_struct:
-        return StringType()
-    return data_type
+        names = [field.name for field in data_type.fields]
+        if is_positional and len({name.lower() for name in names}) < len(names):
+            names = [column_name(i) for i in range(len(names))]
+        fields = zip(names, data_type.fields, strict=True)
+        return StructType([StructField(name, mapped(f.dataType), True, f.metadata) for name, f in fields])
+    return leaf(data_type)
 
 
-def _positional_struct(data_type: StructType) -> StructType:
-    from pyspark.sql.types import StructField, StructType
+def _file_leaf(leaf: DataType) -> DataType:
+    from pyspark.sql.types import CharType, StringType, VarcharType
 
-    names = [field.name.lower() for field in data_type.fields]
-    collide = len(set(names)) < len(names)
-    return StructType(
-        [
-            StructField(column_name(i) if collide else field.name, file_type(field.dataType), True, field.metadata)
-            for i, field in enumerate(data_type.fields)
-        ]
-    )
-
-
-def _named_struct(data_type: StructType) -> StructType:
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType([StructField(f.name, readable_type(f.dataType), True, f.metadata) for f in data_type.fields])
-
-
-Leaf = Callable[[Any], "DataType"]
+    return StringType() if isinstance(leaf, CharType | VarcharType) else leaf
 
 
 def transfer_schema(schema: StructType) -> StructType:
@@ -192,11 +183,18 @@ def _changes(types: list[DataType], current: DataType) -> list[DataType]:
 
 
 def _transfer_type(field: StructField) -> DataType:
-    return _map_leaves(file_type(field.dataType), _transfer_leaf(field.name))
+    from pyspark.sql.types import MapType, NullType
+
+    stored = file_type(field.dataType)
+    for part in _nested_types(stored):
+        # Arrow has no map with keys of the null type, because keys must not be null.
+        if isinstance(part, MapType) and isinstance(part.keyType, NullType):
+            raise _not_transferable(field.name, part)
+    return _map_type(stored, _transfer_leaf(field.name))
 
 
 def _type_in_months(field: StructField) -> DataType:
-    return _map_leaves(file_type(field.dataType), _months_leaf)
+    return _map_type(file_type(field.dataType), _months_leaf)
 
 
 def _months_leaf(leaf: DataType) -> DataType:
@@ -211,13 +209,12 @@ def _transfer_leaf(column: str) -> Leaf:
         from pyspark.sql.types import (
             DayTimeIntervalType,
             IntegerType,
-            MapType,
             StringType,
             UserDefinedType,
             YearMonthIntervalType,
         )
 
-        if isinstance(original, (UserDefinedType, MapType)):
+        if isinstance(original, UserDefinedType):
             raise _not_transferable(column, original)
         if isinstance(original, YearMonthIntervalType):
             return IntegerType()
@@ -253,22 +250,6 @@ def _stored_type(transferred: Any) -> Any:
     if pa.types.is_struct(transferred):
         return pa.struct([_stored_field(field) for field in transferred])
     return transferred
-
-
-def _map_leaves(data_type: DataType, leaf: Leaf) -> DataType:
-    from pyspark.sql.types import ArrayType, MapType, NullType, StructField, StructType
-
-    if isinstance(data_type, ArrayType):
-        return ArrayType(_map_leaves(data_type.elementType, leaf), data_type.containsNull)
-    # Arrow has no map with keys of the null type, because keys must not be null.
-    if isinstance(data_type, MapType) and not isinstance(data_type.keyType, NullType):
-        key, value = _map_leaves(data_type.keyType, leaf), _map_leaves(data_type.valueType, leaf)
-        return MapType(key, value, data_type.valueContainsNull)
-    if isinstance(data_type, StructType):
-        return StructType(
-            [StructField(f.name, _map_leaves(f.dataType, leaf), f.nullable, f.metadata) for f in data_type.fields]
-        )
-    return leaf(data_type)
 
 
 def parse_schema(schema_json: str) -> StructType:

@@ -179,16 +179,15 @@ class StageSnapshots:
 
     def read(self, spark: SparkSession, live: LiveSnapshot) -> DataFrame:
         """Return a DataFrame that reads a snapshot."""
-        self.handed_out.add(live.handle.uri)
-        frame = self.frames.read(spark, live.data_uri, live.manifest)
-        self._read_by_frames[frame] = {_WHOLE: live.stored}
-        return frame
+        return self._hand_out(self.frames.read(spark, live.data_uri, live.manifest), {_WHOLE: live.stored})
 
     def read_parts(self, spark: SparkSession, step: StepKey) -> DataFrame:
         """Return a DataFrame that reads all live parts of a step, at least one."""
         parts = {number: live.stored for number, live in self.parts(step).items()}
+        return self._hand_out(self.frames.read_all(spark, list(parts.values())), parts)
+
+    def _hand_out(self, frame: DataFrame, parts: dict[int, StoredSnapshot]) -> DataFrame:
         self.handed_out.update(stored.uri for stored in parts.values())
-        frame = self.frames.read_all(spark, list(parts.values()))
         self._read_by_frames[frame] = parts
         return frame
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.checkpoint.config_options import parse_size
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
@@ -334,8 +335,8 @@ def parse_limits(
     name, count = items
     return Limits(
         size_bytes=parse_bytes_per_increment(bytes_per_increment),
-        items=None if count is None else require_count(count, name),
-        row_groups=None if row_groups is None else require_count(row_groups, "row_groups_per_increment"),
+        items=None if count is None else require_count(name, count),
+        row_groups=None if row_groups is None else require_count("row_groups_per_increment", row_groups),
         is_automatic=bytes_per_increment == AUTO and count is None and row_groups is None,
     )
 
@@ -352,18 +353,6 @@ def parse_bytes_per_increment(value: str | int | None) -> int | None:
     if size < 1:
         raise InvalidConfigurationError(f"Expected bytes_per_increment to be at least one byte, found {value!r}.")
     return size
-
-
-def require_count(count: object, name: str) -> int:
-    """
-    Return a count of files, row groups or splits if it is valid.
-
-    :param name: Name of the argument, for the error message.
-    :raises InvalidConfigurationError: if the value is not an integer of at least 1.
-    """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidConfigurationError(f"Expected {name} to be a number from 1; found {count!r}.")
-    return count
 
 
 def automatic_bytes(ledger: Ledger) -> int:

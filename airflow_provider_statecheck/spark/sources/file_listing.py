@@ -7,6 +7,7 @@ version of a file is its ETag or generation if the filesystem has one, otherwise
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,12 +24,7 @@ from airflow_provider_statecheck.spark.tables.schemas import partition_values, s
 from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.file_operations import find
-from airflow_provider_statecheck.storage.uris import (
-    LOCAL_SCHEMES,
-    open_filesystem,
-    redact,
-    scheme_of,
-)
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, open_filesystem, redact, scheme_of
 
 _WILDCARD = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -37,8 +33,6 @@ _ETAGS = ("ETag", "etag", "generation")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modificationTime", "modified", "created")
 
 Info = Mapping[str, Any]
-
-_ANY = ".*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +139,7 @@ class SourcePath:
         """Return whether the pattern matches a file or one of its parent directories."""
         if not self.pattern:
             return True
-        segments = relative_path.split("/")
-        expression = _expression(self.pattern)
+        segments, expression = relative_path.split("/"), _expression(self.pattern)
         return any(expression.fullmatch("/".join(segments[:length])) for length in range(1, len(segments) + 1))
 
 
@@ -190,23 +183,13 @@ def _absolute_uri(text: str) -> str:
     return f"{scheme}://{rest}"
 
 
+@functools.cache
 def _expression(pattern: str) -> re.Pattern[str]:
-    joined = "/".join(_segment_expression(segment) for segment in pattern.split("/"))
-    return re.compile(joined.replace(f"{_ANY}/", f"(?:{_ANY}/)?"), re.DOTALL)
+    from fsspec.utils import glob_translate
 
-
-def _segment_expression(segment: str) -> str:
-    if segment == "**":
-        return _ANY
-    tokens = re.split(r"(\*|\?|\[[^\]]+\])", segment)
-    return "".join({"*": "[^/]*", "?": "[^/]"}.get(token) or _literal_or_class(token) for token in tokens)
-
-
-def _literal_or_class(token: str) -> str:
-    if not (token.startswith("[") and token.endswith("]") and len(token) > 2):
-        return re.escape(token)
-    inner = token[1:-1].replace("\\", "\\\\")
-    return f"[^{inner[1:]}]" if inner[0] in "!^" else f"[{inner}]"
+    # Two stars next to other characters of a segment are one.
+    segments = (part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.split("/"))
+    return re.compile(glob_translate("/".join(segments)))
 
 
 def _path(filesystem: Any, uri: str) -> str:

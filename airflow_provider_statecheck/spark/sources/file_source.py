@@ -16,6 +16,7 @@ from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
@@ -202,7 +203,8 @@ class FileSource(ItemSource):
         files = ("files_per_increment", files_per_increment)
         super().__init__(parse_limits(bytes_per_increment, files, row_groups_per_increment), on_change)
         self._paths = parse_paths(path)
-        self._order = _parse_order(order)
+        require_one_of("order", order, ("path", "mtime"))
+        self._order = order
         self._file_format = FileFormat(
             name=self._format, options=_allowed_options(options), schema=schema, columns=parse_columns(columns)
         )
@@ -232,12 +234,6 @@ class FileSource(ItemSource):
                 f"Expected files in {shown}, found none that is neither empty nor hidden; correct the path. Write alternatives "
                 "such as {a,b} as several paths."
             )
-
-
-def _parse_order(order: str) -> str:
-    if order not in ("path", "mtime"):
-        raise InvalidConfigurationError(f"Expected order to be 'path' or 'mtime'; found {order!r}.")
-    return order
 
 
 def _allowed_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

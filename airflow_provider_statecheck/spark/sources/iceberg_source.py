@@ -131,7 +131,7 @@ class IcebergRanges:
         :raises SourceRestartRequiredError: if so and the policy is ``RESTART``.
         """
         ranges = decode_ranges(before.reader)
-        if self._is_finished(before) and not all(self._is_retained(snapshots) for snapshots in ranges):
+        if not before.ledger.unfinished and not all(self._is_retained(snapshots) for snapshots in ranges):
             return PlannedFiles(ranges, {})
         return self._require_unfinished_files(before, self._plan(ranges))
 
@@ -143,7 +143,7 @@ class IcebergRanges:
         :raises SourceRestartRequiredError: if so and the policy is ``RESTART``.
         """
         ranges = decode_ranges(before.reader)
-        left = () if self._is_finished(before) else ranges
+        left = ranges if before.ledger.unfinished else ()
         after = ranges[-1].until
         if after is not None:
             self._require_ancestor(after)
@@ -154,9 +154,6 @@ class IcebergRanges:
     def _head(self) -> int | None:
         snapshot = self.table.current_snapshot()
         return None if snapshot is None else int(snapshot.snapshot_id)
-
-    def _is_finished(self, before: SourceState) -> bool:
-        return not before.ledger.unfinished
 
     def _plan(self, ranges: tuple[SnapshotRange, ...]) -> PlannedFiles:
         missing = [snapshots for snapshots in ranges if not self._is_retained(snapshots)]

@@ -17,12 +17,11 @@ from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StateCheckError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import cores_of
-from airflow_provider_statecheck.spark.snapshots.columns import (
-    readable_type,
-)
+from airflow_provider_statecheck.spark.snapshots.columns import readable_type
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
@@ -32,9 +31,8 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     SourceState,
     automatic_bytes,
     decode_source_state,
-    require_count,
 )
-from airflow_provider_statecheck.spark.sources.source import OnChange, parse_on_change, reconcile
+from airflow_provider_statecheck.spark.sources.source import OnChange, reconcile
 from airflow_provider_statecheck.spark.tables.schemas import (
     TASK_BYTES,
     TaskReader,
@@ -105,7 +103,8 @@ class ItemSource(ABC):
 
     def __init__(self, limits: Limits, on_change: str | OnChange) -> None:
         self._limits = limits
-        self._on_change: OnChange = parse_on_change(on_change)
+        require_one_of("on_change", on_change, tuple(OnChange))
+        self._on_change = OnChange(on_change)
 
     def open(
         self,
@@ -189,7 +188,7 @@ class DataFrameSource(ItemSource):
         splits_per_increment: int = 1,
         on_change: str = "fail",
     ) -> None:
-        super().__init__(Limits(items=require_count(splits_per_increment, "splits_per_increment")), on_change)
+        super().__init__(Limits(items=require_count("splits_per_increment", splits_per_increment)), on_change)
         self._splits = splits
         self._load = load
         self._key = key

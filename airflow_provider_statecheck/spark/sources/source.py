@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from airflow_provider_statecheck.exceptions import (
-    InvalidConfigurationError,
-    SourceChangedError,
-    SourceRestartRequiredError,
-)
+from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -155,26 +151,12 @@ class Source(Protocol):
 _SHOWN = 5
 
 
-class OnChange(Enum):
+class OnChange(StrEnum):
     """Policy for input that changed during a run."""
 
     FAIL = "fail"
     IGNORE = "ignore"
     RESTART = "restart"
-
-
-def parse_on_change(value: str | OnChange) -> OnChange:
-    """
-    Parse the argument ``on_change``.
-
-    :raises InvalidConfigurationError: if there is no such policy.
-    """
-    try:
-        return OnChange(value)
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected on_change to be 'fail', 'ignore' or 'restart'; found {value!r}."
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)

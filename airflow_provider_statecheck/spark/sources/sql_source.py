@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceError
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits, require_count
+from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
 from airflow_provider_statecheck.spark.sources.source import OnChange, change_error
 from airflow_provider_statecheck.spark.sources.sql_relation import (
@@ -75,7 +76,7 @@ class SqlSource(ItemSource):
         on_change: str = "fail",
     ) -> None:
         _require_one_relation(table, query, schema)
-        super().__init__(Limits(items=require_count(readers, "readers")), on_change)
+        super().__init__(Limits(items=require_count("readers", readers)), on_change)
         self._address = url
         self._shown = shown_address(url)
         self._table = table
@@ -143,10 +144,10 @@ def _require_one_relation(table: str | None, query: str | None, schema: Any) -> 
 def _parse_cuts(rows_per_increment: int | None, ranges: int | None, readers: int) -> Cuts:
     if rows_per_increment is not None and ranges is not None:
         raise InvalidConfigurationError("Expected rows_per_increment or ranges, found both; set one of them.")
-    rows = require_count(
-        _ROWS_PER_INCREMENT if rows_per_increment is None else rows_per_increment, "rows_per_increment"
+    rows = (
+        _ROWS_PER_INCREMENT if rows_per_increment is None else require_count("rows_per_increment", rows_per_increment)
     )
-    count = None if ranges is None else require_count(ranges, "ranges") * readers
+    count = None if ranges is None else require_count("ranges", ranges) * readers
     return Cuts(rows=-(-rows // readers), count=count)
 
 
@@ -247,15 +248,12 @@ def merge_adjacent(observations: Iterable[Observation]) -> list[Observation]:
     """Merge the observations of adjacent ranges."""
     merged: list[Observation] = []
     for observation in observations:
-        if merged and _are_adjacent(merged[-1].keys, observation.keys):
+        end = merged[-1].keys.up_to if merged else None
+        if end is not None and observation.keys.up_to is not None and end == observation.keys.above:
             merged[-1] = merged[-1].merge(observation)
         else:
             merged.append(observation)
     return merged
-
-
-def _are_adjacent(keys: KeyRange, following: KeyRange) -> bool:
-    return keys.up_to is not None and following.up_to is not None and keys.up_to == following.above
 
 
 _ROWS_PER_BATCH = 10_000
@@ -291,23 +289,19 @@ class SqlReader(ItemReader):
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        ranges = [KeyRange.of_name(split.item.name) for split in splits]
-        return load_ranges(self._spark, self._database, self._relation, self._schema, ranges)
+        reader = RangeReader(
+            database=self._database,
+            relation=self._relation,
+            schema=arrow_schema(self._schema),
+            packed_tasks=pack_tasks([split.item.name for split in splits]),
+        )
+        return reader.frame(self._spark, self._schema)
 
     @override
     def snapshot(self) -> dict[str, Any]:
         # A copy: other threads observe the ranges that they read.
         current = list(self._watch.current.values())
         return replace(self._position, finished=self._watch.finished, current=current).encode()
-
-
-def load_ranges(
-    spark: SparkSession, database: Database, relation: Relation, schema: StructType, ranges: Sequence[KeyRange]
-) -> DataFrame:
-    """Return the rows of ranges; one Spark task reads each range."""
-    packed, arrow = pack_tasks([keys.name for keys in ranges]), arrow_schema(schema)
-    reader = RangeReader(database=database, relation=relation, schema=arrow, packed_tasks=packed)
-    return reader.frame(spark, schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
-    OperatorTask,
-    SnapshotMoment,
-    SubtaskContext,
-    TaskReport,
-    TaskStorage,
-    TaskWriting,
-)
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import VertexTask
+from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport, TaskWriting, VertexTask
 from airflow_provider_statecheck.spark.stages.planning import (
     KEY_GROUP_COLUMN,
     SUBTASK_COLUMN,
@@ -92,7 +85,7 @@ class IncrementTasks:
             is_last=is_last,
             has_control=number > 0 or (is_woken and vertex.key is not None),
             sink=self.sink if is_last else None,
-            storage=TaskStorage.of(self.storage),
+            storage=self.storage,
             writing=self._writing(),
             moment=moment,
             context=SubtaskContext(

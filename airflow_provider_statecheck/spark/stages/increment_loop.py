@@ -12,10 +12,10 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.codec import encode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
@@ -28,10 +28,11 @@ from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, RunValues, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
 from airflow_provider_statecheck.state.source_items import SOURCE
 
@@ -181,32 +182,33 @@ class IncrementLoop:
 
     def _complete(self, pending: PendingCheckpoint, increment_seconds: float = 0.0) -> None:
         self._commits.assign(pending.checkpoint_id)
-        prepared = _Prepared(pending, self._content(pending.checkpoint_id, increment_seconds))
+        content = self._content(pending.checkpoint_id, increment_seconds)
         self._unsaved_bytes, self._unsaved_seconds = 0, 0.0
         self._pace.completed()
-        self._completion = self._completing.submit(self._acknowledge_and_commit, prepared)
+        self._completion = self._completing.submit(self._acknowledge_and_commit, pending, content)
         self._completion.add_done_callback(self._cancel_job_on_failure)
 
     def _cancel_job_on_failure(self, completion: Future[None]) -> None:
         if completion.exception() is not None:
             self._jobs.cancel()
 
-    def _acknowledge_and_commit(self, prepared: _Prepared) -> None:
+    def _acknowledge_and_commit(self, pending: PendingCheckpoint, content: CheckpointContent) -> None:
+        # The content is final: this is another thread.
         begin = self._monotonic()
         try:
-            completed = self._attempt.complete_checkpoint(prepared.pending, prepared.content)
+            completed = self._attempt.complete_checkpoint(pending, content)
         except StoppedWithSavepointError:
             # A job that restores the savepoint relies on the output before it, which no other attempt can commit.
-            self._commit(prepared)
+            self._commit(pending, content)
             raise
         self._is_saved = completed is not None
         if completed is not None:
-            self._commit(prepared)
+            self._commit(pending, content)
         self._cost_seconds = self._monotonic() - begin
 
-    def _commit(self, prepared: _Prepared) -> None:
-        if prepared.content.has_commit:
-            self._commits.commit(prepared.pending.checkpoint_id, self._monotonic)
+    def _commit(self, pending: PendingCheckpoint, content: CheckpointContent) -> None:
+        if content.has_commit:
+            self._commits.commit(pending.checkpoint_id, self._monotonic)
 
     def _require_saved(self) -> None:
         # A failed checkpoint is covered by the next one, so only the last one must be repeated.
@@ -235,7 +237,7 @@ class IncrementLoop:
         source = driver_state(f"{self._uid}/{SOURCE}", self._enumerator.snapshot())
         sink = driver_state(f"{self._uid}/{SINK}", self._commits.encode())
         return CheckpointContent(
-            state={STATE_KEY: self._small_values(checkpoint_id)},
+            state={STATE_KEY: encode(self._values(checkpoint_id))},
             operator_states=(*self._states.operator_states(), source, sink),
             has_commit=self._commits.has_open,
             counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},
@@ -253,23 +255,14 @@ class IncrementLoop:
             snapshot_seconds=self._unsaved_seconds,
         )
 
-    def _small_values(self, checkpoint_id: int) -> dict[str, Any]:
-        # A savepoint has its own checkpoint ID, so the ID of the copied checkpoint is stored in its state.
-        return {
-            "checkpoint": checkpoint_id,
-            "run": self._attempt.registration.owner.run_key,
-            "now_ms": self._tasks.now_ms,
-            "cost_seconds": self._cost_seconds or None,
-            "run_seconds": round(self._run_seconds, 3),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A pending checkpoint with its final content, for the thread that completes it."""
-
-    pending: PendingCheckpoint
-    content: CheckpointContent
+    def _values(self, checkpoint_id: int) -> RunValues:
+        return RunValues(
+            checkpoint=checkpoint_id,
+            run=self._attempt.registration.owner.run_key,
+            now_ms=self._tasks.now_ms,
+            cost_seconds=self._cost_seconds or None,
+            run_seconds=round(self._run_seconds, 3),
+        )
 
 
 class SinkCommits:

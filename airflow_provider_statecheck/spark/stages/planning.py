@@ -294,6 +294,23 @@ def _import_attribute(location: str) -> Any:
         ) from error
 
 
+_TYPES_OF_KEYS = frozenset(
+    {
+        "boolean",
+        "byte",
+        "short",
+        "integer",
+        "long",
+        "float",
+        "double",
+        "decimal",
+        "binary",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+    }
+)
+"""Types besides text whose equal values have equal bytes."""
 KEY_GROUP_COLUMN = "__statecheck_key_group"
 """Column of the key group, an int from 0 to below the maximum parallelism."""
 SUBTASK_COLUMN = "__statecheck_subtask"
@@ -368,32 +385,16 @@ def _subtask(max_parallelism: int, parallelism: int) -> Column:
 
 def _arrow_type(name: str, data_type: Any) -> Any:
     import pyarrow as pa
-    from pyspark.sql import types as spark
+    from pyspark.sql.types import StructField, StructType
 
-    if isinstance(data_type, spark.DecimalType):
-        return pa.decimal128(data_type.precision, data_type.scale)
     if _is_plain_text(data_type):
         return pa.string()
-    simple = {
-        spark.BooleanType: pa.bool_(),
-        spark.ByteType: pa.int8(),
-        spark.ShortType: pa.int16(),
-        spark.IntegerType: pa.int32(),
-        spark.LongType: pa.int64(),
-        spark.FloatType: pa.float32(),
-        spark.DoubleType: pa.float64(),
-        spark.BinaryType: pa.binary(),
-        spark.DateType: pa.date32(),
-        spark.TimestampType: pa.timestamp("us", "UTC"),
-        spark.TimestampNTZType: pa.timestamp("us"),
-    }
-    found = simple.get(type(data_type))
-    if found is None:
+    if data_type.typeName() not in _TYPES_OF_KEYS:
         raise UnsupportedStateError(
             f"Expected a key column of a type whose equal values have equal bytes, found {name} of type "
             f"{data_type.simpleString()}; convert it to a simple type, such as a string."
         )
-    return found
+    return arrow_schema(StructType([StructField(name, data_type)])).field(name).type
 
 
 def _is_plain_text(data_type: Any) -> bool:

@@ -12,9 +12,7 @@ import functools
 import inspect
 import logging
 import os
-import site
 import sys
-import sysconfig
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import MAX_PARALLELISM_BOUND, require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.code_digest import is_user_file
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
-from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.schemas import (
@@ -117,7 +116,8 @@ def make_importable(spark: SparkSession, objects: Iterable[object]) -> None:
         _pickle_by_value(module for module in modules if not _is_on_search_path(module))
     else:
         roots = {_root_of(module) for module in modules}
-        _pickle_by_value(module for module in _loaded_user_modules() if _root_of(module) in roots)
+        loaded = [module for module in list(sys.modules.values()) if _is_user_module(module)]
+        _pickle_by_value(module for module in loaded if _root_of(module) in roots)
 
 
 def _modules_of(objects: Iterable[object]) -> Iterator[ModuleType]:
@@ -129,15 +129,11 @@ def _modules_of(objects: Iterable[object]) -> Iterator[ModuleType]:
             yield module
 
 
-def _loaded_user_modules() -> Iterator[ModuleType]:
-    return (module for module in list(sys.modules.values()) if _is_user_module(module))
-
-
 def _is_user_module(module: Any) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(module, ModuleType) or file is None:
         return False
-    return module.__name__.partition(".")[0] not in _AVAILABLE_PACKAGES and not _is_installed(file)
+    return module.__name__.partition(".")[0] not in _AVAILABLE_PACKAGES and _is_users(file)
 
 
 def _root_of(module: ModuleType) -> Path:
@@ -155,7 +151,7 @@ def _is_on_search_path(module: ModuleType) -> bool:
 def _share_search_path(spark: SparkSession) -> None:
     environment = spark.sparkContext.environment
     known = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    missing = [path for path in sys.path if path and path not in known and not _is_installed(path)]
+    missing = [path for path in sys.path if path and path not in known and _is_users(path)]
     environment["PYTHONPATH"] = os.pathsep.join([*known, *missing])
 
 
@@ -177,15 +173,8 @@ def _resolve_annotations(module: ModuleType) -> None:
                 kind.__annotations__ = {name: hints[name] for name in inspect.get_annotations(kind)}
 
 
-def _is_installed(path: str) -> bool:
-    resolved = Path(path).resolve()
-    return any(resolved.is_relative_to(root) for root in _installed_roots())
-
-
-@functools.cache
-def _installed_roots() -> frozenset[Path]:
-    paths = [sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")]
-    return frozenset(Path(path).resolve() for path in (*paths, *site.getsitepackages(), site.getusersitepackages()))
+def _is_users(path: str) -> bool:
+    return is_user_file(path) and is_user_file(str(Path(path).resolve()))
 
 
 def merged_schemas(

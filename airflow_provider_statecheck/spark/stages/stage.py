@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from airflow_provider_statecheck.checkpoint.codec import require_one_of
 from airflow_provider_statecheck.checkpoint.config import AUTO as AUTO
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.functions.user_functions import (
@@ -222,8 +223,7 @@ class Stage:
             raise InvalidConfigurationError(
                 f"Expected aggregates by name, such as total=Sum('price'), found {aggregates!r}."
             )
-        if emit not in ("end", "changes"):
-            raise InvalidConfigurationError(f"Expected emit to be 'end' or 'changes', found {emit!r}.")
+        require_one_of("emit", emit, ("end", "changes"))
         return self._with(AggregateNode(uid=uid or "aggregate", aggregates=aggregates, emits_changes=emit == "changes"))
 
     def sink(self, sink: Sink) -> Stage:

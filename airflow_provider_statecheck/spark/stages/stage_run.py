@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.states.handles import default_max_parallelism
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.attempts import (
@@ -41,11 +42,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource
 from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
-from airflow_provider_statecheck.spark.stages.increment_loop import (
-    IncrementLoop,
-    SinkCommits,
-    source_summary,
-)
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits, source_summary
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, load_stage, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
     make_importable,
@@ -261,7 +258,7 @@ class StageRun:
 
     def _restored_seconds(self, restored: RestoredStageState) -> float:
         # The restore of an earlier run saves no time of this one.
-        return restored.run_seconds if restored.run == self._run_key() else 0.0
+        return restored.values.run_seconds if restored.values.run == self._run_key() else 0.0
 
     def _start(self, found: RestoredStage | None) -> tuple[RestoredStageState, SplitEnumerator]:
         restored = RestoredStageState(self._attempt, found)
@@ -286,7 +283,7 @@ class StageRun:
         return open_source(
             self._spark,
             restored.source,
-            new_run=restored.run is not None and restored.run != self._run_key(),
+            new_run=restored.values.run not in (None, self._run_key()),
             storage_options=self._settings.storage_options,
         )
 
@@ -323,7 +320,7 @@ class StageRun:
     ) -> tuple[StageStates, dict[str, Any]]:
         operators = [operator for vertex in planned for operator in vertex.operators]
         settings, subtasks = self._settings, self._stage.parallelism or tasks_at_once(self._spark)
-        functions = restore_functions(
+        assigned = restore_functions(
             restored,
             operators,
             parallelism=subtasks,
@@ -332,18 +329,23 @@ class StageRun:
             renamed_uids=settings.renamed_uids,
             allow_non_restored_state=settings.allow_non_restored_state,
         )
-        if restored.checkpoint_id is None:
-            _warn_about_max_parallelism(subtasks, functions.max_parallelism)
+        key_groups = self._stage.max_parallelism or default_max_parallelism(subtasks)
+        max_parallelism = max(assigned.max_parallelisms.values(), default=key_groups)
+        advice = max_parallelism_advice(subtasks, max_parallelism) if restored.checkpoint_id is None else None
+        if advice is not None:
+            log.warning("%s", advice)
+        states = {target.uid: state for target, state in assigned.matched.pairs}
+        restored_schemas = {uid: restored.schemas_of(state) for uid, state in states.items()}
         schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=settings.logical_date)
-        states = StageStates(
-            merged_schemas(functions.schemas, schemas),
+        tracked = StageStates(
+            merged_schemas(restored_schemas, schemas),
             parallelism=subtasks,
-            max_parallelism=functions.max_parallelism,
-            restored=functions.states,
-            unchanged=functions.restored,
+            max_parallelism=max_parallelism,
+            restored=assigned.subtask_states,
+            unchanged=states,
             restored_checkpoint_id=restored.checkpoint_id,
         )
-        return states, dict(functions.schemas)
+        return tracked, restored_schemas
 
     def _tasks(
         self,
@@ -382,7 +384,8 @@ class StageRun:
         return config
 
     def _pace(self, restored: RestoredStageState) -> Pace:
-        settings, costs = self._settings, restored.cost_seconds
+        settings, cost = self._settings, restored.values.cost_seconds
+        costs = () if cost is None else (cost,)
         return pace_of(self._attempt, settings.checkpoint_interval, settings.min_pause, settings.monotonic, costs)
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
@@ -391,9 +394,9 @@ class StageRun:
 
     def _now_ms(self, restored: RestoredStageState) -> int:
         """Return the time for the expiry of state, which is the same in all attempts of a run."""
-        date = self._settings.logical_date or logical_date_of(self._run_key())
-        if date is None and restored.run == self._run_key() and restored.now_ms is not None:
-            return restored.now_ms
+        date, values = self._settings.logical_date or logical_date_of(self._run_key()), restored.values
+        if date is None and values.run == self._run_key() and values.now_ms is not None:
+            return values.now_ms
         return int((date or self._first_registration()).timestamp() * 1000)
 
     def _first_registration(self) -> datetime:
@@ -408,12 +411,6 @@ class StageRun:
 
     def _run_key(self) -> str:
         return self._attempt.registration.owner.run_key
-
-
-def _warn_about_max_parallelism(subtasks: int, max_parallelism: int) -> None:
-    advice = max_parallelism_advice(subtasks, max_parallelism)
-    if advice is not None:
-        log.warning("%s", advice)
 
 
 class DriverTerminatedError(RuntimeError):

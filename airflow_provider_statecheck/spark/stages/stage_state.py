@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
-from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
+from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -26,7 +27,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
@@ -42,6 +43,22 @@ STATE_KEY = "stage"
 """Key of the values of a stage in the state of a checkpoint."""
 SINK = "sink"
 """Uid of the sink within the stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunValues:
+    """Values of a stage in the state of a checkpoint."""
+
+    checkpoint: int | None = None
+    """ID of the checkpoint, which savepoints with a copy of its state retain."""
+    run: str | None = None
+    """The run that took the checkpoint."""
+    now_ms: int | None = None
+    """Time for the expiry of state in that run, in milliseconds."""
+    cost_seconds: float | None = None
+    """Measured duration of a checkpoint in that run."""
+    run_seconds: float = 0.0
+    """Time of the increments before the checkpoint, over all attempts of its run."""
 
 
 class RestoredStageState:
@@ -74,7 +91,7 @@ class RestoredStageState:
             return None
         document, attempt = self._restored.document, self._attempt.grant.attempt
         is_own = (document.job_id, document.operator_id) == (attempt.job_id, attempt.operator_id)
-        return int(self._small_values.get("checkpoint", document.checkpoint_id)) if is_own else None
+        return (self.values.checkpoint or document.checkpoint_id) if is_own else None
 
     @property
     def is_of_other_job(self) -> bool:
@@ -101,28 +118,10 @@ class RestoredStageState:
         """Epoch of the attempt of this operator that took the checkpoint; ``None`` if :attr:`own_checkpoint_id` is."""
         return None if self._restored is None or self.own_checkpoint_id is None else self._restored.document.epoch
 
-    @property
-    def run(self) -> str | None:
-        """The run that took the checkpoint."""
-        run: str | None = self._small_values.get("run")
-        return run
-
-    @property
-    def now_ms(self) -> int | None:
-        """Time for the expiry of state in that run, in milliseconds."""
-        now_ms = self._small_values.get("now_ms")
-        return None if now_ms is None else int(now_ms)
-
-    @property
-    def cost_seconds(self) -> tuple[float, ...]:
-        """Measured duration of a checkpoint in that run; empty if unknown."""
-        cost = self._small_values.get("cost_seconds")
-        return () if cost is None else (float(cost),)
-
-    @property
-    def run_seconds(self) -> float:
-        """Time of the increments before the checkpoint, over all attempts of its run; 0 if unknown."""
-        return float(self._small_values.get("run_seconds") or 0.0)
+    @cached_property
+    def values(self) -> RunValues:
+        """The values of the run that took the checkpoint."""
+        return RunValues() if self._restored is None else decode(RunValues, self._restored.state.get(STATE_KEY, {}))
 
     @property
     def source(self) -> Any:
@@ -168,25 +167,8 @@ class RestoredStageState:
         return decode_state(json.loads(read_state(self._attempt.storage, state.coordinator_state)))
 
     @property
-    def _small_values(self) -> dict[str, Any]:
-        return {} if self._restored is None else dict(self._restored.state.get(STATE_KEY, {}))
-
-    @property
     def _states(self) -> tuple[OperatorState, ...]:
         return () if self._restored is None else self._restored.document.operator_states
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoredFunctions:
-    """Initial state of the functions of an attempt."""
-
-    states: Mapping[tuple[OperatorId, int], OperatorSubtaskState] = field(default_factory=dict)
-    """State by operator and subtask."""
-    schemas: Mapping[str, OperatorSchemas] = field(default_factory=dict)
-    """Restored state types, by the uids of the operators."""
-    restored: Mapping[str, OperatorState] = field(default_factory=dict)
-    """Operator states as in the checkpoint, by the uids of the operators."""
-    max_parallelism: int
 
 
 def restore_functions(
@@ -198,7 +180,7 @@ def restore_functions(
     stage_uid: str,
     renamed_uids: Mapping[str, str],
     allow_non_restored_state: bool,
-) -> RestoredFunctions:
+) -> StateAssignment:
     """
     Redistribute the state of a checkpoint to the subtasks of the functions.
 
@@ -219,25 +201,13 @@ def restore_functions(
         )
         for operator in operators
     ]
-    assigned = assign_states(
+    uids = {operator.node.uid: operator.node.uid for operator in operators} | dict(renamed_uids)
+    return assign_states(
         targets,
         restored.functions,
-        renamed_uids=_renamed_uids(restored, operators, stage_uid, renamed_uids),
+        renamed_uids={restored.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()},
         allow_non_restored_state=allow_non_restored_state,
     )
-    return RestoredFunctions(
-        states=assigned.subtask_states,
-        schemas={target.uid: restored.schemas_of(state) for target, state in assigned.matched.pairs},
-        restored={target.uid: state for target, state in assigned.matched.pairs},
-        max_parallelism=max(assigned.max_parallelisms.values(), default=key_groups),
-    )
-
-
-def _renamed_uids(
-    restored: RestoredStageState, operators: Sequence[PlannedOperator], stage_uid: str, renamed_uids: Mapping[str, str]
-) -> dict[str, str]:
-    uids = {uid: uid for uid in (operator.node.uid for operator in operators)} | dict(renamed_uids)
-    return {restored.uid_of(old): f"{stage_uid}/{new}" for old, new in uids.items()}
 
 
 class StageStates:

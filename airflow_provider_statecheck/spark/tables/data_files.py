@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.checkpoint.codec import require_count
+from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.schemas import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
@@ -42,10 +43,20 @@ class DataFileWriter:
     :param schema: Arrow schema of the output with the partition columns; tables are cast to it.
     :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
         component must be unique within the task.
+    :param statistics: Function that returns the statistics of a file from its footer metadata, which is as
+        ``pyarrow.parquet.read_metadata`` returns it.
     """
 
-    def __init__(self, files: DataFiles, layout: FileLayout, schema: Any, name: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        files: DataFiles,
+        layout: FileLayout,
+        schema: Any,
+        name: Callable[[str], str],
+        statistics: Callable[[Any], str] = lambda _: "",
+    ) -> None:
         self._files = files
+        self._statistics = statistics
         self._layout = layout
         self._schema = schema
         self._name = name
@@ -120,11 +131,21 @@ class DataFileWriter:
         file.finish(is_synced=self._files.is_local)
         # Added before the upload, because a failed upload may leave the file.
         self._names.append(name)
-        self._written.append(_written_file(name, directory, file))
+        self._written.append(self._written_file(name, directory, file))
         del self._open[directory]
         if not self._files.is_local:
             self._files.upload(file.path, name)
             file.path.unlink()
+
+    def _written_file(self, name: str, directory: str, file: OutputFile) -> WrittenFile:
+        return WrittenFile(
+            name=name,
+            directory=directory,
+            size_bytes=file.path.stat().st_size,
+            rows=file.rows,
+            footer_sha256=file.digest(),
+            statistics=self._statistics(file.metadata),
+        )
 
     def _delete(self, name: str) -> None:
         try:
@@ -168,10 +189,7 @@ class FileLayout:
     max_file_bytes: int
 
     def __post_init__(self) -> None:
-        if self.max_file_bytes < 1:
-            raise InvalidConfigurationError(
-                f"Expected max_file_bytes of 1 or more, found {self.max_file_bytes}; raise it."
-            )
+        require_count("max_file_bytes", self.max_file_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +203,8 @@ class WrittenFile:
     size_bytes: int
     rows: int
     footer_sha256: str
-    metadata: Any
-    """Footer metadata, as ``pyarrow.parquet.read_metadata`` returns it."""
+    statistics: str = ""
+    """Column statistics for the table of the file, if it needs them."""
 
 
 class OutputFile:
@@ -332,14 +350,3 @@ def _is_partitionable(kind: Any) -> bool:
 
     tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_boolean)
     return any(test(kind) for test in tests)
-
-
-def _written_file(name: str, directory: str, file: OutputFile) -> WrittenFile:
-    return WrittenFile(
-        name=name,
-        directory=directory,
-        size_bytes=file.path.stat().st_size,
-        rows=file.rows,
-        footer_sha256=file.digest(),
-        metadata=file.metadata,
-    )

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact, scheme_of
@@ -277,22 +278,10 @@ class DeltaCommit:
     """New versions of application ids."""
     note: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the version in the table history."""
-    added: Sequence[DeltaFile] = ()
+    added: Sequence[WrittenFile] = ()
+    """Files with statistics as JSON in the format of the transaction log."""
     removed: Mapping[str, int | None] = field(default_factory=dict)
     """Sizes of the removed files by name, ``None`` for unknown sizes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaFile:
-    """A complete Parquet file in the directory of a table that is not committed yet."""
-
-    name: str
-    """Path relative to the table."""
-    size_bytes: int
-    rows: int
-    footer_sha256: str
-    statistics: str
-    """Column statistics as JSON in the format of the transaction log."""
 
 
 @dataclass(frozen=True, slots=True)

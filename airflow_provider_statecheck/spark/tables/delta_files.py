@@ -11,10 +11,11 @@ import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry, deltalake
 from airflow_provider_statecheck.spark.tables.schemas import partition_path, partition_values
@@ -56,7 +57,7 @@ class Position:
 
     def encode(self) -> dict[str, Any]:
         """Return the position as plain values."""
-        return {**asdict(self), "partition_by": list(self.partition_by)}
+        return dict(encode(self))
 
     @classmethod
     def decode(cls, document: Mapping[str, Any]) -> Position:
@@ -66,8 +67,7 @@ class Position:
         :raises CorruptStateError: if the values are invalid.
         """
         with decoding("the position in a Delta table"):
-            columns = tuple(str(name) for name in document["partition_by"])
-            return cls(int(document["version"]), str(document["table_id"]), str(document["schema"]), columns)
+            return decode(cls, document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,21 +321,14 @@ def _column_statistics(metadata: Any, index: int) -> tuple[str, Any, Any, int] |
         return column.name, None, None, nulls
     lowest = min((s.min for s in filled), default=None)
     highest = max((s.max for s in filled), default=None)
-    return column.name, _lower_bound(lowest), _upper_bound(highest), nulls
+    return column.name, _bound(lowest), _bound(highest, is_upper=True), nulls
 
 
-def _lower_bound(value: Any) -> Any:
-    return value[:_MAX_STRING_LENGTH] if isinstance(value, str) else _plain_bound(value)
-
-
-def _upper_bound(value: Any) -> Any:
+def _bound(value: Any, *, is_upper: bool = False) -> Any:
     if isinstance(value, str):
+        shown = value[:_MAX_STRING_LENGTH]
         # A truncated string would be less than the maximum.
-        return value if len(value) <= _MAX_STRING_LENGTH else None
-    return _plain_bound(value)
-
-
-def _plain_bound(value: Any) -> Any:
+        return None if is_upper and shown != value else shown
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     is_date = isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)

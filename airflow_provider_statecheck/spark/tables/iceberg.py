@@ -83,10 +83,17 @@ class OpenTable:
         except StateCheckError:
             raise
         except ImportError as error:
-            raise _package_missing(self.name, error) from error
+            raise EnvironmentNotReadyError(
+                f"Expected the packages for the Iceberg table {self.name}, found one missing ({error}); "
+                "pip install 'airflow-provider-statecheck[iceberg]' on the driver and on the executors, and the pyiceberg "
+                "extra of the catalog, such as 'pyiceberg[sql-postgres]'."
+            ) from error
         except Exception as error:
             if type(error).__name__ in ("NoSuchTableError", "NoSuchNamespaceError"):
-                raise _table_missing(self.name) from error
+                raise EnvironmentNotReadyError(
+                    f"Expected the Iceberg table {self.name} in its catalog, found none; create it with its schema and "
+                    "partitions, or correct its name."
+                ) from error
             raise self.storage_error(error) from harmless(error, self._address.properties.reveal())
 
 
@@ -173,21 +180,6 @@ def _load_catalog(address: TableAddress) -> Any:
     from pyiceberg.catalog import load_catalog
 
     return load_catalog(address.catalog, **address.properties.reveal())
-
-
-def _package_missing(name: str, error: ImportError) -> EnvironmentNotReadyError:
-    return EnvironmentNotReadyError(
-        f"Expected the packages for the Iceberg table {name}, found one missing ({error}); "
-        "pip install 'airflow-provider-statecheck[iceberg]' on the driver and on the executors, and the pyiceberg extra of "
-        "the catalog, such as 'pyiceberg[sql-postgres]'."
-    )
-
-
-def _table_missing(name: str) -> EnvironmentNotReadyError:
-    return EnvironmentNotReadyError(
-        f"Expected the Iceberg table {name} in its catalog, found none; create it with its schema and partitions, or "
-        "correct its name."
-    )
 
 
 def _is_storage_property(name: str) -> bool:

@@ -17,11 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from airflow_provider_statecheck.exceptions import (
-    InvalidConfigurationError,
-    StateCheckError,
-    StorageError,
-)
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless

@@ -70,7 +70,7 @@ class Traces:
 
     def note(self, kind: str, subtask: int, committables: Iterable[dict[str, Any]]) -> None:
         """Note the staged output of a task, and all state files so far."""
-        staged = [file["staged"] for each in committables for file in each["files"]]
+        staged = [file["name"].rpartition("/")[2] for each in committables for file in each["files"]]
         state = [str(path) for path in state_files(self.checkpoints)]
         host = os.environ.get("SPARK_LOCAL_IP", "")
         name = f"{kind}-{time.time_ns()}"

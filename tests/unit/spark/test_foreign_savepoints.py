@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +27,6 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
-from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
@@ -292,10 +292,16 @@ def test_spark_is_given_no_path_elsewhere(stage: WrittenStage, tmp_path: Path) -
         StoredDataFrames(stage.storage).read(spark, f"file://{tmp_path}/elsewhere", manifest)
 
 
+def pickled(storage: CheckpointStorage) -> CheckpointStorage:
+    """Return the storage of a task."""
+    sent: CheckpointStorage = pickle.loads(pickle.dumps(storage))
+    return sent
+
+
 def test_executors_read_in_the_same_places_as_the_driver(stage: WrittenStage, tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b"abcd")
     handle = FileStateHandle(f"file://{tmp_path}/state", 4)
     with pytest.raises(LocationNotAllowedError):
-        PartBytes(TaskStorage.of(stage.storage).open()).read(handle, [(1, 2)])
-    wider = TaskStorage.of(stage.storage.allowing(locations=[f"file://{tmp_path}"])).open()
+        PartBytes(pickled(stage.storage)).read(handle, [(1, 2)])
+    wider = pickled(stage.storage.allowing(locations=[f"file://{tmp_path}"]))
     assert bytes(PartBytes(wider).read(handle, [(1, 2)])[0]) == b"bc"

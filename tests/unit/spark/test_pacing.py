@@ -34,7 +34,6 @@ from airflow_provider_statecheck.spark.pacing import (
     measured_costs,
     optimal_interval,
     pace_of,
-    require_every,
     require_pace,
 )
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
@@ -138,13 +137,15 @@ def test_loop_finds_its_interval_and_learns_what_its_checkpoints_cost(stage: Wri
         assert pace.allows()
 
 
-def run(rhythm: Rhythm, clock: Clock, items: int, *, seconds: float = 0.0) -> list[int]:
-    """Return after which items a checkpoint was taken, each item taking some seconds."""
+def run(rhythm: Rhythm, clock: Clock, items: int, *, seconds: float = 1.0, pace: Pace | None = None) -> list[int]:
+    """Return after which items a checkpoint was completed, each item taking some seconds."""
     taken = []
     for item in range(1, items + 1):
         clock.seconds += seconds
         if rhythm.is_time():
             taken.append(item)
+            if pace is not None:
+                pace.completed()
             rhythm.taken()
     return taken
 
@@ -165,7 +166,7 @@ def test_a_due_checkpoint_waits_for_budget_and_is_taken_with_the_first_item_that
     costs = StageCosts(0.1, clock)
     costs.spent_seconds = 0.65
     rhythm = Rhythm(2, None, costs, Pace(None, None, clock), clock)
-    assert run(rhythm, clock, 9, seconds=1.0) == [7, 9]
+    assert run(rhythm, clock, 9) == [7, 9]
     assert costs.put_off == 3
 
 
@@ -177,51 +178,33 @@ def test_a_checkpoint_that_waits_for_budget_is_counted_once_for_each_time_it_was
     assert (costs.put_off, rhythm.unsaved) == (5, 25)
 
 
-def run_paced(rhythm: Rhythm, pace: Pace, clock: Clock, items: int) -> list[int]:
-    """Return after which items a checkpoint was completed, each item taking a second."""
-    taken = []
-    for item in range(1, items + 1):
-        clock.seconds += 1.0
-        if rhythm.is_time():
-            taken.append(item)
-            pace.completed()
-            rhythm.taken()
-    return taken
-
-
 def test_a_due_checkpoint_waits_for_the_interval_since_the_last_one(clock):
     pace = Pace("4 s", None, clock)
     rhythm = Rhythm(1, None, StageCosts(None, clock), pace, clock)
-    assert run_paced(rhythm, pace, clock, 10) == [4, 8]
+    assert run(rhythm, clock, 10, pace=pace) == [4, 8]
     assert rhythm.unsaved == 2
 
 
 def test_a_checkpoint_that_was_due_in_the_pause_is_taken_with_the_first_item_behind_it(clock):
     pace = Pace(None, "6 s", clock)
     rhythm = Rhythm(3, 5.0, StageCosts(None, clock), pace, clock)
-    assert run_paced(rhythm, pace, clock, 16) == [3, 9, 15]
+    assert run(rhythm, clock, 16, pace=pace) == [3, 9, 15]
 
 
 def test_a_pause_is_no_checkpoint_put_off_for_its_costs(clock):
     costs = StageCosts(0.1, clock)
     costs.spent_seconds = 100.0
     pace = Pace("1 h", None, clock)
-    assert run_paced(Rhythm(1, None, costs, pace, clock), pace, clock, 5) == []
+    assert run(Rhythm(1, None, costs, pace, clock), clock, 5, pace=pace) == []
     assert costs.put_off == 0
 
 
 def test_a_checkpoint_that_somebody_asked_for_begins_the_pause_anew(clock):
     pace = Pace("4 s", None, clock)
     rhythm = Rhythm(1, None, StageCosts(None, clock), pace, clock)
-    assert run_paced(rhythm, pace, clock, 3) == []
+    assert run(rhythm, clock, 3, pace=pace) == []
     pace.completed()
-    assert run_paced(rhythm, pace, clock, 4) == [4]
-
-
-@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2", None])
-def test_a_rhythm_that_is_no_whole_number_of_at_least_one_is_refused(every):
-    with pytest.raises(InvalidConfigurationError, match="every to be a whole number of at least 1"):
-        require_every(every)
+    assert run(rhythm, clock, 4, pace=pace) == [4]
 
 
 class Job:
@@ -324,6 +307,10 @@ def lost_share(interval: float, cost: float, mean_time: float) -> float:
         (1.0, 86_400.0, 414.7),  # the square root of 2 * 1 * 86400, 415.7, nearly all of it
         (60.0, 86_400.0, 3179.8),
         (300.0, 3600.0, 1276.5),
+        # Where a checkpoint costs more than failures leave, the interval is the time between them.
+        (100.0, 50.0, 50.0),
+        (200.0, 50.0, 50.0),
+        (0.0, 3600.0, 0.0),
     ],
 )
 def test_the_interval_is_dalys(cost: float, mean_time: float, expected: float) -> None:
@@ -341,15 +328,6 @@ def test_no_other_interval_loses_noticeably_less(cost: float, mean_time: float) 
     chosen = optimal_interval(cost, mean_time)
     least = min(lost_share(chosen * factor, cost, mean_time) for factor in (0.5, 0.7, 0.9, 1.1, 1.4, 2.0))
     assert lost_share(chosen, cost, mean_time) <= least * 1.005
-
-
-def test_where_a_checkpoint_costs_more_than_failures_leave_the_interval_is_the_time_between_them() -> None:
-    assert optimal_interval(100.0, 50.0) == 50.0
-    assert optimal_interval(200.0, 50.0) == 50.0
-
-
-def test_a_free_checkpoint_is_taken_all_the_time() -> None:
-    assert optimal_interval(0.0, HOUR) == 0.0
 
 
 @pytest.mark.parametrize(("cost", "mean_time"), [(-1.0, 10.0), (1.0, 0.0)])

@@ -178,9 +178,10 @@ def test_a_savepoint_outlives_the_job_and_the_snapshots_that_it_was_copied_from(
     assert savepoints.list_files(savepoints_of(stage)[0].location) == before
 
 
-def test_a_request_without_a_place_fails_and_the_stage_goes_on(stage: WrittenStage) -> None:
+@pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT, CheckpointType.SAVEPOINT_SUSPEND])
+def test_a_request_without_a_place_fails_and_the_stage_goes_on(stage: WrittenStage, kind: CheckpointType) -> None:
     attempt = stage.attempt()
-    ask(stage, None)
+    ask(stage, None, kind=kind)
     assert stage.take(attempt, stage.snapshot(attempt, "orders")).checkpoint_id == 1
     [request] = stage.coordinator.describe(job_id_of(JOB)).requests
     assert request.status is RequestStatus.FAILED
@@ -216,19 +217,14 @@ def test_a_coordinator_that_is_away_when_the_savepoint_begins_costs_nothing(
     assert statuses(stage) == [RequestStatus.COMPLETED]
 
 
-def test_stopping_with_a_savepoint_stops_the_stage_and_says_where_it_is(stage: WrittenStage, target: str) -> None:
+def test_stopping_with_a_savepoint_stops_the_stage_which_may_go_on_from_its_last_checkpoint(
+    stage: WrittenStage, target: str
+) -> None:
     attempt = stage.attempt()
     ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND, requested_by="the night shift")
     with pytest.raises(StoppedWithSavepointError, match="requested by the night shift") as stopped:
         stage.take(attempt, stage.snapshot(attempt, "orders"))
     assert stopped.value.pointer == savepoints_of(stage)[0].location
-
-
-def test_a_stage_that_was_stopped_goes_on_from_its_last_checkpoint(stage: WrittenStage, target: str) -> None:
-    attempt = stage.attempt()
-    ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND)
-    with pytest.raises(StoppedWithSavepointError):
-        stage.take(attempt, stage.snapshot(attempt, "orders"))
     attempt.finish(AttemptStatus.FAILED)
     restored = stage.attempt().restore()
     assert restored is not None
@@ -291,13 +287,6 @@ def test_the_retry_of_a_stage_whose_savepoint_does_not_suspend_it_goes_on(
     retry = stage.attempt()
     stage.take(retry)
     retry.finish(AttemptStatus.FINISHED)
-
-
-def test_a_savepoint_that_fails_does_not_stop_the_stage(stage: WrittenStage) -> None:
-    attempt = stage.attempt()
-    ask(stage, None, kind=CheckpointType.SAVEPOINT_SUSPEND)
-    stage.take(attempt, stage.snapshot(attempt, "orders"))
-    assert statuses(stage) == [RequestStatus.FAILED]
 
 
 def test_a_request_to_terminate_is_served_at_the_end_of_the_stage(stage: WrittenStage, target: str) -> None:

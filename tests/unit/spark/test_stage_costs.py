@@ -20,7 +20,6 @@ from airflow_provider_statecheck.spark.stage_costs import (
     WriteTimes,
     full_disk_named,
     require_room,
-    shortage_of,
 )
 from airflow_provider_statecheck.spark.step_kinds import COMPUTE_PER_WRITE, decide, explained_bytes
 
@@ -150,17 +149,26 @@ def test_writing_is_only_a_part_of_computing_and_writing_in_one_go():
 
 
 @pytest.mark.parametrize(
-    ("compute", "write", "is_written"),
-    [(0.0, None, True), (9.99, 5.0, False), (10.0, 5.0, True), (0.0, 0.0, True)],
+    ("compute", "write", "unwritten", "is_written"),
+    [
+        (10.0, 5.0, 0.0, True),
+        (9.99, 5.0, 0.0, False),
+        (5.0, 3.0, 0.0, False),
+        (5.0, 3.0, 1.0, True),
+        (0.0, 0.0, 0.0, True),
+        (0.0, None, 0.0, True),
+    ],
 )
-def test_a_step_is_written_where_computing_it_takes_so_many_times_longer(compute, write, is_written):
+def test_a_step_is_written_where_a_retry_would_repeat_twice_the_time_of_writing(compute, write, unwritten, is_written):
     assert COMPUTE_PER_WRITE == 2.0
-    assert decide(compute, write).is_written is is_written
+    assert decide(compute, write, unwritten_seconds=unwritten).is_written is is_written
 
 
 def test_a_decision_gives_its_numbers():
     assert decide(9.0, 5.0).reason == "computing took 9.00 s < 10.00 s = 2 x 5.00 s for writing"
-    assert decide(11.0, 5.0).reason == "computing took 11.00 s >= 10.00 s = 2 x 5.00 s for writing"
+    assert decide(5.0, 3.0, unwritten_seconds=1.0).reason == (
+        "computing took 5.00 s and 1.00 s of unwritten steps before it >= 6.00 s = 2 x 3.00 s for writing"
+    )
 
 
 def test_facts_hold_for_the_code_that_was_measured_and_survive_json():
@@ -183,21 +191,21 @@ def disk(free: int | None) -> Any:
     return SimpleNamespace(base_uri="file:///checkpoints", free_bytes=lambda: free)
 
 
-def test_a_step_that_will_not_fit_is_refused_with_both_numbers():
-    with pytest.raises(
-        StorageError, match=r"at least 500 free bytes .* step rows .* found 499 bytes in file:///checkpoints"
-    ):
-        require_room(disk(499), "rows", 500)
+@pytest.mark.parametrize(
+    ("free", "size", "message"),
+    [
+        (499, 500, r"at least 500 free bytes .* step rows .* found 499 bytes in file:///checkpoints"),
+        (UNKNOWN_SIZE_BYTES - 1, None, "the minimum for an unknown size"),
+    ],
+)
+def test_a_step_that_will_not_fit_is_refused_with_both_numbers(free, size, message):
+    with pytest.raises(StorageError, match=message):
+        require_room(disk(free), "rows", size)
 
 
-def test_a_step_of_unknown_size_needs_a_floor():
-    require_room(disk(UNKNOWN_SIZE_BYTES), "rows", None)
-    with pytest.raises(StorageError, match="the minimum for an unknown size"):
-        require_room(disk(UNKNOWN_SIZE_BYTES - 1), "rows", None)
-
-
-def test_a_small_step_of_known_size_needs_no_floor():
-    assert shortage_of(disk(1000), "rows", 999) is None
+@pytest.mark.parametrize(("free", "size"), [(UNKNOWN_SIZE_BYTES, None), (1000, 999), (None, 10**18)])
+def test_a_step_that_fits_or_of_which_a_storage_cannot_tell_is_not_refused(free, size):
+    require_room(disk(free), "rows", size)
 
 
 def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
@@ -209,8 +217,9 @@ def test_a_disk_that_is_nearly_full_is_warned_of(caplog):
     assert record.getMessage().startswith(f"Only {2 * UNKNOWN_SIZE_BYTES - 1} bytes are free")
 
 
-def test_a_storage_that_cannot_tell_refuses_nothing():
-    require_room(disk(None), "rows", 10**18)
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
@@ -218,8 +227,9 @@ def test_a_storage_that_cannot_tell_refuses_nothing():
     [
         OSError(28, "No space left on device"),
         RuntimeError("Caused by: java.io.IOException: Disk quota exceeded\n at x"),
+        caused_by(RuntimeError("Job aborted."), OSError(28, "No space left on device")),
     ],
-    ids=["space", "quota"],
+    ids=["space", "quota", "below another error"],
 )
 def test_a_full_disk_is_named_without_the_trace_of_a_jvm(error):
     with (
@@ -231,37 +241,11 @@ def test_a_full_disk_is_named_without_the_trace_of_a_jvm(error):
     assert raised.value.__suppress_context__
 
 
-def test_a_full_disk_is_found_below_another_error():
-    with pytest.raises(StorageError, match="no space left"), full_disk_named("file:///c"):
-        raise RuntimeError("Job aborted.") from OSError(28, "No space left on device")
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), UnsupportedStateError("No space left on device")])
 def test_any_other_error_stays_what_it_is(error):
     with pytest.raises(type(error)) as raised, full_disk_named("file:///c"):
         raise error
     assert raised.value is error
-
-
-@pytest.mark.parametrize(
-    ("compute", "write", "unwritten", "is_written"),
-    [
-        (10.0, 5.0, 0.0, True),
-        (9.9, 5.0, 0.0, False),
-        (5.0, 3.0, 0.0, False),
-        (5.0, 3.0, 1.0, True),
-        (0.1, None, 0.0, True),
-    ],
-)
-def test_a_step_is_written_where_a_retry_would_repeat_twice_the_time_of_writing(
-    compute, write, unwritten, is_written
-) -> None:
-    assert decide(compute, write, unwritten_seconds=unwritten).is_written is is_written
-
-
-def test_the_reason_has_the_numbers() -> None:
-    reason = decide(5.0, 3.0, unwritten_seconds=1.0).reason
-    assert reason == "computing took 5.00 s and 1.00 s of unwritten steps before it >= 6.00 s = 2 x 3.00 s for writing"
 
 
 PLAN = """== Optimized Logical Plan ==

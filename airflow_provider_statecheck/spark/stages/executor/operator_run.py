@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorState,
     OperatorSubtaskState,
@@ -22,7 +24,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
     rows_of,
     times_of,
 )
-from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
+from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedOperator
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
@@ -40,11 +42,6 @@ from airflow_provider_statecheck.state.operator.states import raw_operator_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.stages.executor.task_control import (
-        OperatorTask,
-        SnapshotMoment,
-        SubtaskContext,
-    )
     from airflow_provider_statecheck.spark.stages.stage import MapNode, ProcessNode
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -55,6 +52,51 @@ _END_OF_INPUT_ELEMENTS = 10_000
 """Minimum number of elements, except in the last batch, that are emitted together at the end of the input."""
 
 STATE_NAME = "aggregates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotMoment:
+    """Checkpoint for which the tasks of an increment save their state."""
+
+    checkpoint: CheckpointMetaData
+    """With id 0 for an increment without a checkpoint."""
+    is_end_of_input: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTask(PlannedOperator):
+    """A function and its initial state, for Spark tasks."""
+
+    states: Mapping[int, OperatorSubtaskState] = field(default_factory=dict)
+    """Initial state by subtask."""
+    schemas: OperatorSchemas | None = None
+    """Types of the initial state."""
+    restored_checkpoint_id: int | None = None
+    """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
+
+    @classmethod
+    def of(cls, operator: PlannedOperator, **state: Any) -> Self:
+        """
+        Return the task of a planned function.
+
+        :param state: Fields of the initial state, or others that replace those of the plan.
+        """
+        return cls(**{each.name: getattr(operator, each.name) for each in fields(operator)} | state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskContext:
+    """Properties of a subtask that all functions of its vertex share."""
+
+    job_id: str
+    subtask: int = 0
+    parallelism: int
+    max_parallelism: int
+    epoch: int
+    now_ms: int
+    """Time for the expiry of state, in milliseconds."""
+    logical_date: datetime | None
+    state_backend: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +409,9 @@ class AggregateRun(OperatorRun):
         self._state.put(keys, merged)
         self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
-        return self._output(keys, merged) if self._node.emits_changes else self._no_output()
+        if self._node.emits_changes:
+            return self._output(keys, merged)
+        return Elements(self.task.output_schema, table=self.task.output_schema.empty_table())
 
     @override
     def end(self) -> Iterator[Elements]:
@@ -414,9 +458,6 @@ class AggregateRun(OperatorRun):
         columns = [*keys.columns, *values.flatten()]
         arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
         return Elements(schema, table=pa.Table.from_arrays(arrays, schema=schema))
-
-    def _no_output(self) -> Elements:
-        return Elements(self.task.output_schema, table=self.task.output_schema.empty_table())
 
     @property
     def _node(self) -> AggregateNode:

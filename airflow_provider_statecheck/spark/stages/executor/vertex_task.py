@@ -1,5 +1,5 @@
 """
-One Spark task of a vertex: a chain of functions.
+One Spark task of a vertex: its description, its chain of functions, and its report.
 
 A task reads data and messages of the vertex before it, runs its functions, saves their state, and passes on data or
 writes it to the sink. Its last message is its report for the driver.
@@ -7,14 +7,24 @@ writes it to the sink. Its last message is its report for the driver.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    OperatorState,
+    OperatorSubtaskState,
+    StreamStateHandle,
+    streams_of_subtask,
+)
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
@@ -26,25 +36,94 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import (
     AggregateRun,
     MapRun,
     OperatorRun,
-    ProcessRun,
-    WrittenFunction,
-)
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
+    ProcessRun,
     SnapshotMoment,
     SubtaskContext,
-    TaskReport,
-    TaskStorage,
-    TaskWriting,
+    WrittenFunction,
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
+from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
+from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
+from airflow_provider_statecheck.storage.views.state_files import (
+    CheckpointStorageWorkerView,
+    FileMergingSnapshotManager,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkWriter
     from airflow_provider_statecheck.state.schemas import OperatorSchemas
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """Result of one Spark task of a vertex."""
+
+    vertex: int
+    subtask: int
+    states: tuple[OperatorState, ...] = ()
+    """State of the functions, with this subtask only; functions without state are omitted."""
+    committables: tuple[dict[str, Any], ...] = ()
+    """Committables of the sink writer."""
+    keys: int = 0
+    """Number of keys of declared aggregates, summed over the tables that were processed."""
+    rows: int = 0
+    """Number of input elements."""
+    new_bytes: int = 0
+    """Size of the state files that were written."""
+    sizes: dict[str, tuple[StateSize, ...]] = field(default_factory=dict)
+    """Sizes of single states of this subtask by the uids of the operators, for display."""
+    snapshot_seconds: float = 0.0
+    """Time to write the state."""
+
+    def encode(self) -> bytes:
+        """Return the report as JSON."""
+        states = [encode_operator_state(state, str) for state in self.states]
+        return json.dumps({**encode(replace(self, states=())), "states": states}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Decode a report."""
+        values = json.loads(data)
+        states = tuple(decode_operator_state(state, str) for state in values["states"])
+        return replace(decode(cls, {**values, "states": ()}), states=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWriting:
+    """Description of the checkpoint storage that the tasks of an attempt write to."""
+
+    attempt: AttemptRef
+    config: CheckpointConfig
+
+    def worker_view(
+        self, storage: CheckpointStorage, restored: Iterable[OperatorSubtaskState]
+    ) -> CheckpointStorageWorkerView:
+        """
+        Return the view of a subtask.
+
+        :param restored: Initial state of the subtask.
+        :raises InvalidConfigurationError: if the configured storage cannot be loaded.
+        """
+        view = load_checkpoint_storage(storage, self.attempt, self.config)
+        is_merging = self.config.file_merging_enabled
+        manager = FileMergingSnapshotManager(self.attempt.epoch, self.config) if is_merging else None
+        return view.to_file_merging_storage(manager, _Restored(tuple(restored)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """Environment of a subtask with its initial state."""
+
+    states: tuple[OperatorSubtaskState, ...]
+
+    @property
+    def restored_streams(self) -> Iterator[StreamStateHandle]:
+        return (stream for state in self.states for stream in streams_of_subtask(state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +144,7 @@ class VertexTask:
     has_control: bool
     """Whether the input includes messages."""
     sink: Sink | None
-    storage: TaskStorage
+    storage: CheckpointStorage
     writing: TaskWriting
     moment: SnapshotMoment
     context: SubtaskContext
@@ -74,10 +153,9 @@ class VertexTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run the task; yield data for the next vertex, and messages for the driver."""
         subtask = _subtask()
-        storage = self.storage.open()
         task_input = _TaskInput(batches, has_control=self.has_control)
         with ExitStack() as closing:
-            chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), storage)
+            chain = FunctionChain(self.operators, replace(self.context, subtask=subtask), self.storage)
             closing.callback(chain.close)
             chain.open()
             writer = self._writer(subtask)
@@ -88,7 +166,7 @@ class VertexTask:
                     writer.write(elements.table())
                 elif not self.is_last:
                     yield from self._data_batches(elements)
-            report = self._report(subtask, chain, storage, task_input, writer)
+            report = self._report(subtask, chain, task_input, writer)
         yield self._message_batch([*task_input.messages, report.encode()])
 
     def _process(self, chain: FunctionChain, task_input: _TaskInput) -> Iterator[Elements]:
@@ -97,10 +175,11 @@ class VertexTask:
             yield from chain.end()
 
     def _report(
-        self, subtask: int, chain: FunctionChain, storage: Any, task_input: _TaskInput, writer: SinkWriter | None
+        self, subtask: int, chain: FunctionChain, task_input: _TaskInput, writer: SinkWriter | None
     ) -> TaskReport:
         begin = time.monotonic()
-        view = self.writing.worker_view(storage, (o.states[subtask] for o in self.operators if subtask in o.states))
+        restored = (operator.states[subtask] for operator in self.operators if subtask in operator.states)
+        view = self.writing.worker_view(self.storage, restored)
         streams = view.resolve_checkpoint_storage_location(self.moment.checkpoint.checkpoint_id, DEFAULT_LOCATION)
         written = chain.snapshot(self.moment, streams)
         states = view.make_durable(each.state for each in written.values() if each.state is not None)

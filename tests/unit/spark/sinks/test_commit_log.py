@@ -11,13 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles, seal, unseal
-from airflow_provider_statecheck.spark.sinks.commit_log import (
-    ALL_CHECKPOINTS,
-    Ancestry,
-    CommitLog,
-    CommitRange,
-    Start,
-)
+from airflow_provider_statecheck.spark.sinks.commit_log import ALL_CHECKPOINTS, Ancestry, CommitLog, CommitRange, Start
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt

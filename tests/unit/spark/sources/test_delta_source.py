@@ -13,7 +13,6 @@ from deltalake import DeltaTable, Field, Schema, VariantType, write_deltalake
 
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
-    EnvironmentNotReadyError,
     InvalidConfigurationError,
     SourceChangedError,
     SourceRestartRequiredError,
@@ -396,13 +395,6 @@ def test_the_state_of_another_source_is_refused(path, source, tmp_path):
         CorruptStateError, match="position in a Delta table, found invalid data or those of another source"
     ):
         source().open(None, other)
-
-
-def test_without_the_package_the_extra_is_named(path, source, monkeypatch):
-    append(path, 1)
-    monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
-    with pytest.raises(EnvironmentNotReadyError, match=r"airflow-provider-statecheck\[delta\]"):
-        source().open(None)
 
 
 def test_options_are_hidden_and_go_with_the_source():

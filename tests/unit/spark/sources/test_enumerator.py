@@ -19,8 +19,8 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
     moved_pieces,
     parse_bytes_per_increment,
+    parse_limits,
     plan,
-    require_count,
     state_after,
 )
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
@@ -202,24 +202,6 @@ def test_progress_ends_where_everything_is_finished(files, limits):
     assert done == sorted(done)
     assert enumerator.finished_bytes == enumerator.total_bytes
     assert enumerator.finished_splits == enumerator.total_splits == len(files)
-
-
-def test_increments_are_counted_over_all_attempts():
-    files, limits = [[1]] * 4, Limits(items=1)
-    first = enumerator_of(files, limits)
-    for _ in range(2):
-        first.finish(first.next_increment())
-    first.next_increment()
-
-    assert [increment.number for increment in increments(enumerator_of(files, limits, state_of(first)))] == [3, 4]
-
-
-def test_an_unfinished_increment_is_planned_again_by_the_next_attempt():
-    first = enumerator_of([[1], [1]], Limits(items=1))
-    first.finish(first.next_increment())
-    lost = first.next_increment()
-
-    assert enumerator_of([[1], [1]], Limits(items=1), state_of(first)).next_increment() == lost
 
 
 def test_the_same_increment_loaded_twice_gives_the_same_rows():
@@ -412,5 +394,5 @@ def test_what_is_no_size_is_refused_by_the_name_of_the_argument(written):
 
 @pytest.mark.parametrize("count", [0, -1, True, "3", 1.0])
 def test_what_is_no_count_is_refused(count):
-    with pytest.raises(InvalidConfigurationError, match="Expected files to be a number from 1"):
-        require_count(count, "files")
+    with pytest.raises(InvalidConfigurationError, match="files to be a whole number of at least 1"):
+        parse_limits(None, ("files", count))

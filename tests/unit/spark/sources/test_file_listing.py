@@ -209,6 +209,8 @@ def test_what_is_no_path_is_refused(path):
         ("a[0-3].csv", "a2.csv", True),
         ("a[!0-3].csv", "a2.csv", False),
         ("a.c*", "abc", False),
+        ("a**c", "abc", True),
+        ("a**c", "ab/c", False),
         ("a[.csv", "a[.csv", True),
     ],
 )

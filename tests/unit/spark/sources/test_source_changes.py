@@ -5,17 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.exceptions import (
-    SourceChangedError,
-    SourceRestartRequiredError,
-)
-from airflow_provider_statecheck.spark.sources.source import (
-    Changes,
-    OnChange,
-    compare,
-    describe_changes,
-    reconcile,
-)
+from airflow_provider_statecheck.exceptions import SourceChangedError, SourceRestartRequiredError
+from airflow_provider_statecheck.spark.sources.source import Changes, OnChange, compare, describe_changes, reconcile
 from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 
 FAIL, IGNORE, RESTART = OnChange

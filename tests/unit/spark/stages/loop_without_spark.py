@@ -16,7 +16,8 @@ from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
 from airflow_provider_statecheck.spark.stages import increment_loop
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates

@@ -17,7 +17,8 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, Coordinator
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -16,8 +16,12 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.stages.executor.elements import KeyedChunk, python_values
-from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
-from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.operator_run import (
+    AggregateRun,
+    OperatorTask,
+    SnapshotMoment,
+    SubtaskContext,
+)
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend

@@ -14,7 +14,8 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.spark.sources.source import Increment, SizeUnit, Split
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import INLINE_BUDGET, Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import require_all_subtasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex

@@ -18,19 +18,14 @@ from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, Sto
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
 from tests.messages import make_owner
 from tests.unit.maintenance.test_job_savepoints import SavedJob
-from tests.unit.spark.stages.loop_without_spark import (
-    Job,
-    JobsWithoutSpark,
-    LoopWithoutSpark,
-    RecordedSink,
-    one_output,
-)
+from tests.unit.spark.stages.loop_without_spark import Job, JobsWithoutSpark, LoopWithoutSpark, RecordedSink, one_output
 from tests.unit.written_stage import JOB, WrittenStage
 
 MINUTES = 60.0

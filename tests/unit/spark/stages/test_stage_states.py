@@ -21,13 +21,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
-from airflow_provider_statecheck.spark.stages.executor.task_control import (
-    OperatorTask,
-    SnapshotMoment,
-    SubtaskContext,
-    TaskReport,
-)
-from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
+from airflow_provider_statecheck.spark.stages.executor.operator_run import OperatorTask, SnapshotMoment, SubtaskContext
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain, TaskReport
 from airflow_provider_statecheck.spark.stages.stage import MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
 from airflow_provider_statecheck.state.backends.loading import MemoryStateBackend

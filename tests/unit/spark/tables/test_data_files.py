@@ -103,7 +103,8 @@ def test_rows_wait_for_each_other_in_row_groups_of_bounded_size(folder, monkeypa
     for key in range(5):
         writer.write(rows_of(key))
     (file,) = writer.finish()
-    assert [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)] == [2, 2, 1]
+    metadata = pq.read_metadata(folder.path / file.name)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [2, 2, 1]
 
 
 def test_few_files_are_open_at_once(folder, monkeypatch):

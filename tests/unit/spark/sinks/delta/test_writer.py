@@ -74,16 +74,6 @@ def test_columns_may_have_any_order_and_files_any_number(path):
     assert found.to_pylist() == [{"key": 2, "name": "name 2"}]
 
 
-def test_task_that_fails_deletes_its_files(path):
-    attempt = DeltaAttempt(path, 1, max_file_bytes=1).open()
-    writer = attempt.task()
-    writer.write(table_of([1]))
-    directory = f"statecheck-{attempt.context.lineage}"
-    assert len(attempt.files.list_files(directory)) == 1
-    writer.abort()
-    assert attempt.files.list_files(directory) == {}
-
-
 @pytest.mark.parametrize("settings", [{}, {"upsert_by": ["key"]}])
 def test_tasks_need_no_deltalake(path, monkeypatch, settings):
     attempt = DeltaAttempt(path, 1, **settings).open()

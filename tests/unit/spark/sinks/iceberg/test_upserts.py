@@ -11,11 +11,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import IdentityTransform
 
-from airflow_provider_statecheck.exceptions import (
-    CorruptStateError,
-    EnvironmentNotReadyError,
-    UnsupportedStateError,
-)
+from airflow_provider_statecheck.exceptions import CorruptStateError, EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks import iceberg_destination
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA
 from tests.unit.spark.sinks.iceberg.tables import (

@@ -52,7 +52,7 @@ def test_a_later_attempt_makes_the_commit_that_never_was(place):
 def test_a_commit_that_fails_leaves_nothing_and_may_be_repeated(place):
     first = place.open(1)
     written = [*first.write(1), *first.write(2, subtask=1)]
-    (staged,) = (place.folder / "staging").rglob(written[1]["files"][0]["staged"])
+    staged = place.folder / "staging" / written[1]["files"][0]["name"]
     moved = staged.rename(place.folder / "moved")
     with pytest.raises(CorruptStateError, match=r"found none; it was deleted, or .* another disk"):
         first.commit(1, written)
