@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
+from airflow_provider_statecheck.lazy import np
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
@@ -452,8 +453,6 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
 def _read_together(part: Part) -> Iterator[list[int]]:
     """Return the numbers of the blocks of a part, in lists of about ``_COPIED_AT_ONCE`` bytes."""
-    import numpy as np
-
     ends = np.cumsum(part.lengths) // _COPIED_AT_ONCE
     for _, blocks in groupby(range(len(ends)), key=lambda block: int(ends[block])):
         yield list(blocks)

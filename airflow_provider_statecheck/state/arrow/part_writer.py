@@ -18,6 +18,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import StreamStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
+from airflow_provider_statecheck.lazy import np, pa, parquet
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -89,8 +90,6 @@ class PartWriter:
 
         :raises StorageError: if the storage fails.
         """
-        import pyarrow as pa
-
         if table.num_rows == 0:
             return
         rows = table if self._pending is None else pa.concat_tables([self._pending, table])
@@ -119,8 +118,6 @@ class PartWriter:
 
     def _block_starts(self, rows: Any) -> tuple[list[int], int]:
         """Return the start of each complete block, and the end of the last one. The other rows wait for more."""
-        import numpy as np
-
         groups = single(rows.column(KEY_GROUP)).to_numpy()
         limit = self._rows_per_block(rows)
         edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
@@ -177,9 +174,6 @@ class PartFile(ABC):
 
     def close(self, state: StateSchema) -> Part:
         """Close the file and return its part."""
-        import numpy as np
-        import pyarrow as pa
-
         try:
             footer = self._write_end()
         except BaseException:
@@ -230,8 +224,6 @@ class ArrowPartFile(PartFile):
     """Arrow IPC file, in which each record batch is a block."""
 
     def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
-        import pyarrow as pa
-
         super().__init__(schema, stream, compression)
         options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
@@ -315,9 +307,6 @@ class RowGroups:
         :raises CorruptStateError: if the footer is corrupt.
         :raises StorageError: if the storage fails.
         """
-        import pyarrow as pa
-        from pyarrow import parquet
-
         assert part.footer is not None  # noqa: S101 - the part is a Parquet file
         offset, length, checksum = part.footer
         (footer,) = files.read(part.handle, [(offset, length)])
@@ -335,9 +324,6 @@ class RowGroups:
 
         :param data: Bytes of the row group.
         """
-        import pyarrow as pa
-        from pyarrow import parquet
-
         offset = int(part.offsets[block])
         # Of the file, only the bytes of this row group are known.
         known = memoryview(data)
@@ -362,8 +348,6 @@ def _offset_of(row_group: Any) -> int:
 
 
 def _in_layout(part: Part, table: Any) -> Any:
-    import pyarrow as pa
-
     columns = []
     for index, field in enumerate(part.schema):
         column = single(table.column(index))
@@ -377,8 +361,6 @@ def _in_layout(part: Part, table: Any) -> Any:
 
 
 def _timed(values: Any, times: Any, wanted: Any) -> Any:
-    import pyarrow as pa
-
     if pa.types.is_list(wanted):
         elements = _timed(values.flatten(), times.flatten(), wanted.value_type)
         return with_elements(values, elements)
@@ -387,6 +369,4 @@ def _timed(values: Any, times: Any, wanted: Any) -> Any:
 
 
 def _milliseconds(times: Any) -> Any:
-    import pyarrow as pa
-
     return times.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StateMigrationError
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     NAMESPACE,
@@ -151,14 +152,10 @@ class PositionForm(RowForm):
     """
 
     def __init__(self, keys: KeySerializer, user_key_type: Any) -> None:
-        import pyarrow as pa
-
         self.layout = StateLayout.of(keys, pa.null(), user_key_type)
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
         """Return the rows with null values."""
-        import pyarrow as pa
-
         index = table.schema.get_field_index(VALUE)
         table = table.set_column(index, VALUE, pa.nulls(table.num_rows))
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
@@ -235,9 +232,6 @@ class StateRowForm(RowForm):
         return replace(old, ttl_ms=self._restored.ttl_ms) if old.ttl and self._restored.ttl else old
 
     def _migrated(self, migration: CellMigration, table: Any) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         columns = dict(zip(table.schema.names, table.columns, strict=True))
         columns[VALUE], expired = migration.migrated(single(columns[VALUE]))
         if migration.migrate_keys is not None:
@@ -260,8 +254,6 @@ class StateRowForm(RowForm):
 
 
 def _with_namespace(layout: StateLayout, table: Any, *, namespace: bool) -> Any:
-    import pyarrow as pa
-
     if not namespace or NAMESPACE in table.schema.names:
         return table
     void = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
@@ -315,9 +307,6 @@ class CellMigration:
         return self._lists(cells) if self.is_list else self._elements(cells)
 
     def _elements(self, elements: Any) -> tuple[Any, Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         values = pc.struct_field(elements, "value") if self.had_times else elements
         new = values if self.migrate is None else self.migrate(values)
         if not self.had_times and not self.has_times:
@@ -327,9 +316,6 @@ class CellMigration:
         return (timed_cells(new, times), None) if self.has_times else (new, self._expired(times))
 
     def _lists(self, cells: Any) -> tuple[Any, Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         elements, expired = self._elements(cells.flatten())
         parents = pc.list_parent_indices(cells)
         if expired is None:
@@ -339,8 +325,6 @@ class CellMigration:
         return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
 
     def _expired(self, times: Any) -> Any:
-        import pyarrow.compute as pc
-
         if self.lifetime_ms is None:
             return None
         # A null timestamp belongs to a null value.

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -124,8 +125,6 @@ class FileRun(SortedRun):
     @cached_property
     def block_key_groups(self) -> Any:
         """Return the key group of each block."""
-        import numpy as np
-
         return np.concatenate([part.key_groups for part in self.parts])
 
     @cached_property
@@ -136,8 +135,6 @@ class FileRun(SortedRun):
     @cached_property
     def block_rows(self) -> Any:
         """Return the number of rows of each block."""
-        import numpy as np
-
         return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
 
     @cached_property
@@ -206,8 +203,6 @@ def _source_of(handle: StreamStateHandle) -> Any:
 
 
 def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
-    import pyarrow as pa
-
     if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
         raise _corrupt_block(part, row, "bytes that do not match the checksum")
     try:
@@ -218,8 +213,6 @@ def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[
 
 
 def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
-    import pyarrow as pa
-
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
     return pa.Table.from_batches([batch])
 
@@ -256,22 +249,16 @@ class MemoryRun(SortedRun):
     @cached_property
     def block_key_groups(self) -> Any:
         """Return the key group of the first row of each block."""
-        import numpy as np
-
         return np.array([_key_group(block.table, 0) for block in self._blocks], np.int32)
 
     @cached_property
     def block_last_key_groups(self) -> Any:
         """Return the key group of the last row of each block."""
-        import numpy as np
-
         return np.array([_key_group(block.table, -1) for block in self._blocks], np.int32)
 
     @cached_property
     def block_rows(self) -> Any:
         """Return the number of rows of each block."""
-        import numpy as np
-
         return np.array([block.table.num_rows for block in self._blocks], np.int64)
 
     def block(self, number: int) -> Block:
@@ -288,8 +275,6 @@ def _key_group(table: Any, row: int) -> int:
 
 
 def _count_deletions(table: Any) -> int:
-    import pyarrow.compute as pc
-
     return pc.sum(table.column(DELETED)).as_py() or 0 if DELETED in table.schema.names else 0
 
 
@@ -305,9 +290,6 @@ class MatchedRows:
 
 def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the rows of the keys in a run, in all namespaces and including tombstones."""
-    import numpy as np
-    import pyarrow as pa
-
     groups = single(keys.key_groups).to_numpy()
     blocks = _candidate_blocks(run, keys, groups)
     for first in range(0, len(blocks), _CHUNK_BLOCKS):
@@ -323,8 +305,6 @@ def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[M
 
 
 def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
-    import pyarrow as pa
-
     tables = run.tables(numbers)
     deleted = any(DELETED in table.schema.names for table in tables)
     conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
@@ -333,8 +313,6 @@ def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) ->
 
 def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
     """Return the blocks that may contain one of the keys."""
-    import numpy as np
-
     first, last = run.block_key_groups, run.block_last_key_groups
     counts = np.searchsorted(groups, last, "right") - np.searchsorted(groups, first, "left")
     candidates = np.flatnonzero(counts > 0)
@@ -366,8 +344,6 @@ def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
 
 def _key_indexes(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
     """Return the index of the key of each row, -1 for other keys. The wanted keys are distinct."""
-    import numpy as np
-
     if len(columns) == 1:
         return _indices(columns[0], wanted[0])
     rows, keys = np.zeros(len(columns[0]), np.int64), np.zeros(len(wanted[0]), np.int64)
@@ -383,8 +359,6 @@ def _key_indexes(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
 
 def _renumbered(rows: Any, keys: Any) -> tuple[Any, Any]:
     """Replace sparse codes by consecutive ones; -1 for rows without a wanted key."""
-    import numpy as np
-
     distinct, codes = np.unique(keys, return_inverse=True)
     if len(distinct) == 0:
         return np.full(len(rows), -1), codes
@@ -393,8 +367,6 @@ def _renumbered(rows: Any, keys: Any) -> tuple[Any, Any]:
 
 
 def _indices(column: Any, values: Any) -> Any:
-    import pyarrow.compute as pc
-
     found = pc.index_in(column, value_set=values)
     return found.fill_null(-1).to_numpy(zero_copy_only=False).astype("int64")
 
@@ -447,9 +419,7 @@ class PositionEncoder:
 
 def _have_natural_order(types: Sequence[Any]) -> bool:
     """Return whether Python values of the types have the same order as rows."""
-    from pyarrow import types as kinds
-
-    return all(kinds.is_integer(t) or kinds.is_string(t) or kinds.is_binary(t) for t in types)
+    return all(pa.types.is_integer(t) or pa.types.is_string(t) or pa.types.is_binary(t) for t in types)
 
 
 def rows_in(run: SortedRun, target: Target) -> Iterator[FoundRows]:

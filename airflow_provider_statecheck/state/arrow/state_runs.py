@@ -14,6 +14,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -190,9 +191,6 @@ def _follows(run: SortedRun, key_group: int) -> bool:
 
 def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the live rows of the keys without a namespace."""
-    import numpy as np
-    import pyarrow as pa
-
     indexes = np.arange(len(keys))
     for run in runs.all:
         missing = np.ones(len(indexes), bool)
@@ -209,8 +207,6 @@ def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Mat
 
 def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the live rows of the keys in all namespaces and with all user keys."""
-    import pyarrow as pa
-
     results = [found for run in runs.all for found in find_rows(runs.layout, run, keys)]
     if not results:
         return
@@ -224,8 +220,6 @@ def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
 
 
 def _in_void_namespace(found: MatchedRows) -> MatchedRows:
-    import pyarrow.compute as pc
-
     if NAMESPACE not in found.rows.schema.names:
         return found
     chosen = single(pc.equal(found.rows.column(NAMESPACE), VOID_NAMESPACE))
@@ -233,8 +227,6 @@ def _in_void_namespace(found: MatchedRows) -> MatchedRows:
 
 
 def _live(found: MatchedRows) -> MatchedRows:
-    import pyarrow.compute as pc
-
     if DELETED not in found.rows.schema.names:
         return found
     return _filter(found, single(pc.invert(found.rows.column(DELETED))))
@@ -271,9 +263,6 @@ def merge_tables(tables: Sequence[Any]) -> Any:
 
     :param tables: At least one table. All have equal columns, in any row order, and distinct sort keys.
     """
-    import numpy as np
-    import pyarrow as pa
-
     joined = pa.concat_tables(tables).combine_chunks()
     codes = order_codes(position_columns(joined))
     order = np.argsort(codes, kind="stable")
@@ -282,8 +271,6 @@ def merge_tables(tables: Sequence[Any]) -> Any:
 
 def without_tombstones(table: Any) -> Any:
     """Return the rows without tombstones."""
-    import pyarrow.compute as pc
-
     return table.filter(pc.invert(table.column(DELETED))).drop_columns([DELETED])
 
 
@@ -341,8 +328,6 @@ class _Cursor:
 
     def fill(self) -> bool:
         """Read the next blocks if the buffer is empty, and return whether it has rows."""
-        import pyarrow as pa
-
         while (self.buffer is None or self.buffer.num_rows == 0) and not self.is_last:
             until = min(len(self.run.block_rows), self.next_block + self.per_window)
             tables = self.run.tables(range(self.next_block, until))
@@ -359,9 +344,6 @@ class _Cursor:
 
 def _merge_window(cursors: list[_Cursor]) -> Any:
     """Merge the buffers up to the smallest end of a buffer that is not the end of its run."""
-    import numpy as np
-    import pyarrow as pa
-
     joined = pa.concat_tables([cursor.buffer for cursor in cursors]).combine_chunks()
     codes = order_codes(position_columns(joined))
     ends = np.cumsum([cursor.buffer.num_rows for cursor in cursors])
@@ -379,8 +361,6 @@ def _merge_window(cursors: list[_Cursor]) -> Any:
 
 
 def _is_first(codes: Any) -> Any:
-    import numpy as np
-
     first = np.ones(len(codes), bool)
     first[1:] = codes[1:] != codes[:-1]
     return first

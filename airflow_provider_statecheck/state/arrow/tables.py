@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -165,8 +166,6 @@ class TableCore(ABC):
 
 
 def _in_namespace(table: Any, namespace: str) -> Any:
-    import pyarrow.compute as pc
-
     if NAMESPACE in table.schema.names:
         return table.filter(pc.equal(table.column(NAMESPACE), namespace))
     return table if namespace == VOID_NAMESPACE else table.slice(0, 0)
@@ -203,9 +202,6 @@ class ArrowValueTable(TableCore):
 
     def get_batch(self, keys: KeyBatch) -> Any:
         """Return an Arrow array of the values of distinct keys without a namespace; null for a key without a value."""
-        import numpy as np
-        import pyarrow as pa
-
         self.seal()
         results = list(self._live_rows(self._normalized(keys)))
         rows = np.full(len(keys), -1, np.int64)
@@ -220,8 +216,6 @@ class ArrowValueTable(TableCore):
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
         """Set the values of distinct keys without a namespace from an Arrow array; null removes."""
-        import pyarrow as pa
-
         self.seal()
         self._read_ahead = ReadAhead()
         values, keys = single(values), self._normalized(keys)
@@ -422,9 +416,6 @@ def _changed_rows(
     :param key_groups: Arrow array of int32.
     :param deleted: Boolean Arrow array that marks tombstones, or ``None`` if there are none.
     """
-    import numpy as np
-    import pyarrow as pa
-
     columns_by_name = dict(zip(layout.key_names, columns, strict=True))
     columns_by_name |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted}
     has_namespace = namespace != VOID_NAMESPACE
@@ -445,14 +436,10 @@ def _joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
 
 def _tombstone_mask(values: Iterable[Any]) -> Any:
     """Return a boolean Arrow array that marks removed values, or ``None`` if there are none."""
-    import pyarrow as pa
-
     mask = [value is _REMOVED for value in values]
     return pa.array(mask, pa.bool_()) if any(mask) else None
 
 
 def _key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
     """Return the key groups of keys as an Arrow array."""
-    import pyarrow as pa
-
     return pa.array([key_groups[key] for key in keys], pa.int32())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig, StateVisibility, UpdateType
 from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable, lists_of
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
@@ -51,32 +52,22 @@ class TimeToLive:
 
     def stamped_column(self, values: Any) -> Any:
         """Return an Arrow array of values with the current time as their last use; null stays null."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         times = pa.repeat(pa.scalar(self._now_ms(), pa.int64()), len(values))
         return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=pc.is_null(values))
 
     def expired_column(self, stored: Any) -> Any:
         """Return a boolean Arrow array that marks expired values; ``False`` for null."""
-        import pyarrow.compute as pc
-
         oldest = self._now_ms() - self._lifetime
         return pc.fill_null(pc.less_equal(pc.struct_field(stored, "last_access_ms"), oldest), False)
 
     def unexpired_column(self, stored: Any, expired: Any) -> Any:
         """Return the values with null for expired ones."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         # take() returns null for a null index, whatever the type.
         rows = pc.if_else(expired, pa.scalar(None, pa.int64()), pa.array(range(len(stored)), pa.int64()))
         return pc.struct_field(stored, "value").take(rows)
 
     def visible_column(self, stored: Any, expired: Any) -> Any:
         """Return the values with null for those that reads may not return."""
-        import pyarrow.compute as pc
-
         return pc.struct_field(stored, "value") if self.shows_expired else self.unexpired_column(stored, expired)
 
 
@@ -128,9 +119,6 @@ class TtlCells:
         self._table.put_batch(keys, self._ttl.stamped_column(values))
 
     def _after_read(self, keys: KeyBatch, stored: Any, expired: Any) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if self._ttl.renews_on_read:
             live = self._ttl.unexpired_column(stored, expired)
             self._table.put_batch(keys, self._ttl.stamped_column(live))
@@ -209,8 +197,6 @@ def unexpired(state: RegisteredState, cells: Any, now_ms: int) -> tuple[Any, Any
     :param now_ms: Current time in milliseconds.
     :return: Arrow array of equal length, and a boolean array that marks the live cells.
     """
-    import pyarrow.compute as pc
-
     assert state.ttl is not None  # noqa: S101 - for the type checker
     oldest = now_ms - state.ttl.ttl_ms
     if state.kind is not StateKind.LIST:
@@ -229,8 +215,6 @@ def timed_cells(values: Any, times: Any) -> Any:
     :param values: Array of values, or of lists of them.
     :param times: Times of the last access in milliseconds, or lists of them with equal lengths.
     """
-    import pyarrow as pa
-
     if pa.types.is_list(times.type):
         return with_elements(values, timed_cells(values.flatten(), times.flatten()))
     # A value without a time is no value.

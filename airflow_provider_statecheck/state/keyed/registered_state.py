@@ -14,6 +14,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
@@ -164,8 +165,6 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
     @property
     def arrow_type(self) -> Any:
         """Return the Arrow type of a list."""
-        import pyarrow as pa
-
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[list[Any] | None]) -> Any:
@@ -203,8 +202,6 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
         return self.element.resolve_compatibility(old)
 
     def _lists_of(self, values: Sequence[list[Any] | None], write: Callable[[list[Any]], Any]) -> Any:
-        import pyarrow as pa
-
         flat = write(list(chain.from_iterable(value or () for value in values)))
         ends = list(accumulate(len(value or ()) for value in values))
         offsets = pa.array([0, *ends], pa.int32())
@@ -231,9 +228,6 @@ def lists_of(elements: Any, parents: Any, length: int) -> Any:
     :param parents: Arrow array with the index of each element's list, ascending.
     :param length: Number of lists, including empty ones.
     """
-    import numpy as np
-    import pyarrow as pa
-
     lengths = np.bincount(parents.to_numpy(zero_copy_only=False), minlength=length)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype("int32")
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
@@ -249,10 +243,8 @@ def own_user_key_with(serializer: TypeSerializer[Any]) -> Own:
 
 
 def _contains_floats(arrow_type: Any) -> bool:
-    from pyarrow import types
-
     fields = (arrow_type.field(number) for number in range(arrow_type.num_fields))
-    return types.is_floating(arrow_type) or any(_contains_floats(each.type) for each in fields)
+    return pa.types.is_floating(arrow_type) or any(_contains_floats(each.type) for each in fields)
 
 
 def _without_nan(serializer: TypeSerializer[Any], user_key: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
 from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateTable, StateValues, misfit, no_key
@@ -429,8 +430,6 @@ class BatchState:
         self._table.put_batch(keys, self._cast(values))
 
     def _cast(self, values: Any) -> Any:
-        import pyarrow as pa
-
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         wanted = self._arrow_type
         try:
@@ -452,8 +451,6 @@ class BatchState:
 
 
 def _require_ordered(key_groups: Any) -> None:
-    import pyarrow.compute as pc
-
     # Backends search key groups by bisection.
     is_descending = pc.less(key_groups.slice(1), key_groups.slice(0, max(len(key_groups) - 1, 0)))
     if pc.any(is_descending).as_py():
@@ -463,9 +460,6 @@ def _require_ordered(key_groups: Any) -> None:
 
 
 def _with_default(values: Any, default: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not values.null_count:
         return values
     rows = pc.if_else(pc.is_null(values), len(values), pa.array(range(len(values)), pa.int64()))
