@@ -52,12 +52,15 @@ class StateSchema:
     """Type of the user keys; ``None`` unless the state is a map."""
     value: SerializerSnapshot
     """Type of a value, a list element or a map value, without the timestamp that a time to live adds."""
-    ttl: bool = False
-    """Whether each value carries the time of its last use."""
     ttl_ms: int | None = None
-    """Time to live in milliseconds, if known."""
+    """Time to live in milliseconds; ``None`` if values never expire and do not carry the time of their last use."""
     queryable_name: str | None = field(default=None, compare=False)
     """Name for queries from outside the stage; a schema with another one describes the same state."""
+
+    @property
+    def expires(self) -> bool:
+        """Return whether values have a time to live."""
+        return self.ttl_ms is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +199,6 @@ def _encode_state(state: StateSchema) -> dict[str, Any]:
         "kind": state.kind.value,
         "key": None if state.key is None else encode_snapshot(state.key),
         "value": encode_snapshot(state.value),
-        "ttl": state.ttl,
         "ttl_ms": state.ttl_ms,
         "queryable_name": state.queryable_name,
     }
@@ -208,8 +210,7 @@ def _decode_state(encoded: Mapping[str, Any]) -> StateSchema:
         kind=StateKind(encoded["kind"]),
         key=_decode_optional(encoded["key"]),
         value=decode_snapshot(encoded["value"]),
-        ttl=encoded["ttl"],
-        ttl_ms=encoded.get("ttl_ms"),
+        ttl_ms=encoded["ttl_ms"],
         queryable_name=encoded.get("queryable_name"),
     )
 
@@ -263,18 +264,17 @@ def _type_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Com
 
 
 def _ttl_compatibility(old: StateSchema, new: StateSchema) -> Compatibility:
-    if old.ttl == new.ttl:
+    if old.expires == new.expires:
         return AS_IS
-    reason = (
-        "time to live added, starts at the restore" if new.ttl else "time to live removed, expired values are dropped"
-    )
+    added, removed = "time to live added, starts at the restore", "time to live removed, expired values are dropped"
+    reason = added if new.expires else removed
     return Compatibility(outcome=Outcome.COMPATIBLE_AFTER_MIGRATION, reason=reason)
 
 
 def _describe_state(state: StateSchema) -> str:
     value = describe(state.value)
     types = f"{describe(state.key)} to {value}" if state.kind is StateKind.MAP and state.key else value
-    return f"{state.kind} of {types}{' with a time to live' if state.ttl else ''}"
+    return f"{state.kind} of {types}{' with a time to live' if state.expires else ''}"
 
 
 def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:

@@ -351,7 +351,7 @@ def _in_layout(part: Part, table: Any) -> Any:
     columns = []
     for index, field in enumerate(part.schema):
         column = single(table.column(index))
-        is_timed = field.name == VALUE and part.state.ttl
+        is_timed = field.name == VALUE and part.state.expires
         columns.append(
             _timed(column, single(table.column(index + 1)), field.type)
             if is_timed

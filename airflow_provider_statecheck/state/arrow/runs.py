@@ -86,7 +86,7 @@ class SortedRun(ABC):
 
     @abstractmethod
     def block(self, number: int) -> Block:
-        """Return one block. Runs in files cache it."""
+        """Return one block. A run in files reads it with one range read, and caches it."""
 
     @abstractmethod
     def tables(self, numbers: Sequence[int]) -> list[Any]:
@@ -118,23 +118,19 @@ class FileRun(SortedRun):
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the sort key of the first row of each block."""
         tables = (self._form.firsts(part, namespace=self.has_namespaces) for part in self.parts)
         return list(chain.from_iterable(row_tuples(position_columns(table)) for table in tables))
 
     @cached_property
     def block_key_groups(self) -> Any:
-        """Return the key group of each block."""
         return np.concatenate([part.key_groups for part in self.parts])
 
-    @cached_property
+    @property
     def block_last_key_groups(self) -> Any:
-        """Return the key group of each block, which has only one."""
         return self.block_key_groups
 
     @cached_property
     def block_rows(self) -> Any:
-        """Return the number of rows of each block."""
         return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
 
     @cached_property
@@ -157,7 +153,6 @@ class FileRun(SortedRun):
         return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     def block(self, number: int) -> Block:
-        """Return one block from the cache, or with one range read."""
         return self._cache.get_or_load(self._block_keys[number], lambda: Block(self.tables([number])[0]))
 
     def blocks(self, numbers: Sequence[int]) -> dict[int, Block]:
@@ -172,7 +167,6 @@ class FileRun(SortedRun):
         return {number: block or read[number] for number, block in found.items()}
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return several blocks as tables. Adjacent blocks share a range read."""
         return self._tables(numbers, memoryview)
 
     def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
@@ -243,30 +237,24 @@ class MemoryRun(SortedRun):
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the sort key of the first row of each block."""
         return [row_tuples(position_columns(block.table.slice(0, 1)))[0] for block in self._blocks]
 
     @cached_property
     def block_key_groups(self) -> Any:
-        """Return the key group of the first row of each block."""
         return np.array([_key_group(block.table, 0) for block in self._blocks], np.int32)
 
     @cached_property
     def block_last_key_groups(self) -> Any:
-        """Return the key group of the last row of each block."""
         return np.array([_key_group(block.table, -1) for block in self._blocks], np.int32)
 
     @cached_property
     def block_rows(self) -> Any:
-        """Return the number of rows of each block."""
         return np.array([block.table.num_rows for block in self._blocks], np.int64)
 
     def block(self, number: int) -> Block:
-        """Return one block."""
         return self._blocks[number]
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return several blocks as tables."""
         return [self._blocks[number].table for number in numbers]
 
 

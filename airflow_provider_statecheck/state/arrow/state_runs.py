@@ -19,6 +19,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    VALUE,
     ArrowStateSettings,
     BlockCache,
     StateLayout,
@@ -28,11 +29,11 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts
 from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
-from airflow_provider_statecheck.state.arrow.restore import RowForm
+from airflow_provider_statecheck.state.arrow.restore import StateRowForm
 from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, SortedRun, find_rows
-from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_of
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
@@ -55,9 +56,10 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedRuns:
     """Runs of a state at the start of a snapshot."""
 
+    state: StateRuns
     fresh: tuple[SortedRun, ...]
     base: tuple[FileRun, ...]
     until: int
@@ -68,20 +70,13 @@ class StateRuns:
     """
     Runs of a state, newest first. Runs are immutable and only replaced.
 
-    :param schema: Schema of new rows.
-    :param form: Conversion of restored rows to the current types.
+    :param form: Types of new rows, and conversion of restored ones to them.
     """
 
-    def __init__(
-        self,
-        schema: StateSchema,
-        layout: StateLayout,
-        form: RowForm,
-        reading: Reading,
-        base: tuple[Parts, ...] = (),
-    ) -> None:
-        self.schema = schema
-        self.layout = layout
+    def __init__(self, form: StateRowForm, reading: Reading, base: tuple[Parts, ...] = ()) -> None:
+        self.state = form.state
+        self.schema = form.schema
+        self.layout = form.layout
         self._form = form
         self._reading = reading
         self.base = tuple(self.file_run(parts) for parts in base)
@@ -118,12 +113,12 @@ class StateRuns:
         self.fresh = (MemoryRun([table]), *self.fresh)
         self._merge_small()
 
-    def capture(self) -> Captured:
+    def capture(self) -> CapturedRuns:
         """Capture the runs for a snapshot. Later rows are added to other runs."""
         self._sealed = len(self.fresh)
-        return Captured(self.fresh, self.base, self._confirmed + len(self.fresh))
+        return CapturedRuns(self, self.fresh, self.base, self._confirmed + len(self.fresh))
 
-    def confirm(self, captured: Captured, runs: tuple[Parts, ...]) -> None:
+    def confirm(self, captured: CapturedRuns, runs: tuple[Parts, ...]) -> None:
         """Replace the base and the captured changes by the runs of a completed snapshot."""
         count = captured.until - self._confirmed
         if count < 0:
@@ -272,6 +267,24 @@ def merge_tables(tables: Sequence[Any]) -> Any:
 def without_tombstones(table: Any) -> Any:
     """Return the rows without tombstones."""
     return table.filter(pc.invert(table.column(DELETED))).drop_columns([DELETED])
+
+
+def unexpired(state: RegisteredState, table: Any, now_ms: int) -> Any:
+    """
+    Return the rows of a state without expired ones, and without the expired elements of lists.
+
+    :param now_ms: Current time in milliseconds.
+    """
+    if state.ttl is None:
+        return table
+    oldest, cells = now_ms - state.ttl.ttl_ms, single(table.column(VALUE))
+    if state.kind is not StateKind.LIST:
+        return table.filter(pc.greater(pc.struct_field(cells, "last_access_ms"), oldest))
+    elements = cells.flatten()
+    live = pc.greater(pc.struct_field(elements, "last_access_ms"), oldest)
+    lists = lists_of(elements.filter(live), pc.list_parent_indices(cells).filter(live), len(cells)).cast(cells.type)
+    shortened = table.set_column(table.schema.get_field_index(VALUE), VALUE, lists)
+    return shortened.filter(pc.greater(pc.list_value_length(lists), 0))
 
 
 def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[SortedRun]) -> int:

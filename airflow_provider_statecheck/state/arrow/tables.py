@@ -38,7 +38,12 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     merge_tables,
     without_tombstones,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState
+from airflow_provider_statecheck.state.keyed.registered_state import (
+    VOID_NAMESPACE,
+    MapTable,
+    RegisteredState,
+    StateTable,
+)
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 if TYPE_CHECKING:
@@ -171,11 +176,10 @@ def _in_namespace(table: Any, namespace: str) -> Any:
     return table if namespace == VOID_NAMESPACE else table.slice(0, 0)
 
 
-class ArrowValueTable(TableCore):
+class ArrowValueTable(TableCore, StateTable):
     """State table with changes in a dictionary by key."""
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
-        """Return the value, or ``None`` if there is none."""
         cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
         value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
@@ -186,7 +190,6 @@ class ArrowValueTable(TableCore):
         return self._load(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
-        """Set the value, which must not be ``None``."""
         self._cells[namespace][key] = value
         groups = self._key_groups
         groups[key] = key_group
@@ -194,14 +197,12 @@ class ArrowValueTable(TableCore):
             self._seal_if_full(len(groups))
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove the value, if there is one."""
         if self.runs.all:
             self.put(key, key_group, namespace, _REMOVED)
         else:
             self._cells[namespace].pop(key, None)
 
     def get_batch(self, keys: KeyBatch) -> Any:
-        """Return an Arrow array of the values of distinct keys without a namespace; null for a key without a value."""
         self.seal()
         results = list(self._live_rows(self._normalized(keys)))
         rows = np.full(len(keys), -1, np.int64)
@@ -215,7 +216,6 @@ class ArrowValueTable(TableCore):
         return values.take(pa.array(rows, mask=rows < 0))
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
-        """Set the values of distinct keys without a namespace from an Arrow array; null removes."""
         self.seal()
         self._read_ahead = ReadAhead()
         values, keys = single(values), self._normalized(keys)
@@ -267,14 +267,13 @@ class ArrowValueTable(TableCore):
         return (v for cells in self._cells.values() for v in cells.values() if v is not _REMOVED)
 
 
-class ArrowMapTable(TableCore):
+class ArrowMapTable(TableCore, MapTable):
     """Map table with changes in dictionaries by key and user key."""
 
     _count = 0
     """Number of changed entries."""
 
     def seal(self) -> None:
-        """Add the changes to the runs as sorted rows."""
         super().seal()
         self._count = 0
 
@@ -284,16 +283,13 @@ class ArrowMapTable(TableCore):
         return self.state.key_serializer
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        """Return the value of an entry, or ``None`` if there is none."""
         value = self._find(key, key_group, namespace, user_key)
         return None if value is _REMOVED else value
 
     def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
-        """Return whether there is an entry."""
         return self._find(key, key_group, namespace, user_key) is not _REMOVED
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
-        """Set an entry."""
         entries = self._cells[namespace].setdefault(key, {})
         self._count += user_key not in entries
         entries[user_key] = value
@@ -302,14 +298,12 @@ class ArrowMapTable(TableCore):
             self._seal_if_full(self._count)
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
-        """Remove an entry, if there is one."""
         if self.runs.all:
             self.put(key, key_group, namespace, user_key, _REMOVED)
         elif self._changed_entries(key, namespace).pop(user_key, _UNKNOWN) is not _UNKNOWN:
             self._count -= 1
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
-        """Return the current entries; concurrent changes are allowed and not visible."""
         found = dict(self._stored_entries(key, key_group, namespace))
         for user_key, value in self._changed_entries(key, namespace).items():
             if value is _REMOVED:
@@ -319,13 +313,11 @@ class ArrowMapTable(TableCore):
         return iter(found.items())
 
     def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
-        """Return whether the key has no entries."""
         if any(value is not _REMOVED for value in self._changed_entries(key, namespace).values()):
             return False
         return next(self.entries(key, key_group, namespace), None) is None
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove all entries of the key."""
         for user_key, _ in self.entries(key, key_group, namespace):
             self.remove(key, key_group, namespace, user_key)
 

@@ -190,10 +190,9 @@ class AbstractKeyedStateBackend(ABC):
         self._is_composite = len(key_serializer.fields) > 1
         self._context = KeyContext()
         self._registered: dict[str, RegisteredState] = {}
-        self._tables: dict[str, StateTable | MapTable] = {}
+        self._tables: dict[str, Any] = {}
+        """Tables of the registered states, as :meth:`_create_table` returned them."""
         self._states: dict[str, tuple[StateDescriptor[Any], State]] = {}
-        self._unclaimed: dict[str, StateSchema] = {}
-        """Restored states without a descriptor. A subclass adds them on restore and reads them in ``_create_table``."""
 
     @property
     def current_key(self) -> Any:
@@ -321,7 +320,7 @@ class AbstractKeyedStateBackend(ABC):
 
     def schemas(self) -> tuple[StateSchema, ...]:
         """Return the schemas of all states, including restored states without a descriptor."""
-        return (*(state.schema() for state in self._registered.values()), *self._unclaimed.values())
+        return (*(state.schema() for state in self._registered.values()), *self._unclaimed().values())
 
     def advance_to(self, key_group: int) -> None:  # noqa: B027
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
@@ -347,6 +346,10 @@ class AbstractKeyedStateBackend(ABC):
         """
 
     @abstractmethod
+    def _unclaimed(self) -> dict[str, StateSchema]:
+        """Return the schemas of the restored states without a table, by name."""
+
+    @abstractmethod
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         """
         Return the table of a state, filled with the restored state of its name.
@@ -360,7 +363,6 @@ class AbstractKeyedStateBackend(ABC):
         self._states.clear()
         self._tables.clear()
         self._registered.clear()
-        self._unclaimed.clear()
 
     def _register(self, descriptor: StateDescriptor[Any]) -> RegisteredState:
         wanted = RegisteredState.of(descriptor)
@@ -368,11 +370,11 @@ class AbstractKeyedStateBackend(ABC):
         if known is not None:
             require_same_state(known, wanted)
             return known
-        if wanted.name in self._unclaimed:
-            wanted = reconfigured(wanted, self._unclaimed[wanted.name])
+        restored = self._unclaimed().get(wanted.name)
+        if restored is not None:
+            wanted = reconfigured(wanted, restored)
         self._tables[wanted.name] = self._create_table(wanted)
         self._registered[wanted.name] = wanted
-        self._unclaimed.pop(wanted.name, None)
         return wanted
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_statecheck.lazy import pa, pc
-from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig, StateVisibility, UpdateType
-from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable, lists_of
+from airflow_provider_statecheck.state.descriptors import StateTtlConfig, StateVisibility, UpdateType
+from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlValue
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 
 
 class TimeToLive:
@@ -71,9 +68,11 @@ class TimeToLive:
         return pc.struct_field(stored, "value") if self.shows_expired else self.unexpired_column(stored, expired)
 
 
-class TtlCells:
+class TtlCells(StateTable):
     """
     State table that hides expired values and removes those that it reads.
+
+    Its keys include those of expired values that were not removed yet.
 
     :param table: Table of ``TtlValue``.
     """
@@ -96,15 +95,12 @@ class TtlCells:
         return stored.value
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
-        """Set the value with the current time."""
         self._table.put(key, key_group, namespace, self._ttl.stamped(value))
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove the value."""
         self._table.remove(key, key_group, namespace)
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have a value, including expired values that were not removed yet."""
         return self._table.keys(namespace)
 
     def get_batch(self, keys: KeyBatch) -> Any:
@@ -127,9 +123,11 @@ class TtlCells:
             self._table.put_batch(expired_keys, pa.nulls(len(expired_keys), stored.type))
 
 
-class TtlEntries:
+class TtlEntries(MapTable):
     """
     Map table that hides expired entries and removes those that it reads.
+
+    Its keys include those of expired entries that were not removed yet.
 
     :param table: Table of ``TtlValue``.
     """
@@ -151,11 +149,9 @@ class TtlEntries:
         return stored is not None and self._is_visible(key, key_group, namespace, user_key, stored)
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
-        """Set an entry with the current time."""
         self._table.put(key, key_group, namespace, user_key, self._ttl.stamped(value))
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
-        """Remove an entry."""
         self._table.remove(key, key_group, namespace, user_key)
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
@@ -172,11 +168,9 @@ class TtlEntries:
         return next(self.entries(key, key_group, namespace), None) is None
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove all entries of the key."""
         self._table.clear(key, key_group, namespace)
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have an entry, including expired entries that were not removed yet."""
         return self._table.keys(namespace)
 
     def _is_visible(self, key: Any, key_group: int, namespace: str, user_key: Any, stored: TtlValue) -> bool:
@@ -187,25 +181,6 @@ class TtlEntries:
         if renewed is not stored:
             self._table.put(key, key_group, namespace, user_key, renewed)
         return True
-
-
-def unexpired(state: RegisteredState, cells: Any, now_ms: int) -> tuple[Any, Any]:
-    """
-    Remove expired elements from the cells of a state with a time to live.
-
-    :param cells: Arrow array of cells.
-    :param now_ms: Current time in milliseconds.
-    :return: Arrow array of equal length, and a boolean array that marks the live cells.
-    """
-    assert state.ttl is not None  # noqa: S101 - for the type checker
-    oldest = now_ms - state.ttl.ttl_ms
-    if state.kind is not StateKind.LIST:
-        return cells, pc.greater(pc.struct_field(cells, "last_access_ms"), oldest)
-    elements = cells.flatten()
-    live = pc.greater(pc.struct_field(elements, "last_access_ms"), oldest)
-    parents = pc.list_parent_indices(cells)
-    lists = lists_of(elements.filter(live), parents.filter(live), len(cells)).cast(cells.type)
-    return lists, pc.greater(pc.list_value_length(lists), 0)
 
 
 def timed_cells(values: Any, times: Any) -> Any:

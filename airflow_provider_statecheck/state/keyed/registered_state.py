@@ -88,7 +88,6 @@ class RegisteredState:
             kind=self.kind,
             key=None if self.key_serializer is None else self.key_serializer.snapshot(),
             value=self.serializer.snapshot(),
-            ttl=self.ttl is not None,
             ttl_ms=None if self.ttl is None else self.ttl.ttl_ms,
             queryable_name=self.queryable_name,
         )
@@ -164,19 +163,12 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of a list."""
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[list[Any] | None]) -> Any:
-        """
-        Encode lists as an Arrow array; ``None`` becomes null.
-
-        :raises UnsupportedStateError: if an element does not fit the type.
-        """
         return self._lists_of(values, self.element.to_arrow)
 
     def from_arrow(self, array: Any) -> list[list[Any] | None]:
-        """Decode an Arrow array into new lists."""
         return _lists_from(array, self.element.from_arrow)
 
     def freezing(self) -> Freezing:
@@ -190,7 +182,6 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
         )
 
     def copy(self, value: list[Any]) -> list[Any]:
-        """Return a deep copy of a list."""
         return [self.element.copy(element) for element in value]
 
     def snapshot(self) -> SerializerSnapshot:

@@ -211,7 +211,7 @@ class CanonicalCopies(StateCopies):
         assert self._max_parallelism is not None  # noqa: S101 - for the type checker
         reader = self._reader(content)
         reading = Reading(spilled, BlockCache(0), ArrowStateSettings())
-        runs = tuple(StateRuns(content.schema, reader.columns.layout, reader.form, reading) for _ in ranges)
+        runs = tuple(StateRuns(reader.form, reading) for _ in ranges)
         for table in self._rows_in_new_groups(reader, self._max_parallelism):
             for each, part in zip(runs, split_by_ranges(table, ranges), strict=True):
                 each.add(part)

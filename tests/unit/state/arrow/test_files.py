@@ -19,7 +19,7 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from tests.unit.state.arrow.harness import BY_TEXT_AND_NUMBER, GROUPS, Job
+from tests.unit.state.arrow.harness import BY_TEXT_AND_NUMBER, Job
 
 VALUE: ValueStateDescriptor[Any] = ValueStateDescriptor("value", int)
 MAP: MapStateDescriptor[Any] = MapStateDescriptor("map", str, int)
@@ -148,7 +148,7 @@ def test_one_key_is_one_read_of_one_block(tmp_path: Path) -> None:
         memory.write_bytes(f"memory://{stream.uri.partition('://')[2]}", read_state(job.storage, stream))
     backend = job.open(handle)
     state = Job.state(backend, VALUE)
-    parts = [part for run in backend._tables["value"].runs.base for part in run.parts]  # type: ignore[union-attr]
+    parts = [part for run in backend._tables["value"].runs.base for part in run.parts]
     for part in parts:
         object.__setattr__(part, "handle", _in_memory(part.handle))
     backend._reading.files._storage = memory
@@ -214,21 +214,6 @@ def test_small_state_travels_in_its_handles(tmp_path: Path) -> None:
     backend = job.open(handle)
     backend.set_current_key(7)
     assert Job.state(backend, VALUE).value() == 7
-
-
-def test_scan_gives_all_values_in_order_as_tables(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    backend = job.open(job.save(_filled(job, range(300))))
-    batch = job.batch(range(0, 300, 3))
-    backend.batch_state(VALUE).put(batch, pa.array([-1] * len(batch), pa.int64()))
-    tables = backend.scan(VALUE)
-    backend.set_current_key(1)
-    Job.state(backend, VALUE).update(99)
-    table = pa.concat_tables(list(tables))
-    assert table.equals(table.sort_by([("key_group", "ascending"), ("k_id", "ascending")]))
-    found = dict(zip(table["k_id"].to_pylist(), table["value"].to_pylist(), strict=True))
-    assert found == {key: -1 if key % 3 == 0 else key for key in range(300)}
-    assert set(table["key_group"].to_pylist()) <= set(range(GROUPS))
 
 
 def test_list_is_a_list_column(tmp_path: Path) -> None:

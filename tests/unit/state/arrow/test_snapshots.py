@@ -159,7 +159,7 @@ def test_blocks_of_other_key_groups_are_not_read(tmp_path: Path) -> None:
     _put(job, backend, range(500))
     half = job.open(job.save(backend), owned=KeyGroupRange(0, 7))
     Job.state(half, VALUE)
-    (run,) = half._tables["value"].runs.base  # type: ignore[union-attr]
+    (run,) = half._tables["value"].runs.base
     assert int(run.block_key_groups.max()) == 7
     assert all(job.keys.key_group_of(key, GROUPS) <= 7 for key in half.get_keys("value"))
 
@@ -175,7 +175,7 @@ def test_runs_of_several_subtasks_become_one(tmp_path: Path) -> None:
         parts.append(job.save(backend))
     whole = job.open(*reversed(parts))
     assert _values(job, whole, range(200)) == list(range(200))
-    assert len(whole._tables["value"].runs.base) == 1  # type: ignore[union-attr]
+    assert len(whole._tables["value"].runs.base) == 1
 
 
 def test_changes_beyond_the_memory_go_to_local_files_and_are_in_the_snapshot(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_changes_beyond_the_memory_go_to_local_files_and_are_in_the_snapshot(tmp
             last = group
         backend.set_current_key(key, group)
         state.update(key)
-    runs = backend._tables["value"].runs  # type: ignore[union-attr]
+    runs = backend._tables["value"].runs
     assert runs.memory_bytes <= 20_000
     assert len(runs.fresh) <= 3
     assert job.files() == set()
@@ -228,7 +228,7 @@ def test_older_values_are_read_with_a_wider_type_and_written_with_it_in_the_next
     assert all(part.state == files.state for run in files.runs for part in run)
     again.set_current_key(1)
     assert Job.state(again, new).value() == 1 << 40
-    assert sum(t.num_rows for t in again.scan(new)) == 100
+    assert again.num_entries() == 100
 
 
 @pytest.mark.parametrize("damage", [b"", b"ARROW1", b"x" * 500])
@@ -269,7 +269,7 @@ def test_rows_with_and_without_a_namespace_may_be_in_one_run(tmp_path: Path) -> 
     for key, namespace in zip(keys, ("", "a", "", "b"), strict=True):
         backend.set_current_key(key)
         Job.state(backend, VALUE, namespace).update(key)
-        table["value"].seal()  # type: ignore[union-attr]
+        table["value"].seal()
 
     def found(opened: Any) -> list[tuple[int, str, int]]:
         every = []

@@ -40,7 +40,7 @@ def test_registered_state_says_what_its_descriptor_says(keyed: KeyedHarness) -> 
     (state,) = backend.registered_states()
     assert (state.name, state.kind, state.is_map, state.ttl) == ("m", StateKind.MAP, True, TTL)
     (schema,) = backend.schemas()
-    assert (schema.name, schema.kind, schema.ttl, schema.ttl_ms) == ("m", StateKind.MAP, True, 1000)
+    assert (schema.name, schema.kind, schema.ttl_ms) == ("m", StateKind.MAP, 1000)
     assert schema.value == descriptor.serializer.snapshot()
     assert schema.key == descriptor.key_serializer.snapshot()
 
