@@ -245,6 +245,16 @@ def shown_location(handle: StreamStateHandle) -> str:
     return "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
 
 
+def corrupt_part(part: Part, what: str, found: str) -> CorruptStateError:
+    """Return the error of a part whose bytes are not those that were written."""
+    uri = shown_location(part.handle)
+    return CorruptStateError(
+        f"Expected {what} of state {part.state.name} in {uri}, found {found}; the file is corrupt or truncated, restore from "
+        f"another checkpoint.",
+        uri=uri,
+    )
+
+
 def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
     """Group pieces into ranges for one request each."""
     groups: list[list[Piece]] = []

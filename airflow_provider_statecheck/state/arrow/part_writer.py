@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import StreamStateHandle
-from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
+from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.lazy import np, pa, parquet
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
@@ -27,7 +27,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_names,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts, shown_location
+from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts, corrupt_part
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
@@ -72,24 +72,23 @@ class PartWriter:
 
     def write_all(self, tables: Iterable[Any]) -> Parts:
         """
-        Write tables and return all parts.
+        Write sorted tables, each of which follows the ones before, and return all parts.
 
         :raises StorageError: if the storage fails; complete parts remain on the storage.
         """
         try:
             for table in tables:
-                self.write(table)
-            return self.finish()
+                self._append(table)
+            if self._pending is not None:
+                self._write_blocks(self._pending, [0, self._pending.num_rows])
+            self._close_file()
         except BaseException:
-            self.abort()
+            if self._file is not None:
+                self._file.abort()
             raise
+        return self.parts
 
-    def write(self, table: Any) -> None:
-        """
-        Append sorted rows that follow all earlier rows.
-
-        :raises StorageError: if the storage fails.
-        """
+    def _append(self, table: Any) -> None:
         if table.num_rows == 0:
             return
         rows = table if self._pending is None else pa.concat_tables([self._pending, table])
@@ -97,24 +96,6 @@ class PartWriter:
         starts, end = self._block_starts(rows)
         self._pending = rows.slice(end) if end < rows.num_rows else None
         self._write_blocks(rows, [*starts, end])
-
-    def finish(self) -> Parts:
-        """
-        Write the buffered rows and return all parts.
-
-        :raises StorageError: if the storage fails.
-        """
-        if self._pending is not None:
-            rows, self._pending = self._pending, None
-            self._write_blocks(rows, [0, rows.num_rows])
-        self._close_file()
-        return self.parts
-
-    def abort(self) -> None:
-        """Discard the open file."""
-        if self._file is not None:
-            self._file.abort()
-            self._file = None
 
     def _block_starts(self, rows: Any) -> tuple[list[int], int]:
         """Return the start of each complete block, and the end of the last one. The other rows wait for more."""
@@ -281,11 +262,9 @@ class PartSink(io.RawIOBase):
         return zlib.crc32(b"".join(self._first or ())[start:])
 
     def tell(self) -> int:
-        """Return the number of bytes written."""
         return self.position
 
     def writable(self) -> bool:
-        """Return ``True``."""
         return True
 
 
@@ -311,11 +290,11 @@ class RowGroups:
         offset, length, checksum = part.footer
         (footer,) = files.read(part.handle, [(offset, length)])
         if len(footer) != length or zlib.crc32(footer) != checksum:
-            raise _corrupt_footer(part, "bytes that do not match the checksum")
+            raise corrupt_part(part, "the Parquet footer", "bytes that do not match the checksum")
         try:
             metadata = parquet.read_metadata(pa.BufferReader(footer))
         except (pa.ArrowException, OSError) as error:
-            raise _corrupt_footer(part, f"other data ({error})") from error
+            raise corrupt_part(part, "the Parquet footer", f"other data ({error})") from error
         return cls(metadata, {_offset_of(metadata.row_group(n)): n for n in range(metadata.num_row_groups)})
 
     def rows(self, part: Part, block: int, data: memoryview | bytes) -> Any:
@@ -331,15 +310,6 @@ class RowGroups:
         source = pa.PythonFile(window, mode="r")
         file = parquet.ParquetFile(source, metadata=self.metadata)
         return _in_layout(part, file.read_row_group(self.numbers[offset], use_threads=False))
-
-
-def _corrupt_footer(part: Part, found: str) -> CorruptStateError:
-    uri = shown_location(part.handle)
-    return CorruptStateError(
-        f"Expected the footer of {uri}, a Parquet file of state {part.state.name}, found {found}; the file is corrupt or "
-        f"truncated, restore from another checkpoint.",
-        uri=uri,
-    )
 
 
 def _offset_of(row_group: Any) -> int:

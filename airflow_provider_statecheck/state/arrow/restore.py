@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -25,7 +25,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, decode_meta
+from airflow_provider_statecheck.state.arrow.part_files import Part, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
@@ -116,12 +116,8 @@ def _files_within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
 def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
     """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
-    runs = [_by_key_group(part for parts in level for part in parts) for level in levels]
-    return StateFiles(found[0].state, tuple(reversed(runs)))
-
-
-def _by_key_group(parts: Iterable[Part]) -> Parts:
-    return tuple(sorted(parts, key=lambda part: int(part.key_groups[0])))
+    runs = [sorted(chain.from_iterable(level), key=lambda part: int(part.key_groups[0])) for level in levels]
+    return StateFiles(found[0].state, tuple(map(tuple, reversed(runs))))
 
 
 class RowForm:

@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
@@ -33,7 +32,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     row_tuples,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, shown_location
+from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, corrupt_part
 from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
@@ -198,26 +197,17 @@ def _source_of(handle: StreamStateHandle) -> Any:
 
 def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
     if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
-        raise _corrupt_block(part, row, "bytes that do not match the checksum")
+        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", "bytes that do not match the checksum")
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
         return decode(part, row, data)
     except (pa.ArrowException, OSError, LookupError) as error:
-        raise _corrupt_block(part, row, f"other data ({error!r})") from error
+        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", f"other data ({error!r})") from error
 
 
 def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
     return pa.Table.from_batches([batch])
-
-
-def _corrupt_block(part: Part, row: int, found: str) -> CorruptStateError:
-    uri = shown_location(part.handle)
-    return CorruptStateError(
-        f"Expected rows of state {part.state.name} at offset {part.offsets[row]} of {uri}, found {found}; the "
-        f"file is corrupt or truncated, restore from another checkpoint.",
-        uri=uri,
-    )
 
 
 class MemoryRun(SortedRun):

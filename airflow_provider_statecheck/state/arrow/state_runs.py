@@ -412,9 +412,9 @@ class LocalSpill:
             self._is_created = False
 
 
-class LocalStream:
+class LocalStream(CheckpointStateOutputStream):
     """
-    ``CheckpointStateOutputStream`` to a local file that no checkpoint references.
+    Stream to a local file that no checkpoint references.
 
     Its methods raise ``StorageError`` if the local disk is full.
     """
@@ -424,25 +424,21 @@ class LocalStream:
         self._file = path.open("xb")
 
     def write(self, data: bytes) -> None:
-        """Write bytes."""
         with _spilling():
             self._file.write(data)
 
     def get_pos(self) -> int:
-        """Return the number of bytes written."""
         return self._file.tell()
 
     def flush_to_file(self) -> None:
         """Do nothing, because the stream is a file."""
 
     def close_and_get_handle(self) -> FileStateHandle:
-        """Close the file and return its handle."""
         with _spilling():
             self._file.close()
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
     def close(self) -> None:
-        """Discard the file."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 

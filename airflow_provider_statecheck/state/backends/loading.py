@@ -270,7 +270,7 @@ class _BuiltInFactory(StateBackendFactory):
 _ARROW = _BuiltInFactory(DEFAULT_BACKEND, lambda config: ArrowStateBackend().configure(config))
 _FILESYSTEM = _BuiltInFactory("filesystem", lambda config: FsStateBackend(config=config))
 _MEMORY = _BuiltInFactory("memory", lambda config: MemoryStateBackend(config=config))
-_BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
+BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
     StateBackendFactory,  # type: ignore[type-abstract]
     BACKEND_KEYS[1],
     ENTRY_POINT_GROUP,
@@ -283,6 +283,7 @@ _BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
         "arrow": _ARROW,
     },
 )
+"""Factories of the backends that settings name: those of this package, of entry points, and of dotted paths."""
 
 
 def load_state_backend(application: StateBackend | None, config: Mapping[str, Any]) -> StateBackend:
@@ -295,7 +296,7 @@ def load_state_backend(application: StateBackend | None, config: Mapping[str, An
     """
     if application is not None:
         return application.configure(config) if isinstance(application, ConfigurableStateBackend) else application
-    return factory_of(_backend_name(config)).create_from_config(config)
+    return BACKENDS.find(_backend_name(config)).create_from_config(config)
 
 
 def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any]) -> StateBackend:
@@ -326,7 +327,7 @@ def _backend_name(config: Mapping[str, Any]) -> Any:
 
 def _require_known_settings(config: Mapping[str, Any]) -> None:
     name = _backend_name(config)
-    if str(name).lower() not in _BACKENDS.known:
+    if str(name).lower() not in BACKENDS.known:
         return  # custom factories validate their own settings
     for key in config:
         if key not in STORAGE_KEYS and key not in BACKEND_KEYS and not key.startswith(ARROW_PREFIX):
@@ -334,12 +335,3 @@ def _require_known_settings(config: Mapping[str, Any]) -> None:
                 f"Expected only settings of the state backend {name!r}, found {key}; remove it.",
                 key=key,
             )
-
-
-def factory_of(name: Any) -> StateBackendFactory:
-    """
-    Return the factory of a built-in name, an entry point or a dotted path, in this order.
-
-    :raises InvalidConfigurationError: if no factory can be loaded.
-    """
-    return _BACKENDS.find(name)

@@ -178,7 +178,11 @@ class AbstractKeyedStateBackend(ABC):
         now_ms: Callable[[], int],
         operator_name: str = "",
     ) -> None:
-        _require_range(key_group_range, number_of_key_groups)
+        if key_group_range.end >= number_of_key_groups:
+            raise InvalidConfigurationError(
+                f"Expected key groups below {number_of_key_groups}, found the range {key_group_range.start} to "
+                f"{key_group_range.end}; pass a range below the maximum parallelism."
+            )
         self.key_serializer = key_serializer
         self.number_of_key_groups = number_of_key_groups
         self.key_group_range = key_group_range
@@ -250,9 +254,7 @@ class AbstractKeyedStateBackend(ABC):
             return known[1]
         _require_namespace(namespace)
         state = self._register(descriptor)
-        created = create_state(
-            descriptor, state, self._tables[state.name], self._context, namespace, self._now_ms, self.operator_name
-        )
+        created = self._created(descriptor, state, namespace)
         if namespace == VOID_NAMESPACE:
             self._states[state.name] = (descriptor, created)
         return created
@@ -377,13 +379,19 @@ class AbstractKeyedStateBackend(ABC):
         self._registered[wanted.name] = wanted
         return wanted
 
-
-def _require_range(owned: KeyGroupRange, number_of_key_groups: int) -> None:
-    if owned.end >= number_of_key_groups:
-        raise InvalidConfigurationError(
-            f"Expected key groups below {number_of_key_groups}, found the range {owned.start} to {owned.end}; pass a range "
-            f"below the maximum parallelism."
-        )
+    def _created(self, descriptor: StateDescriptor[Any], state: RegisteredState, namespace: str) -> State:
+        """Return a new state of a descriptor over the table of its name."""
+        table, context, values = self._tables[state.name], self._context, StateValues(state, self.operator_name)
+        ttl = None if state.ttl is None else TimeToLive(state.ttl, self._now_ms)
+        if state.key_serializer is not None:
+            check_null_key = partial(state.key_serializer.to_arrow, [None])
+            entries = table if ttl is None else TtlEntries(table, ttl)
+            return MapState(entries, context, namespace, values, check_null_key)
+        if state.kind is StateKind.LIST and ttl is not None:
+            return TtlListState(table, context, namespace, values, descriptor, ttl)
+        has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
+        kind = DefaultedValueState if has_default else _CELL_STATES[state.kind]
+        return kind(table if ttl is None else TtlCells(table, ttl), context, namespace, values, descriptor)
 
 
 def _require_namespace(namespace: str | None) -> None:
@@ -407,36 +415,6 @@ _CELL_STATES: Mapping[StateKind, type[CellState]] = {
     StateKind.AGGREGATING: AggregatingState,
     StateKind.FOLDING: FoldingState,
 }
-
-
-def create_state(
-    descriptor: StateDescriptor[Any],
-    registered: RegisteredState,
-    table: StateTable | MapTable,
-    context: KeyContext,
-    namespace: str,
-    now_ms: Callable[[], int],
-    operator: str,
-) -> State:
-    """
-    Return the state of a descriptor over its table.
-
-    :param operator: Operator name for errors.
-    """
-    values = StateValues(registered, operator)
-    ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
-    if registered.key_serializer is not None:
-        entries = cast("MapTable", table)
-        check_null_key = partial(registered.key_serializer.to_arrow, [None])
-        return MapState(
-            entries if ttl is None else TtlEntries(entries, ttl), context, namespace, values, check_null_key
-        )
-    cells = cast("StateTable", table)
-    if registered.kind is StateKind.LIST and ttl is not None:
-        return TtlListState(cells, context, namespace, values, descriptor, ttl)
-    has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
-    kind = DefaultedValueState if has_default else _CELL_STATES[registered.kind]
-    return kind(cells if ttl is None else TtlCells(cells, ttl), context, namespace, values, descriptor)
 
 
 _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
