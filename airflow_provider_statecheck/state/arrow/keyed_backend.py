@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -66,17 +66,13 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import (
     StateSize,
     StateSnapshot,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 _COPIED_AT_ONCE = 8 << 20
 

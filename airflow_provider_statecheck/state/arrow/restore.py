@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
@@ -29,15 +29,12 @@ from airflow_provider_statecheck.state.arrow.part_files import Part, SnapshotMet
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.state_files import read_state
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-
 
 BACKEND_ID = "arrow"
 """Backend id in all handles. Subtasks share it, because they may reference the same file after a rescale."""

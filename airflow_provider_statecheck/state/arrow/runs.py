@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -36,11 +36,8 @@ from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, 
 from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
-from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 Position = tuple[Any, ...]
 """Sort key of a row, or the start of one, see :func:`row_tuples`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
@@ -44,11 +44,8 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
     RegisteredState,
     StateTable,
 )
-from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
+from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
 _INITIAL_LIMIT = 4096
 _CELL_BYTES = 300

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
@@ -27,6 +27,8 @@ from airflow_provider_statecheck.state.backends.state_backend import (
     StateEnvironment,
     restoring,
 )
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -38,12 +40,10 @@ from airflow_provider_statecheck.storage.views.loading import (
     NamedFactories,
 )
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-    from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import (
+    CheckpointStreamFactory,
+    CompletedCheckpointStorageLocation,
+)
 
 BACKEND_KEYS = ("state.backend.type", "state.backend")
 """Settings that name a backend, in order of precedence."""
@@ -111,8 +111,6 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         *,
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
-        from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-
         with restoring(operator_identifier):
             return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
 

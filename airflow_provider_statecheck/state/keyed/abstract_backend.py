@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
-from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, ValueStateDescriptor
+from airflow_provider_statecheck.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    StateKind,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import (
@@ -34,6 +43,7 @@ from airflow_provider_statecheck.state.keyed.states import (
     TtlListState,
     ValueState,
 )
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
     Outcome,
@@ -43,14 +53,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import (
-        AggregatingStateDescriptor,
-        FoldingStateDescriptor,
-        ListStateDescriptor,
-        MapStateDescriptor,
-        ReducingStateDescriptor,
-    )
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 T = TypeVar("T")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import np, pa
-from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
+from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, StateTtlConfig
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
@@ -26,9 +26,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     SerializerSnapshot,
     TypeSerializer,
 )
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import StateTtlConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,19 +8,22 @@ not change the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
-from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.descriptors import AggregateFunction, StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateTable, StateValues, misfit, no_key
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
-    from airflow_provider_statecheck.state.descriptors import AggregateFunction, StateDescriptor
-    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState
-    from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.keyed.registered_state import (
+    KeyContext,
+    RegisteredState,
+    StateTable,
+    StateValues,
+    misfit,
+    no_key,
+)
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 T = TypeVar("T")
 In = TypeVar("In")
@@ -386,7 +389,7 @@ class BatchState:
         self,
         descriptor: StateDescriptor[Any],
         state: RegisteredState,
-        table: StateTable | MapTable,
+        table: StateTable,
         key_group_range: KeyGroupRange,
         now_ms: Callable[[], int],
         operator: str,
@@ -396,8 +399,7 @@ class BatchState:
                 f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
                 f"key."
             )
-        cells = cast("StateTable", table)
-        self._table = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
+        self._table = table if state.ttl is None else TtlCells(table, TimeToLive(state.ttl, now_ms))
         self._state = state
         self._arrow_type = state.serializer.arrow_type
         self._key_group_range = key_group_range
