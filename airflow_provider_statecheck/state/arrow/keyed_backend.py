@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyGroupRange,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError
 from airflow_provider_statecheck.lazy import np
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
@@ -39,7 +39,7 @@ from airflow_provider_statecheck.state.arrow.part_files import (
     StateFiles,
     encode_meta,
 )
-from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
+from airflow_provider_statecheck.state.arrow.part_writer import PartWriter, handle_of
 from airflow_provider_statecheck.state.arrow.restore import (
     BACKEND_ID,
     PositionForm,
@@ -358,19 +358,11 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         )
 
     def _write_meta(self, data: bytes) -> StreamStateHandle:
-        stream = self.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
-        try:
+        scope = CheckpointedStateScope.EXCLUSIVE
+        with contextlib.closing(self.streams.create_checkpoint_state_output_stream(scope)) as stream:
             stream.write(data)
-            handle = stream.close_and_get_handle()
-        except BaseException:
-            stream.close()
-            raise
-        if handle is None:
-            raise StorageError(
-                "Expected a handle of the snapshot metadata, found none; the stream of the storage returned no file."
-            )
-        self._written.append(handle)
-        return handle
+            self._written.append(handle_of(stream))
+        return self._written[-1]
 
     @contextlib.contextmanager
     def _deleting_on_failure(self) -> Iterator[None]:

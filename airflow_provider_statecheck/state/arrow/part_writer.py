@@ -160,11 +160,7 @@ class PartFile(ABC):
         except BaseException:
             self.abort()
             raise
-        handle = self._sink.stream.close_and_get_handle()
-        if handle is None:
-            raise StorageError(
-                "Expected a handle of the state file, found none; the stream of the storage returned no file."
-            )
+        handle = handle_of(self._sink.stream)
         offsets, lengths, rows, checksums = zip(*self._blocks, strict=True)
         return Part(
             path=self._path_of(handle),
@@ -196,6 +192,18 @@ class PartFile(ABC):
     @abstractmethod
     def _path_of(self, handle: StreamStateHandle) -> str:
         """Return the name of the file in the handle of a snapshot."""
+
+
+def handle_of(stream: CheckpointStateOutputStream) -> StreamStateHandle:
+    """
+    Close a stream with written bytes and return their handle.
+
+    :raises StorageError: if the storage fails, or returns no handle.
+    """
+    handle = stream.close_and_get_handle()
+    if handle is None:
+        raise StorageError("Expected a handle of a state file, found none; the stream of the storage returned no file.")
+    return handle
 
 
 OpenPartFile = Callable[[Any, CheckpointStateOutputStream, str | None], PartFile]

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     BlockCache,
     BlockKey,
     StateLayout,
+    order_codes,
     order_columns,
     position_columns,
     row_tuples,
@@ -320,30 +321,14 @@ def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
 def _key_indexes(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
     """Return the index of the key of each row, -1 for other keys. The wanted keys are distinct."""
     if len(columns) == 1:
-        return _indices(columns[0], wanted[0])
-    rows, keys = np.zeros(len(columns[0]), np.int64), np.zeros(len(wanted[0]), np.int64)
-    for column, values in zip(columns, wanted, strict=True):
-        distinct = values.unique()
-        codes = np.where(rows < 0, -1, _indices(column, distinct))
-        rows = np.where(codes < 0, -1, rows * len(distinct) + codes)
-        keys = keys * len(distinct) + _indices(values, distinct)
-        rows, keys = _renumbered(rows, keys)
+        found = pc.index_in(columns[0], value_set=wanted[0])
+        return found.fill_null(-1).to_numpy(zero_copy_only=False).astype("int64")
+    joined = (pa.concat_arrays(pair) for pair in zip(columns, wanted, strict=True))
+    codes = order_codes([part for column in joined for part in order_columns(column)])
+    rows, keys = np.split(codes, [len(columns[0])])
     order = np.argsort(keys)
-    return np.where(rows < 0, -1, order[rows])
-
-
-def _renumbered(rows: Any, keys: Any) -> tuple[Any, Any]:
-    """Replace sparse codes by consecutive ones; -1 for rows without a wanted key."""
-    distinct, codes = np.unique(keys, return_inverse=True)
-    if len(distinct) == 0:
-        return np.full(len(rows), -1), codes
-    ranks = np.minimum(np.searchsorted(distinct, rows), len(distinct) - 1)
-    return np.where(distinct[ranks] == rows, ranks, -1), codes
-
-
-def _indices(column: Any, values: Any) -> Any:
-    found = pc.index_in(column, value_set=values)
-    return found.fill_null(-1).to_numpy(zero_copy_only=False).astype("int64")
+    ranks = np.minimum(np.searchsorted(keys, rows, sorter=order), len(keys) - 1)
+    return np.where(keys[order[ranks]] == rows, order[ranks], -1)
 
 
 class Target(NamedTuple):

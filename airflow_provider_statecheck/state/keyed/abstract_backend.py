@@ -390,7 +390,7 @@ class AbstractKeyedStateBackend(ABC):
             entries = table if ttl is None else TtlEntries(table, ttl)
             return MapState(entries, context, namespace, values, check_null_key)
         if state.kind is StateKind.LIST and ttl is not None:
-            return TtlListState(table, context, namespace, values, descriptor, ttl)
+            return TtlListState(table, context, namespace, values, descriptor, time_to_live=ttl)
         has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
         kind = DefaultedValueState if has_default else _CELL_STATES[state.kind]
         return kind(table if ttl is None else TtlCells(table, ttl), context, namespace, values, descriptor)

@@ -57,16 +57,6 @@ class TimeToLive:
         oldest = self._now_ms() - self._lifetime
         return pc.fill_null(pc.less_equal(pc.struct_field(stored, "last_access_ms"), oldest), False)
 
-    def unexpired_column(self, stored: Any, expired: Any) -> Any:
-        """Return the values with null for expired ones."""
-        # take() returns null for a null index, whatever the type.
-        rows = pc.if_else(expired, pa.scalar(None, pa.int64()), pa.array(range(len(stored)), pa.int64()))
-        return pc.struct_field(stored, "value").take(rows)
-
-    def visible_column(self, stored: Any, expired: Any) -> Any:
-        """Return the values with null for those that reads may not return."""
-        return pc.struct_field(stored, "value") if self.shows_expired else self.unexpired_column(stored, expired)
-
 
 class TtlCells(StateTable):
     """
@@ -106,21 +96,20 @@ class TtlCells(StateTable):
     def get_batch(self, keys: KeyBatch) -> Any:
         """Return an Arrow array of the values of distinct keys; null for a key without a visible value."""
         stored = self._table.get_batch(keys)
-        expired = self._ttl.expired_column(stored)
-        self._after_read(keys, stored, expired)
-        return self._ttl.visible_column(stored, expired)
-
-    def put_batch(self, keys: KeyBatch, values: Any) -> None:
-        """Set the values of distinct keys with the current time; null removes."""
-        self._table.put_batch(keys, self._ttl.stamped_column(values))
-
-    def _after_read(self, keys: KeyBatch, stored: Any, expired: Any) -> None:
+        expired, values = self._ttl.expired_column(stored), pc.struct_field(stored, "value")
+        # take() returns null for a null index, whatever the type.
+        rows = pc.if_else(expired, pa.scalar(None, pa.int64()), pa.array(range(len(stored)), pa.int64()))
+        live = values.take(rows) if expired.true_count else values
         if self._ttl.renews_on_read:
-            live = self._ttl.unexpired_column(stored, expired)
             self._table.put_batch(keys, self._ttl.stamped_column(live))
         elif expired.true_count:
             expired_keys = keys.take(pc.indices_nonzero(expired))
             self._table.put_batch(expired_keys, pa.nulls(len(expired_keys), stored.type))
+        return values if self._ttl.shows_expired else live
+
+    def put_batch(self, keys: KeyBatch, values: Any) -> None:
+        """Set the values of distinct keys with the current time; null removes."""
+        self._table.put_batch(keys, self._ttl.stamped_column(values))
 
 
 class TtlEntries(MapTable):

@@ -240,16 +240,8 @@ class TtlListState(ListState[T]):
 
     __slots__ = ("_ttl",)
 
-    def __init__(
-        self,
-        table: StateTable,
-        context: KeyContext,
-        namespace: str,
-        values: StateValues,
-        descriptor: Any,
-        time_to_live: TimeToLive,
-    ) -> None:
-        super().__init__(table, context, namespace, values, descriptor)
+    def __init__(self, *arguments: Any, time_to_live: TimeToLive) -> None:
+        super().__init__(*arguments)
         self._ttl = time_to_live
 
     def get(self) -> Iterable[T]:
