@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, UnsupportedStateError
@@ -19,6 +19,7 @@ from airflow_provider_statecheck.state.descriptors import StateDescriptor, State
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
+from airflow_provider_statecheck.state.serializers.nested_columns import list_array, nulls_of, offsets_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Freezing,
@@ -191,10 +192,7 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
 
     def _lists_of(self, values: Sequence[list[Any] | None], write: Callable[[list[Any]], Any]) -> Any:
         flat = write(list(chain.from_iterable(value or () for value in values)))
-        ends = list(accumulate(len(value or ()) for value in values))
-        offsets = pa.array([0, *ends], pa.int32())
-        mask = pa.array([value is None for value in values], pa.bool_()) if None in values else None
-        return pa.ListArray.from_arrays(offsets, flat, type=self.arrow_type, mask=mask)
+        return list_array(offsets_of(values), flat, nulls_of(values))
 
 
 def _lists_from(array: Any, read: Callable[[Any], list[Any]]) -> list[list[Any] | None]:
