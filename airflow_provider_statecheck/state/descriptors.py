@@ -70,6 +70,10 @@ class StateTtlConfig:
         """Return the time to live in milliseconds."""
         return self.ttl // _MILLISECOND
 
+    def is_expired(self, last_access_ms: int, now_ms: int) -> bool:
+        """Return whether a value with the given last access has expired."""
+        return self.is_enabled and last_access_ms + self.ttl_ms <= now_ms
+
 
 class StateKind(StrEnum):
     """Kind of a state, fixed for its name."""

@@ -172,8 +172,15 @@ def test_what_a_time_to_live_means_unless_it_is_said() -> None:
     assert (config.is_enabled, config.ttl_ms) == (True, 1000)
 
 
+def test_a_value_expires_when_its_time_is_over() -> None:
+    config = StateTtlConfig(timedelta(milliseconds=10))
+    assert not config.is_expired(100, 109)
+    assert config.is_expired(100, 110)
+
+
 def test_a_disabled_time_to_live_is_none() -> None:
     disabled = StateTtlConfig(timedelta(milliseconds=10), UpdateType.DISABLED)
+    assert not disabled.is_expired(100, 10**9)
     assert ValueStateDescriptor("v", int, ttl=disabled).ttl is None
 
 
