@@ -38,12 +38,7 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     merge_tables,
     without_tombstones,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import (
-    VOID_NAMESPACE,
-    MapTable,
-    RegisteredState,
-    StateTable,
-)
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
@@ -173,7 +168,7 @@ def _in_namespace(table: Any, namespace: str) -> Any:
     return table if namespace == VOID_NAMESPACE else table.slice(0, 0)
 
 
-class ArrowValueTable(TableCore, StateTable):
+class ArrowValueTable(TableCore):
     """State table with changes in a dictionary by key."""
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
@@ -264,7 +259,7 @@ class ArrowValueTable(TableCore, StateTable):
         return (v for cells in self._cells.values() for v in cells.values() if v is not _REMOVED)
 
 
-class ArrowMapTable(TableCore, MapTable):
+class ArrowMapTable(TableCore):
     """Map table with changes in dictionaries by key and user key."""
 
     _count = 0

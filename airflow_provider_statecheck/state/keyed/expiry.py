@@ -58,7 +58,7 @@ class TimeToLive:
         return pc.fill_null(pc.less_equal(pc.struct_field(stored, "last_access_ms"), oldest), False)
 
 
-class TtlCells(StateTable):
+class TtlCells:
     """
     State table that hides expired values and removes those that it reads.
 
@@ -112,7 +112,7 @@ class TtlCells(StateTable):
         self._table.put_batch(keys, self._ttl.stamped_column(values))
 
 
-class TtlEntries(MapTable):
+class TtlEntries:
     """
     Map table that hides expired entries and removes those that it reads.
 
