@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.state.backends.loading import factory_of
+from airflow_provider_statecheck.state.backends.loading import BACKENDS
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import decode_schemas
@@ -66,7 +66,7 @@ class StateContent:
                 schemas=schemas,
             )
             yield (
-                factory_of(self.backend)
+                BACKENDS.find(self.backend)
                 .create_from_config({})
                 .create_keyed_state_backend(
                     environment,

@@ -207,7 +207,9 @@ class PartChoice:
         # The retry of an attempt without a checkpoint begins a new generation, and nothing is lost.
         generations = range(member.generation, operator.generation)
         completed = [c for c in self._own(member) if c.completed_at is not None]
-        later = [a for a in self._attempts(member.operator_id) if a.epoch > member.epoch and a.restored_from is None]
+        later = [
+            a for a in self._view.attempts_of(member.operator_id) if a.epoch > member.epoch and a.restored_from is None
+        ]
         # An attempt whose source has changed starts over in the generation of the checkpoints that it does not use.
         unused = (c for a in later for c in completed if c.generation == a.generation and c.epoch < a.epoch)
         return any(c.generation in generations for c in completed) or any(unused)

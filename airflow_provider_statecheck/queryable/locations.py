@@ -274,7 +274,7 @@ class NamedState:
             key_columns=tuple((field["name"], field["type"]) for field in key.config["fields"]),
             user_key_type=None if schema.key is None else describe(schema.key),
             value_type=describe(schema.value),
-            expires=schema.ttl,
+            expires=schema.expires,
             checkpoint_id=address.checkpoint_id,
             pointer=address.pointer,
             refused=refused,

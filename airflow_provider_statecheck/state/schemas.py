@@ -54,12 +54,15 @@ class StateSchema:
     """Type of the user keys; ``None`` unless the state is a map."""
     value: SerializerSnapshot
     """Type of a value, a list element or a map value, without the timestamp that a time to live adds."""
-    ttl: bool = False
-    """Whether each value carries the time of its last use."""
     ttl_ms: int | None = None
-    """Time to live in milliseconds, if known."""
+    """Time to live in milliseconds; ``None`` if values never expire and do not carry the time of their last use."""
     queryable_name: str | None = field(default=None, compare=False)
     """Name for queries from outside the stage; a schema with another one describes the same state."""
+
+    @property
+    def expires(self) -> bool:
+        """Return whether values have a time to live."""
+        return self.ttl_ms is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +226,7 @@ def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
 
 
 def _is_exact(old: StateSchema, new: StateSchema) -> bool:
-    return old is new or (old.ttl == new.ttl and loses_nothing(old, new))
+    return old is new or (old.expires == new.expires and loses_nothing(old, new))
 
 
 def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
@@ -233,7 +236,7 @@ def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
     Without the class of a record, they cannot be read in one that has a further field with a default.
     """
     verdict = _compatibility(old, new)
-    is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.ttl <= new.ttl
+    is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.expires <= new.expires
     return is_whole and _is_readable(old.value, new.value) and _is_readable(old.key, new.key)
 
 
@@ -260,7 +263,6 @@ def _encode_state(state: StateSchema) -> dict[str, Any]:
         "kind": state.kind.value,
         "key": None if state.key is None else encode_snapshot(state.key),
         "value": encode_snapshot(state.value),
-        "ttl": state.ttl,
         "ttl_ms": state.ttl_ms,
         "queryable_name": state.queryable_name,
     }
@@ -272,8 +274,7 @@ def _decode_state(encoded: Mapping[str, Any]) -> StateSchema:
         kind=StateKind(encoded["kind"]),
         key=_decode_optional(encoded["key"]),
         value=decode_snapshot(encoded["value"]),
-        ttl=encoded["ttl"],
-        ttl_ms=encoded.get("ttl_ms"),
+        ttl_ms=encoded["ttl_ms"],
         queryable_name=encoded.get("queryable_name"),
     )
 
@@ -328,18 +329,17 @@ def _type_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Com
 
 
 def _ttl_compatibility(old: StateSchema, new: StateSchema) -> Compatibility:
-    if old.ttl == new.ttl:
+    if old.expires == new.expires:
         return AS_IS
-    reason = (
-        "time to live added, starts at the restore" if new.ttl else "time to live removed, expired values are dropped"
-    )
+    added, removed = "time to live added, starts at the restore", "time to live removed, expired values are dropped"
+    reason = added if new.expires else removed
     return Compatibility(outcome=Outcome.COMPATIBLE_AFTER_MIGRATION, reason=reason)
 
 
 def _describe_state(state: StateSchema) -> str:
     value = describe(state.value)
     types = f"{describe(state.key)} to {value}" if state.kind is StateKind.MAP and state.key else value
-    return f"{state.kind} of {types}{' with a time to live' if state.ttl else ''}"
+    return f"{state.kind} of {types}{' with a time to live' if state.expires else ''}"
 
 
 def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:

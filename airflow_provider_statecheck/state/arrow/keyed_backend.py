@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from weakref import WeakSet
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -21,16 +21,15 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyGroupRange,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError
+from airflow_provider_statecheck.lazy import np
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
-    VALUE,
     ArrowStateSettings,
     BlockCache,
     StateLayout,
     count_owners,
-    single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import (
     Part,
@@ -40,7 +39,7 @@ from airflow_provider_statecheck.state.arrow.part_files import (
     StateFiles,
     encode_meta,
 )
-from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
+from airflow_provider_statecheck.state.arrow.part_writer import PartWriter, handle_of
 from airflow_provider_statecheck.state.arrow.restore import (
     BACKEND_ID,
     PositionForm,
@@ -50,13 +49,14 @@ from airflow_provider_statecheck.state.arrow.restore import (
 )
 from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
 from airflow_provider_statecheck.state.arrow.state_runs import (
-    Captured,
+    CapturedRuns,
     LocalSpill,
     Reading,
     StateRuns,
     merge_runs,
     runs_to_merge,
     schema_of,
+    unexpired,
 )
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
 from airflow_provider_statecheck.state.descriptors import StateKind
@@ -66,21 +66,14 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import (
     StateSize,
     StateSnapshot,
 )
-from airflow_provider_statecheck.state.keyed.expiry import unexpired
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import StateDescriptor
-    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.schemas import OperatorSchemas
-
-_Table = ArrowValueTable | ArrowMapTable
 _COPIED_AT_ONCE = 8 << 20
 
 
@@ -143,17 +136,15 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         :raises StateMigrationError: if the keys have another type.
         :raises StorageError: if the storage fails.
         """
-        self._carried = restored_files(
+        found = restored_files(
             handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
         )
-        self._exclusive = frozenset(stream for handle in handles for _, stream in handle.private)
         known = () if schemas is None else schemas.keyed
-        self._unclaimed.update({state.name: state for state in known})
-        self._unclaimed.update({name: files.state for name, files in self._carried.items()})
+        self._carried = {state.name: StateFiles(state, ()) for state in known} | found
+        self._exclusive = frozenset(stream for handle in handles for _, stream in handle.private)
 
     def advance_to(self, key_group: int) -> None:
-        """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
-        for table in self._arrow_tables():
+        for table in self._tables.values():
             table.advance_to(key_group)
 
     def prefetch(self, keys: KeyBatch) -> None:
@@ -163,46 +154,31 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         Later accesses to these keys need no search, until the next call. Other keys are looked up one by one.
         """
         key_list = self.key_serializer.from_columns(keys.columns)
-        for table in self._arrow_tables():
+        for table in self._tables.values():
             table.prefetch(keys, key_list)
 
     def num_entries(self) -> int:
         """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
         carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
-        return sum(table.num_entries() for table in self._arrow_tables()) + sum(carried)
-
-    def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[Any]:
-        """
-        Return a state as sorted Arrow tables with the key group, the key columns and the value.
-
-        Later changes are not visible. The tables of a map state have a ``user_key`` column. Tables have a namespace
-        column only if the state has namespaces.
-        """
-        self.get_partitioned_state(descriptor)
-        table = cast("_Table", self._tables[descriptor.name])
-        table.seal()
-        return table.runs.rows()
+        own: Iterator[int] = (table.num_entries() for table in self._tables.values())
+        return sum(own) + sum(carried)
 
     def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> ArrowSnapshot:
-        """Capture the current state. The returned snapshot writes it without later changes."""
-        tables = list(self._arrow_tables())
-        for table in tables:
+        for table in self._tables.values():
             table.seal()
         snapshot = ArrowSnapshot(
-            SnapshotPlan(
-                checkpoint_id=checkpoint_id,
-                key=self.key_serializer.snapshot(),
-                number_of_key_groups=self.number_of_key_groups,
-                key_group_range=self.key_group_range,
-                states=[CapturedRuns(table.state, table.runs, table.runs.capture()) for table in tables],
-                now_ms=self._now_ms(),
-                carried=tuple(self._carried.values()),
-                is_incremental=self._incremental,
-                exclusive=self._exclusive,
-                streams=self._streams or streams,
-                reading=self._reading,
-                discard=lambda handle: discard_state(self._storage, handle),
-            )
+            checkpoint_id=checkpoint_id,
+            key=self.key_serializer.snapshot(),
+            number_of_key_groups=self.number_of_key_groups,
+            key_group_range=self.key_group_range,
+            states=[table.runs.capture() for table in self._tables.values()],
+            carried=tuple(self._carried.values()),
+            is_incremental=self._incremental,
+            exclusive=self._exclusive,
+            streams=self._streams or streams,
+            storage=self._storage,
+            reading=self._reading,
+            now_ms=self._now_ms(),
         )
         self._snapshots.add(snapshot)
         self._unconfirmed[checkpoint_id] = snapshot
@@ -213,9 +189,9 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         snapshot = self._unconfirmed.get(checkpoint_id)
         self._unconfirmed = {n: s for n, s in self._unconfirmed.items() if n > checkpoint_id}
         if snapshot is not None:
-            for state, files in zip(snapshot.plan.states, snapshot.files, strict=False):
-                state.runs.confirm(state.captured, files.runs)
-            for before, after in zip(snapshot.plan.carried, snapshot.carried, strict=False):
+            for captured, files in zip(snapshot.states, snapshot.files, strict=False):
+                captured.state.confirm(captured, files.runs)
+            for before, after in zip(snapshot.carried, snapshot.carried_files, strict=False):
                 self._move(before, after)
 
     def _move(self, before: StateFiles, after: StateFiles) -> None:
@@ -224,15 +200,13 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         if self._carried.get(name) is before:
             self._carried[name] = after
         elif name in self._tables:
-            table: _Table = cast("_Table", self._tables[name])
-            table.runs.move(before.runs, after.runs)
+            self._tables[name].runs.move(before.runs, after.runs)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Forget the files of an aborted checkpoint; later snapshots write their rows again."""
         self._unconfirmed.pop(checkpoint_id, None)
 
     def dispose(self) -> None:
-        """Release the state and cancel running snapshots; idempotent."""
         for snapshot in list(self._snapshots):
             snapshot.cancel()
         self._unconfirmed.clear()
@@ -242,6 +216,9 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._spill.close()
         super().dispose()
 
+    def _unclaimed(self) -> dict[str, StateSchema]:
+        return {name: files.state for name, files in self._carried.items()}
+
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         user_keys = None if state.key_serializer is None else state.key_serializer.arrow_type
         layout = StateLayout.of(self.key_serializer, state.cell_serializer.arrow_type, user_keys)
@@ -249,7 +226,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         form = StateRowForm(state, restored.state, layout, self._now_ms())
         for part in chain.from_iterable(restored.runs):
             form.require(part)
-        runs = StateRuns(state.schema(), layout, form, self._reading, restored.runs)
+        runs = StateRuns(form, self._reading, restored.runs)
         self._carried.pop(state.name, None)
         table = ArrowMapTable if state.is_map else ArrowValueTable
         return table(state, self.key_serializer, runs, self._memory_budget, self._spill_if_full)
@@ -262,31 +239,18 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         runs = [FileRun(run, self._reading.files, self._reading.cache, form) for run in files.runs]
         return merge_runs(form.layout, runs, keep_deletions=False)
 
-    def _arrow_tables(self) -> Iterator[_Table]:
-        tables: dict[str, Any] = self._tables
-        return iter(tables.values())
-
     def _memory_budget(self) -> int:
         return self._settings.memtable_bytes // (2 * max(1, len(self._tables)))
 
     def _spill_if_full(self) -> None:
-        largest = max(self._arrow_tables(), key=lambda table: table.runs.memory_bytes)
-        if sum(table.runs.memory_bytes for table in self._arrow_tables()) > self._settings.memtable_bytes // 2:
-            largest.runs.spill(self._spill.open_stream)
+        sizes = {table.runs: table.runs.memory_bytes for table in self._tables.values()}
+        if sum(sizes.values()) > self._settings.memtable_bytes // 2:
+            max(sizes, key=sizes.__getitem__).spill(self._spill.open_stream)
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedRuns:
-    """Runs of one state at the start of a snapshot."""
-
-    state: RegisteredState
-    runs: StateRuns
-    captured: Captured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotPlan:
-    """Input of a snapshot."""
+@dataclass(kw_only=True, eq=False)
+class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
+    """Writer of captured runs. It may be cancelled from another thread."""
 
     checkpoint_id: int
     key: SerializerSnapshot
@@ -300,37 +264,29 @@ class SnapshotPlan:
     exclusive: frozenset[StreamStateHandle]
     """Restored files that are deleted with their checkpoint, so that no other one may reference them."""
     streams: CheckpointStreamFactory
+    storage: CheckpointStorage
     reading: Reading
     now_ms: int
     """Time of the snapshot in milliseconds; expired values need not be written."""
-    discard: Callable[[StreamStateHandle], None]
-    """Deletes a file."""
-
-
-class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
-    """Writer of captured runs. It may be cancelled from another thread."""
-
-    def __init__(self, plan: SnapshotPlan) -> None:
-        self.plan = plan
-        self._lock = threading.Lock()
-        self._is_cancelled = False
-        self._is_done = False
-        self._written: list[StreamStateHandle] = []
-        self.files: tuple[StateFiles, ...] = ()
-        """Files of each captured state, set when the snapshot is complete."""
-        self.carried: tuple[StateFiles, ...] = ()
-        """Files of each state without a descriptor, set when the snapshot is complete."""
+    files: tuple[StateFiles, ...] = ()
+    """Files of each captured state, set when the snapshot is complete."""
+    carried_files: tuple[StateFiles, ...] = ()
+    """Files of each state without a descriptor, set when the snapshot is complete."""
+    _written: list[StreamStateHandle] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_cancelled: bool = False
+    _is_done: bool = False
 
     @override
     def run(self) -> SnapshotResult[KeyedStateHandle]:
         with self._deleting_on_failure():
             self._require_running()
-            files = tuple(self._write_state(state) for state in self.plan.states)
-            carried = tuple(self._carried(state) for state in self.plan.carried)
+            files = tuple(self._write_state(state) for state in self.states)
+            carried = tuple(map(self._stayed_or_copied, self.carried))
             named = [state for state in (*files, *carried) if state.runs]
             handle = self._handle(named) if named else None
             self._finish()
-        self.files, self.carried = files, carried
+        self.files, self.carried_files = files, carried
         new_bytes = sum(written.state_size for written in self._written)
         return SnapshotResult(handle, new_bytes, tuple(map(_size_of, named)))
 
@@ -339,16 +295,16 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         with self._lock:
             self._is_cancelled = not self._is_done
 
-    def _write_state(self, state: CapturedRuns) -> StateFiles:
-        fresh, base = state.captured.fresh, state.captured.base
+    def _write_state(self, captured: CapturedRuns) -> StateFiles:
+        state, fresh, base = captured.state, captured.fresh, captured.base
         rewritten = max(_runs_to_migrate(base), self._runs_to_move(base))
         if not fresh and not rewritten:
-            return StateFiles(state.runs.schema, tuple(run.parts for run in base))
+            return StateFiles(state.schema, tuple(run.parts for run in base))
         merged = runs_to_merge(sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), base)
         count = max(rewritten, merged)
         parts = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
         unmerged = tuple(run.parts for run in base[count:])
-        return StateFiles(state.runs.schema, (parts, *unmerged) if parts else unmerged)
+        return StateFiles(state.schema, (parts, *unmerged) if parts else unmerged)
 
     def _runs_to_move(self, base: Sequence[FileRun]) -> int:
         """Return the number of newest runs to rewrite so that no run needs a file that may not stay."""
@@ -357,30 +313,25 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
     def _may_stay(self, part: Part) -> bool:
         """Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive."""
-        plan = self.plan
-        is_shared = plan.is_incremental and part.handle not in plan.exclusive
-        return is_shared and plan.streams.could_reuse_state_handle(part.handle)
+        is_shared = self.is_incremental and part.handle not in self.exclusive
+        return is_shared and self.streams.could_reuse_state_handle(part.handle)
 
-    def _carried(self, files: StateFiles) -> StateFiles:
-        return StateFiles(files.state, tuple(tuple(self._stayed_or_copied(parts)) for parts in files.runs))
-
-    def _stayed_or_copied(self, parts: Parts) -> Iterator[Part]:
-        for part in parts:
-            yield from (part,) if self._may_stay(part) else self._copied(part)
+    def _stayed_or_copied(self, files: StateFiles) -> StateFiles:
+        runs = ([(part,) if self._may_stay(part) else self._copied(part) for part in parts] for parts in files.runs)
+        return StateFiles(files.state, tuple(tuple(chain.from_iterable(parts)) for parts in runs))
 
     def _copied(self, part: Part) -> Parts:
-        reading = self.plan.reading
+        reading = self.reading
         run = FileRun((part,), reading.files, BlockCache(0), RowForm())
         tables = (table for blocks in _read_together(part) for table in run.tables(blocks))
         return self._written_by(PartWriter(part.schema, part.state, self._open, reading.settings), tables)
 
-    def _write_run(self, state: CapturedRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
-        runs = state.runs
-        schema = schema_of(runs.layout, merged, keep_deletions=keep_deletions)
-        writer = PartWriter(schema, runs.schema, self._open, self.plan.reading.settings)
-        tables = merge_runs(runs.layout, merged, keep_deletions=keep_deletions)
+    def _write_run(self, state: StateRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
+        schema = schema_of(state.layout, merged, keep_deletions=keep_deletions)
+        writer = PartWriter(schema, state.schema, self._open, self.reading.settings)
+        tables = merge_runs(state.layout, merged, keep_deletions=keep_deletions)
         # An expired row is kept while an older run may hold a value that it shadows.
-        kept = tables if keep_deletions else (self._unexpired(state.state, table) for table in tables)
+        kept = tables if keep_deletions else (unexpired(state.state, table, self.now_ms) for table in tables)
         return self._written_by(writer, kept)
 
     def _written_by(self, writer: PartWriter, tables: Iterable[Any]) -> Parts:
@@ -394,43 +345,28 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
             self._require_running()
             yield table
 
-    def _unexpired(self, state: RegisteredState, table: Any) -> Any:
-        if state.ttl is None:
-            return table
-        cells, live = unexpired(state, single(table.column(VALUE)), self.plan.now_ms)
-        return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(live)
-
     def _open(self) -> CheckpointStateOutputStream:
         self._require_running()
-        scope = CheckpointedStateScope.SHARED if self.plan.is_incremental else CheckpointedStateScope.EXCLUSIVE
-        return self.plan.streams.create_checkpoint_state_output_stream(scope)
+        scope = CheckpointedStateScope.SHARED if self.is_incremental else CheckpointedStateScope.EXCLUSIVE
+        return self.streams.create_checkpoint_state_output_stream(scope)
 
     def _handle(self, files: Sequence[StateFiles]) -> KeyedStateHandle:
-        plan = self.plan
         named = tuple((part.path, part.handle) for state in files for parts in state.runs for part in parts)
         return KeyedStateHandle(
             backend_id=BACKEND_ID,
-            key_group_range=plan.key_group_range,
-            checkpoint_id=plan.checkpoint_id,
-            shared=named if plan.is_incremental else (),
-            private=() if plan.is_incremental else named,
-            meta=self._write_meta(encode_meta(SnapshotMeta(plan.key, plan.number_of_key_groups, tuple(files)))),
+            key_group_range=self.key_group_range,
+            checkpoint_id=self.checkpoint_id,
+            shared=named if self.is_incremental else (),
+            private=() if self.is_incremental else named,
+            meta=self._write_meta(encode_meta(SnapshotMeta(self.key, self.number_of_key_groups, tuple(files)))),
         )
 
     def _write_meta(self, data: bytes) -> StreamStateHandle:
-        stream = self.plan.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
-        try:
+        scope = CheckpointedStateScope.EXCLUSIVE
+        with contextlib.closing(self.streams.create_checkpoint_state_output_stream(scope)) as stream:
             stream.write(data)
-            handle = stream.close_and_get_handle()
-        except BaseException:
-            stream.close()
-            raise
-        if handle is None:
-            raise StorageError(
-                "Expected a handle of the snapshot metadata, found none; the stream of the storage returned no file."
-            )
-        self._written.append(handle)
-        return handle
+            self._written.append(handle_of(stream))
+        return self._written[-1]
 
     @contextlib.contextmanager
     def _deleting_on_failure(self) -> Iterator[None]:
@@ -440,7 +376,7 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
             for handle in self._written:
                 # No metadata references the files, so those that cannot be deleted are orphans.
                 with contextlib.suppress(StateCheckError):
-                    self.plan.discard(handle)
+                    discard_state(self.storage, handle)
             if self._is_cancelled and isinstance(error, StateCheckError):
                 raise _cancelled_error() from error
             raise
@@ -457,8 +393,6 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
 def _read_together(part: Part) -> Iterator[list[int]]:
     """Return the numbers of the blocks of a part, in lists of about ``_COPIED_AT_ONCE`` bytes."""
-    import numpy as np
-
     ends = np.cumsum(part.lengths) // _COPIED_AT_ONCE
     for _, blocks in groupby(range(len(ends)), key=lambda block: int(ends[block])):
         yield list(blocks)

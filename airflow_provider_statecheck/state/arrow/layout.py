@@ -11,15 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config_options import parse_size, parse_whole_number
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.cached_reads import LruCache
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 KEY_GROUP = "key_group"
 NAMESPACE = "namespace"
@@ -52,8 +50,6 @@ class StateLayout:
 
     def schema(self, *, namespace: bool, deleted: bool) -> Any:
         """Return the Arrow schema of the rows."""
-        import pyarrow as pa
-
         fields = [(KEY_GROUP, pa.int32()), *self.key_fields]
         fields += [(NAMESPACE, pa.string())] if namespace else []
         fields += [] if self.user_key_type is None else [(USER_KEY, self.user_key_type)]
@@ -63,8 +59,6 @@ class StateLayout:
 
     def conform(self, table: Any, *, namespace: bool, deleted: bool) -> Any:
         """Return rows with the given optional columns, filled with the void namespace and ``False``."""
-        import pyarrow as pa
-
         schema = self.schema(namespace=namespace, deleted=deleted)
         if table.schema.names == schema.names:
             return table
@@ -96,8 +90,6 @@ def position_columns(table: Any) -> list[Any]:
 
 def single(column: Any) -> Any:
     """Return a column as one Arrow array."""
-    import pyarrow as pa
-
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 0:
@@ -114,8 +106,6 @@ def order_columns(array: Any, *, nullable: bool = False) -> list[Any]:
 
     :param nullable: Whether the array may contain nulls; a separate column then marks them.
     """
-    import pyarrow as pa
-
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
@@ -127,8 +117,6 @@ def order_columns(array: Any, *, nullable: bool = False) -> list[Any]:
 
 
 def _non_null_columns(array: Any) -> list[Any]:
-    import pyarrow as pa
-
     kind = array.type
     if pa.types.is_struct(kind):
         return [column for child in array.flatten() for column in order_columns(child, nullable=True)]
@@ -138,24 +126,21 @@ def _non_null_columns(array: Any) -> list[Any]:
 
 
 def _comparable(array: Any) -> Any:
-    import pyarrow as pa
-    from pyarrow import types
-
     kind = array.type
-    if types.is_floating(kind):
+    if pa.types.is_floating(kind):
         return _ordered_floats(array)
-    if types.is_boolean(kind):
+    if pa.types.is_boolean(kind):
         return array.cast(pa.int8())
-    if types.is_temporal(kind):
+    if pa.types.is_temporal(kind):
         return array.view(pa.int64() if kind.bit_width == 64 else pa.int32())
-    if types.is_string_view(kind):
+    if pa.types.is_string_view(kind):
         return array.cast(pa.string())
-    if types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
         return array.cast(pa.binary())
-    if types.is_decimal(kind) and kind.bit_width < 128:
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
         # Arrow cannot sort these.
         return array.cast(pa.decimal128(kind.precision, kind.scale))
-    if types.is_nested(kind):
+    if pa.types.is_nested(kind):
         return pa.array([repr(_with_one_zero(value)) for value in array.to_pylist()], pa.string())
     return array
 
@@ -170,9 +155,6 @@ def _with_one_zero(value: Any) -> Any:
 
 
 def _ordered_floats(array: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
     values = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
     values = np.where(np.isnan(values), np.nan, values) + 0.0
     bits = values.view(np.int64)
@@ -180,8 +162,6 @@ def _ordered_floats(array: Any) -> Any:
 
 
 def _without_nulls(array: Any) -> Any:
-    import pyarrow as pa
-
     if array.null_count == 0:
         return array
     kind = array.type
@@ -205,8 +185,6 @@ def order_codes(columns: Sequence[Any]) -> Any:
 
     Codes of different calls are not comparable.
     """
-    import numpy as np
-
     codes, bits = np.zeros(len(columns[0]), np.int64), 0
     for column in columns:
         numbers, width = _offset_from_minimum(_numbers(column))
@@ -220,10 +198,6 @@ def order_codes(columns: Sequence[Any]) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_integer(column.type) and column.type != pa.uint64():
         return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     encoded = column.dictionary_encode()
@@ -241,8 +215,6 @@ def _offset_from_minimum(numbers: Any) -> tuple[Any, int]:
 
 
 def _ranked(numbers: Any) -> tuple[Any, int]:
-    import numpy as np
-
     distinct, ranks = np.unique(numbers, return_inverse=True)
     return ranks.astype(np.int64, copy=False), (len(distinct) - 1).bit_length()
 
@@ -272,10 +244,6 @@ def _row_starts(columns: list[Any], last: tuple[Any, ...] | None) -> Any:
 
     :param last: Row before the first one, or ``None``.
     """
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     length = len(columns[0])
     starts = np.zeros(length, bool)
     for column in columns:
@@ -373,8 +341,6 @@ def _address(column: Any) -> Any:
 
 
 def _searchable(column: Any) -> Any:
-    import pyarrow as pa
-
     # The items of a memory view are Python integers, which bisect compares without conversion.
     return memoryview(column.to_numpy()) if pa.types.is_integer(column.type) else _ArrowSequence(column)
 

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     StorageError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.arrow.layout import NAMESPACE
 from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
@@ -97,8 +98,6 @@ class Part:
 
         :param chosen: Whether to keep each block, as a boolean numpy array.
         """
-        import pyarrow as pa
-
         if chosen.all():
             return self
         if not chosen.any():
@@ -246,6 +245,16 @@ def shown_location(handle: StreamStateHandle) -> str:
     return "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
 
 
+def corrupt_part(part: Part, what: str, found: str) -> CorruptStateError:
+    """Return the error of a part whose bytes are not those that were written."""
+    uri = shown_location(part.handle)
+    return CorruptStateError(
+        f"Expected {what} of state {part.state.name} in {uri}, found {found}; the file is corrupt or truncated, restore from "
+        f"another checkpoint.",
+        uri=uri,
+    )
+
+
 def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
     """Group pieces into ranges for one request each."""
     groups: list[list[Piece]] = []
@@ -288,8 +297,6 @@ class SnapshotMeta:
 
 def encode_meta(meta: SnapshotMeta) -> bytes:
     """Encode snapshot metadata."""
-    import pyarrow as pa
-
     rows = [_encode_state(files) for files in meta.states]
     head = {
         _FORMAT_KEY: f"{FORMAT} {VERSION}",
@@ -309,8 +316,6 @@ def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: s
     :raises IncompatibleCheckpointError: if a newer version wrote the metadata.
     :raises CorruptStateError: if the metadata is corrupt, or references a file that is not in the handle.
     """
-    import pyarrow as pa
-
     try:
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         head = table.schema.metadata or {}
@@ -355,8 +360,6 @@ def _encode_part(part: Part, version: int) -> dict[str, Any]:
 
 
 def _encode_blocks(part: Part) -> bytes:
-    import pyarrow as pa
-
     numbers = (part.offsets, part.lengths, part.rows, part.checksums)
     table = part.firsts
     for name, column in zip(_BLOCK_COLUMNS, numbers, strict=True):
@@ -380,8 +383,6 @@ def _decode_part(
     versions: Sequence[StateSchema],
     streams: Mapping[str, StreamStateHandle],
 ) -> Part:
-    import pyarrow as pa
-
     table = pa.ipc.open_file(pa.py_buffer(blocks)).read_all().combine_chunks()
     schema = pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"file"]))
     offsets, lengths, rows, checksums = (table.column(name).to_numpy() for name in _BLOCK_COLUMNS)
@@ -409,8 +410,6 @@ def _footer_of(described: Mapping[str, Any], stream: StreamStateHandle) -> Foote
 
 
 def _ipc(table: Any) -> bytes:
-    import pyarrow as pa
-
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:

@@ -17,7 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import StreamStateHandle
-from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.lazy import np, pa, parquet
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -26,7 +27,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_names,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts, shown_location
+from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts, corrupt_part
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
@@ -71,26 +72,23 @@ class PartWriter:
 
     def write_all(self, tables: Iterable[Any]) -> Parts:
         """
-        Write tables and return all parts.
+        Write sorted tables, each of which follows the ones before, and return all parts.
 
         :raises StorageError: if the storage fails; complete parts remain on the storage.
         """
         try:
             for table in tables:
-                self.write(table)
-            return self.finish()
+                self._append(table)
+            if self._pending is not None:
+                self._write_blocks(self._pending, [0, self._pending.num_rows])
+            self._close_file()
         except BaseException:
-            self.abort()
+            if self._file is not None:
+                self._file.abort()
             raise
+        return self.parts
 
-    def write(self, table: Any) -> None:
-        """
-        Append sorted rows that follow all earlier rows.
-
-        :raises StorageError: if the storage fails.
-        """
-        import pyarrow as pa
-
+    def _append(self, table: Any) -> None:
         if table.num_rows == 0:
             return
         rows = table if self._pending is None else pa.concat_tables([self._pending, table])
@@ -99,28 +97,8 @@ class PartWriter:
         self._pending = rows.slice(end) if end < rows.num_rows else None
         self._write_blocks(rows, [*starts, end])
 
-    def finish(self) -> Parts:
-        """
-        Write the buffered rows and return all parts.
-
-        :raises StorageError: if the storage fails.
-        """
-        if self._pending is not None:
-            rows, self._pending = self._pending, None
-            self._write_blocks(rows, [0, rows.num_rows])
-        self._close_file()
-        return self.parts
-
-    def abort(self) -> None:
-        """Discard the open file."""
-        if self._file is not None:
-            self._file.abort()
-            self._file = None
-
     def _block_starts(self, rows: Any) -> tuple[list[int], int]:
         """Return the start of each complete block, and the end of the last one. The other rows wait for more."""
-        import numpy as np
-
         groups = single(rows.column(KEY_GROUP)).to_numpy()
         limit = self._rows_per_block(rows)
         edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
@@ -177,19 +155,12 @@ class PartFile(ABC):
 
     def close(self, state: StateSchema) -> Part:
         """Close the file and return its part."""
-        import numpy as np
-        import pyarrow as pa
-
         try:
             footer = self._write_end()
         except BaseException:
             self.abort()
             raise
-        handle = self._sink.stream.close_and_get_handle()
-        if handle is None:
-            raise StorageError(
-                "Expected a handle of the state file, found none; the stream of the storage returned no file."
-            )
+        handle = handle_of(self._sink.stream)
         offsets, lengths, rows, checksums = zip(*self._blocks, strict=True)
         return Part(
             path=self._path_of(handle),
@@ -223,6 +194,18 @@ class PartFile(ABC):
         """Return the name of the file in the handle of a snapshot."""
 
 
+def handle_of(stream: CheckpointStateOutputStream) -> StreamStateHandle:
+    """
+    Close a stream with written bytes and return their handle.
+
+    :raises StorageError: if the storage fails, or returns no handle.
+    """
+    handle = stream.close_and_get_handle()
+    if handle is None:
+        raise StorageError("Expected a handle of a state file, found none; the stream of the storage returned no file.")
+    return handle
+
+
 OpenPartFile = Callable[[Any, CheckpointStateOutputStream, str | None], PartFile]
 
 
@@ -230,8 +213,6 @@ class ArrowPartFile(PartFile):
     """Arrow IPC file, in which each record batch is a block."""
 
     def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
-        import pyarrow as pa
-
         super().__init__(schema, stream, compression)
         options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
@@ -279,11 +260,9 @@ class PartSink(io.RawIOBase):
         return written
 
     def tell(self) -> int:
-        """Return the number of bytes written."""
         return self.position
 
     def writable(self) -> bool:
-        """Return ``True``."""
         return True
 
 
@@ -305,18 +284,15 @@ class RowGroups:
         :raises CorruptStateError: if the footer is corrupt.
         :raises StorageError: if the storage fails.
         """
-        import pyarrow as pa
-        from pyarrow import parquet
-
         assert part.footer is not None  # noqa: S101 - the part is a Parquet file
         offset, length, checksum = part.footer
         (footer,) = files.read(part.handle, [(offset, length)])
         if len(footer) != length or zlib.crc32(footer) != checksum:
-            raise _corrupt_footer(part, "bytes that do not match the checksum")
+            raise corrupt_part(part, "the Parquet footer", "bytes that do not match the checksum")
         try:
             metadata = parquet.read_metadata(pa.BufferReader(footer))
         except (pa.ArrowException, OSError) as error:
-            raise _corrupt_footer(part, f"other data ({error})") from error
+            raise corrupt_part(part, "the Parquet footer", f"other data ({error})") from error
         return cls(metadata, {_offset_of(metadata.row_group(n)): n for n in range(metadata.num_row_groups)})
 
     def rows(self, part: Part, block: int, data: memoryview | bytes) -> Any:
@@ -325,9 +301,6 @@ class RowGroups:
 
         :param data: Bytes of the row group.
         """
-        import pyarrow as pa
-        from pyarrow import parquet
-
         offset = int(part.offsets[block])
         # Of the file, only the bytes of this row group are known.
         known = memoryview(data)
@@ -337,27 +310,16 @@ class RowGroups:
         return _in_layout(part, file.read_row_group(self.numbers[offset], use_threads=False))
 
 
-def _corrupt_footer(part: Part, found: str) -> CorruptStateError:
-    uri = shown_location(part.handle)
-    return CorruptStateError(
-        f"Expected the footer of {uri}, a Parquet file of state {part.state.name}, found {found}; the file is corrupt or "
-        f"truncated, restore from another checkpoint.",
-        uri=uri,
-    )
-
-
 def _offset_of(row_group: Any) -> int:
     column = row_group.column(0)
     return int(column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset)
 
 
 def _in_layout(part: Part, table: Any) -> Any:
-    import pyarrow as pa
-
     columns = []
     for index, field in enumerate(part.schema):
         column = single(table.column(index))
-        is_timed = field.name == VALUE and part.state.ttl
+        is_timed = field.name == VALUE and part.state.expires
         columns.append(
             _timed(column, single(table.column(index + 1)), field.type)
             if is_timed
@@ -367,8 +329,6 @@ def _in_layout(part: Part, table: Any) -> Any:
 
 
 def _timed(values: Any, times: Any, wanted: Any) -> Any:
-    import pyarrow as pa
-
     if pa.types.is_list(wanted):
         elements = _timed(values.flatten(), times.flatten(), wanted.value_type)
         return with_elements(values, elements)
@@ -377,6 +337,4 @@ def _timed(values: Any, times: Any, wanted: Any) -> Any:
 
 
 def _milliseconds(times: Any) -> Any:
-    import pyarrow as pa
-
     return times.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())

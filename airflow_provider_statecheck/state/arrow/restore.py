@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from itertools import chain, zip_longest
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, StateMigrationError
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     NAMESPACE,
@@ -24,10 +25,11 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, SnapshotMeta, StateFiles, decode_meta
+from airflow_provider_statecheck.state.arrow.part_files import Part, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import (
     StateSchema,
     compatibility_of,
@@ -38,10 +40,6 @@ from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 from airflow_provider_statecheck.storage.views.state_files import read_state
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-
 
 BACKEND_ID = "arrow"
 """Backend id in all handles. Subtasks share it, because they may reference the same file after a rescale."""
@@ -120,12 +118,8 @@ def _files_within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
 def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
     """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
-    runs = [_by_key_group(part for parts in level for part in parts) for level in levels]
-    return StateFiles(schema_of_all([files.state for files in found]), tuple(reversed(runs)))
-
-
-def _by_key_group(parts: Iterable[Part]) -> Parts:
-    return tuple(sorted(parts, key=lambda part: int(part.key_groups[0])))
+    runs = [sorted(chain.from_iterable(level), key=lambda part: int(part.key_groups[0])) for level in levels]
+    return StateFiles(schema_of_all([files.state for files in found]), tuple(map(tuple, reversed(runs))))
 
 
 class RowForm:
@@ -156,20 +150,15 @@ class PositionForm(RowForm):
     """
 
     def __init__(self, keys: KeySerializer, user_key_type: Any) -> None:
-        import pyarrow as pa
-
         self.layout = StateLayout.of(keys, pa.null(), user_key_type)
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
         """Return the rows with null values."""
-        import pyarrow as pa
-
         index = table.schema.get_field_index(VALUE)
         table = table.set_column(index, VALUE, pa.nulls(table.num_rows))
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
     def firsts(self, part: Part, *, namespace: bool) -> Any:
-        """Return the first sort key of each block."""
         return _with_namespace(self.layout, part.firsts, namespace=namespace)
 
 
@@ -182,10 +171,10 @@ class StateRowForm(RowForm):
     """
 
     def __init__(self, state: RegisteredState, restored: StateSchema, layout: StateLayout, now_ms: int) -> None:
-        self._state = state
+        self.state = state
+        self.schema = state.schema()
+        self.layout = layout
         self._restored = restored
-        self._schema = state.schema()
-        self._layout = layout
         self._now_ms = now_ms
         self._migrations: list[tuple[StateSchema, CellMigration | None]] = []
 
@@ -206,50 +195,42 @@ class StateRowForm(RowForm):
         migration = self._migration(part.state)
         if migration is not None:
             table = self._migrated(migration, table)
-        return self._layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
+        return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
     def firsts(self, part: Part, *, namespace: bool) -> Any:
-        """Return the first sort key of each block in the current types."""
         table, migration = part.firsts, self._migration(part.state)
         if migration is not None and migration.migrate_keys is not None:
             index = table.schema.get_field_index(USER_KEY)
             table = table.set_column(index, USER_KEY, migration.migrate_keys(single(table.column(index))))
-        return _with_namespace(self._layout, table, namespace=namespace)
+        return _with_namespace(self.layout, table, namespace=namespace)
 
     def deletions(self, part: Part) -> int:
-        """Return the number of tombstones; at least 1 if rows may have expired."""
         migration = self._migration(part.state)
         return part.deletions if migration is None or not migration.lets_expire else max(1, part.deletions)
 
     def is_current(self, part: Part) -> bool:
-        """Return whether the rows have the current types."""
         return self._migration(part.state) is None
 
     def _migration(self, old: StateSchema) -> CellMigration | None:
         for known, migration in self._migrations:
             if known is old or known == old:
                 return migration
-        migration = (
-            None if old == self._schema else CellMigration.of(self._with_last_ttl(old), self._state, self._now_ms)
-        )
+        migration = None if old == self.schema else CellMigration.of(self._with_last_ttl(old), self.state, self._now_ms)
         self._migrations.append((old, migration))
         return migration
 
     def _with_last_ttl(self, old: StateSchema) -> StateSchema:
         """Return the schema of the rows with the last known time to live."""
-        return replace(old, ttl_ms=self._restored.ttl_ms) if old.ttl and self._restored.ttl else old
+        return replace(old, ttl_ms=self._restored.ttl_ms) if old.expires and self._restored.expires else old
 
     def _migrated(self, migration: CellMigration, table: Any) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         columns = dict(zip(table.schema.names, table.columns, strict=True))
         columns[VALUE], expired = migration.migrated(single(columns[VALUE]))
         if migration.migrate_keys is not None:
             columns[USER_KEY] = migration.migrate_keys(single(columns[USER_KEY]))
         if expired is not None:
             columns[DELETED] = pc.or_(single(columns[DELETED]), expired) if DELETED in columns else expired
-        schema = self._layout.schema(namespace=NAMESPACE in columns, deleted=DELETED in columns)
+        schema = self.layout.schema(namespace=NAMESPACE in columns, deleted=DELETED in columns)
         migrated = pa.table([columns[name] for name in schema.names], schema=schema)
         if migration.migrate_keys is not None:
             self._require_order(migrated)
@@ -259,14 +240,12 @@ class StateRowForm(RowForm):
         codes = order_codes(position_columns(table))
         if (codes[1:] <= codes[:-1]).any():
             raise StateMigrationError(
-                f"Expected the migrated keys of the map state {self._state.name} to be distinct and in their old order, found "
+                f"Expected the migrated keys of the map state {self.state.name} to be distinct and in their old order, found "
                 f"another order; use another name for the new state, and copy the entries in the function."
             )
 
 
 def _with_namespace(layout: StateLayout, table: Any, *, namespace: bool) -> Any:
-    import pyarrow as pa
-
     if not namespace or NAMESPACE in table.schema.names:
         return table
     void = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
@@ -285,16 +264,21 @@ class CellMigration:
     is_list: bool
     migrate: _Migrate | None
     migrate_keys: _Migrate | None
-    had_times: bool
-    has_times: bool
     lifetime_ms: int | None
-    """Time to live of the restored values in milliseconds, if known."""
+    """Time to live of the restored values in milliseconds; ``None`` if they do not carry the time of their last use."""
+    has_times: bool
+    """Whether migrated values carry the time of their last use."""
     now_ms: int
+
+    @property
+    def had_times(self) -> bool:
+        """Return whether restored values carry the time of their last use."""
+        return self.lifetime_ms is not None
 
     @property
     def lets_expire(self) -> bool:
         """Return whether the migration may find expired rows."""
-        return self.had_times and not self.has_times and self.lifetime_ms is not None
+        return self.had_times and not self.has_times
 
     @classmethod
     def of(cls, old: StateSchema, new: RegisteredState, now_ms: int) -> CellMigration | None:
@@ -307,9 +291,8 @@ class CellMigration:
             is_list=new.kind is StateKind.LIST,
             migrate=compatibility_of(new.name, new.serializer, old.value).migrate,
             migrate_keys=_key_migration(old, new),
-            had_times=old.ttl,
-            has_times=new.ttl is not None,
             lifetime_ms=old.ttl_ms,
+            has_times=new.ttl is not None,
             now_ms=now_ms,
         )
         changes = migration.migrate or migration.migrate_keys or migration.had_times is not migration.has_times
@@ -320,21 +303,18 @@ class CellMigration:
         return self._lists(cells) if self.is_list else self._elements(cells)
 
     def _elements(self, elements: Any) -> tuple[Any, Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         values = pc.struct_field(elements, "value") if self.had_times else elements
         new = values if self.migrate is None else self.migrate(values)
         if not self.had_times and not self.has_times:
             return new, None
         now = pa.scalar(self.now_ms, pa.int64())
         times = pc.struct_field(elements, "last_access_ms") if self.had_times else pa.repeat(now, len(elements))
-        return (timed_cells(new, times), None) if self.has_times else (new, self._expired(times))
+        if self.lifetime_ms is None or self.has_times:
+            return timed_cells(new, times), None
+        # A null timestamp belongs to a null value.
+        return new, pc.fill_null(pc.less_equal(times, self.now_ms - self.lifetime_ms), True)
 
     def _lists(self, cells: Any) -> tuple[Any, Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         elements, expired = self._elements(cells.flatten())
         parents = pc.list_parent_indices(cells)
         if expired is None:
@@ -342,14 +322,6 @@ class CellMigration:
         live = pc.invert(expired)
         lists = lists_of(elements.filter(live), parents.filter(live), len(cells))
         return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
-
-    def _expired(self, times: Any) -> Any:
-        import pyarrow.compute as pc
-
-        if self.lifetime_ms is None:
-            return None
-        # A null timestamp belongs to a null value.
-        return pc.fill_null(pc.less_equal(times, self.now_ms - self.lifetime_ms), True)
 
 
 def _key_migration(old: StateSchema, new: RegisteredState) -> _Migrate | None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -27,20 +27,18 @@ from airflow_provider_statecheck.state.arrow.layout import (
     BlockCache,
     BlockKey,
     StateLayout,
+    order_codes,
     order_columns,
     position_columns,
     row_tuples,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, shown_location
+from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, corrupt_part
 from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
 from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
-from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 Position = tuple[Any, ...]
 """Sort key of a row, or the start of one, see :func:`row_tuples`."""
@@ -85,7 +83,7 @@ class SortedRun(ABC):
 
     @abstractmethod
     def block(self, number: int) -> Block:
-        """Return one block. Runs in files cache it."""
+        """Return one block. A run in files reads it with one range read, and caches it."""
 
     @abstractmethod
     def tables(self, numbers: Sequence[int]) -> list[Any]:
@@ -117,27 +115,19 @@ class FileRun(SortedRun):
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the sort key of the first row of each block."""
         tables = (self._form.firsts(part, namespace=self.has_namespaces) for part in self.parts)
         return list(chain.from_iterable(row_tuples(position_columns(table)) for table in tables))
 
     @cached_property
     def block_key_groups(self) -> Any:
-        """Return the key group of each block."""
-        import numpy as np
-
         return np.concatenate([part.key_groups for part in self.parts])
 
-    @cached_property
+    @property
     def block_last_key_groups(self) -> Any:
-        """Return the key group of each block, which has only one."""
         return self.block_key_groups
 
     @cached_property
     def block_rows(self) -> Any:
-        """Return the number of rows of each block."""
-        import numpy as np
-
         return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
 
     @cached_property
@@ -160,7 +150,6 @@ class FileRun(SortedRun):
         return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     def block(self, number: int) -> Block:
-        """Return one block from the cache, or with one range read."""
         return self._cache.get_or_load(self._block_keys[number], lambda: Block(self.tables([number])[0]))
 
     def blocks(self, numbers: Sequence[int]) -> dict[int, Block]:
@@ -175,7 +164,6 @@ class FileRun(SortedRun):
         return {number: block or read[number] for number, block in found.items()}
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return several blocks as tables. Adjacent blocks share a range read."""
         return self._tables(numbers, memoryview)
 
     def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
@@ -206,31 +194,18 @@ def _source_of(handle: StreamStateHandle) -> Any:
 
 
 def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
-    import pyarrow as pa
-
     if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
-        raise _corrupt_block(part, row, "bytes that do not match the checksum")
+        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", "bytes that do not match the checksum")
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
         return decode(part, row, data)
     except (pa.ArrowException, OSError, LookupError) as error:
-        raise _corrupt_block(part, row, f"other data ({error!r})") from error
+        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", f"other data ({error!r})") from error
 
 
 def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
-    import pyarrow as pa
-
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
     return pa.Table.from_batches([batch])
-
-
-def _corrupt_block(part: Part, row: int, found: str) -> CorruptStateError:
-    uri = shown_location(part.handle)
-    return CorruptStateError(
-        f"Expected rows of state {part.state.name} at offset {part.offsets[row]} of {uri}, found {found}; the "
-        f"file is corrupt or truncated, restore from another checkpoint.",
-        uri=uri,
-    )
 
 
 class MemoryRun(SortedRun):
@@ -250,36 +225,24 @@ class MemoryRun(SortedRun):
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the sort key of the first row of each block."""
         return [row_tuples(position_columns(block.table.slice(0, 1)))[0] for block in self._blocks]
 
     @cached_property
     def block_key_groups(self) -> Any:
-        """Return the key group of the first row of each block."""
-        import numpy as np
-
         return np.array([_key_group(block.table, 0) for block in self._blocks], np.int32)
 
     @cached_property
     def block_last_key_groups(self) -> Any:
-        """Return the key group of the last row of each block."""
-        import numpy as np
-
         return np.array([_key_group(block.table, -1) for block in self._blocks], np.int32)
 
     @cached_property
     def block_rows(self) -> Any:
-        """Return the number of rows of each block."""
-        import numpy as np
-
         return np.array([block.table.num_rows for block in self._blocks], np.int64)
 
     def block(self, number: int) -> Block:
-        """Return one block."""
         return self._blocks[number]
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return several blocks as tables."""
         return [self._blocks[number].table for number in numbers]
 
 
@@ -288,8 +251,6 @@ def _key_group(table: Any, row: int) -> int:
 
 
 def _count_deletions(table: Any) -> int:
-    import pyarrow.compute as pc
-
     return pc.sum(table.column(DELETED)).as_py() or 0 if DELETED in table.schema.names else 0
 
 
@@ -305,9 +266,6 @@ class MatchedRows:
 
 def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the rows of the keys in a run, in all namespaces and including tombstones."""
-    import numpy as np
-    import pyarrow as pa
-
     groups = single(keys.key_groups).to_numpy()
     blocks = _candidate_blocks(run, keys, groups)
     for first in range(0, len(blocks), _CHUNK_BLOCKS):
@@ -323,8 +281,6 @@ def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[M
 
 
 def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
-    import pyarrow as pa
-
     tables = run.tables(numbers)
     deleted = any(DELETED in table.schema.names for table in tables)
     conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
@@ -333,8 +289,6 @@ def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) ->
 
 def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
     """Return the blocks that may contain one of the keys."""
-    import numpy as np
-
     first, last = run.block_key_groups, run.block_last_key_groups
     counts = np.searchsorted(groups, last, "right") - np.searchsorted(groups, first, "left")
     candidates = np.flatnonzero(counts > 0)
@@ -366,37 +320,15 @@ def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
 
 def _key_indexes(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
     """Return the index of the key of each row, -1 for other keys. The wanted keys are distinct."""
-    import numpy as np
-
     if len(columns) == 1:
-        return _indices(columns[0], wanted[0])
-    rows, keys = np.zeros(len(columns[0]), np.int64), np.zeros(len(wanted[0]), np.int64)
-    for column, values in zip(columns, wanted, strict=True):
-        distinct = values.unique()
-        codes = np.where(rows < 0, -1, _indices(column, distinct))
-        rows = np.where(codes < 0, -1, rows * len(distinct) + codes)
-        keys = keys * len(distinct) + _indices(values, distinct)
-        rows, keys = _renumbered(rows, keys)
+        found = pc.index_in(columns[0], value_set=wanted[0])
+        return found.fill_null(-1).to_numpy(zero_copy_only=False).astype("int64")
+    joined = (pa.concat_arrays(pair) for pair in zip(columns, wanted, strict=True))
+    codes = order_codes([part for column in joined for part in order_columns(column)])
+    rows, keys = np.split(codes, [len(columns[0])])
     order = np.argsort(keys)
-    return np.where(rows < 0, -1, order[rows])
-
-
-def _renumbered(rows: Any, keys: Any) -> tuple[Any, Any]:
-    """Replace sparse codes by consecutive ones; -1 for rows without a wanted key."""
-    import numpy as np
-
-    distinct, codes = np.unique(keys, return_inverse=True)
-    if len(distinct) == 0:
-        return np.full(len(rows), -1), codes
-    ranks = np.minimum(np.searchsorted(distinct, rows), len(distinct) - 1)
-    return np.where(distinct[ranks] == rows, ranks, -1), codes
-
-
-def _indices(column: Any, values: Any) -> Any:
-    import pyarrow.compute as pc
-
-    found = pc.index_in(column, value_set=values)
-    return found.fill_null(-1).to_numpy(zero_copy_only=False).astype("int64")
+    ranks = np.minimum(np.searchsorted(keys, rows, sorter=order), len(keys) - 1)
+    return np.where(keys[order[ranks]] == rows, order[ranks], -1)
 
 
 class Target(NamedTuple):
@@ -447,9 +379,7 @@ class PositionEncoder:
 
 def _have_natural_order(types: Sequence[Any]) -> bool:
     """Return whether Python values of the types have the same order as rows."""
-    from pyarrow import types as kinds
-
-    return all(kinds.is_integer(t) or kinds.is_string(t) or kinds.is_binary(t) for t in types)
+    return all(pa.types.is_integer(t) or pa.types.is_string(t) or pa.types.is_binary(t) for t in types)
 
 
 def rows_in(run: SortedRun, target: Target) -> Iterator[FoundRows]:

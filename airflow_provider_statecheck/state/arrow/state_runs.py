@@ -14,10 +14,12 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    VALUE,
     ArrowStateSettings,
     BlockCache,
     StateLayout,
@@ -27,11 +29,11 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts
 from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
-from airflow_provider_statecheck.state.arrow.restore import RowForm
+from airflow_provider_statecheck.state.arrow.restore import StateRowForm
 from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, SortedRun, find_rows
-from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_of
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
@@ -54,9 +56,10 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedRuns:
     """Runs of a state at the start of a snapshot."""
 
+    state: StateRuns
     fresh: tuple[SortedRun, ...]
     base: tuple[FileRun, ...]
     until: int
@@ -67,20 +70,13 @@ class StateRuns:
     """
     Runs of a state, newest first. Runs are immutable and only replaced.
 
-    :param schema: Schema of new rows.
-    :param form: Conversion of restored rows to the current types.
+    :param form: Types of new rows, and conversion of restored ones to them.
     """
 
-    def __init__(
-        self,
-        schema: StateSchema,
-        layout: StateLayout,
-        form: RowForm,
-        reading: Reading,
-        base: tuple[Parts, ...] = (),
-    ) -> None:
-        self.schema = schema
-        self.layout = layout
+    def __init__(self, form: StateRowForm, reading: Reading, base: tuple[Parts, ...] = ()) -> None:
+        self.state = form.state
+        self.schema = form.schema
+        self.layout = form.layout
         self._form = form
         self._reading = reading
         self.base = tuple(self.file_run(parts) for parts in base)
@@ -117,12 +113,12 @@ class StateRuns:
         self.fresh = (MemoryRun([table]), *self.fresh)
         self._merge_small()
 
-    def capture(self) -> Captured:
+    def capture(self) -> CapturedRuns:
         """Capture the runs for a snapshot. Later rows are added to other runs."""
         self._sealed = len(self.fresh)
-        return Captured(self.fresh, self.base, self._confirmed + len(self.fresh))
+        return CapturedRuns(self, self.fresh, self.base, self._confirmed + len(self.fresh))
 
-    def confirm(self, captured: Captured, runs: tuple[Parts, ...]) -> None:
+    def confirm(self, captured: CapturedRuns, runs: tuple[Parts, ...]) -> None:
         """Replace the base and the captured changes by the runs of a completed snapshot."""
         count = captured.until - self._confirmed
         if count < 0:
@@ -190,9 +186,6 @@ def _follows(run: SortedRun, key_group: int) -> bool:
 
 def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the live rows of the keys without a namespace."""
-    import numpy as np
-    import pyarrow as pa
-
     indexes = np.arange(len(keys))
     for run in runs.all:
         missing = np.ones(len(indexes), bool)
@@ -209,8 +202,6 @@ def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Mat
 
 def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the live rows of the keys in all namespaces and with all user keys."""
-    import pyarrow as pa
-
     results = [found for run in runs.all for found in find_rows(runs.layout, run, keys)]
     if not results:
         return
@@ -224,8 +215,6 @@ def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
 
 
 def _in_void_namespace(found: MatchedRows) -> MatchedRows:
-    import pyarrow.compute as pc
-
     if NAMESPACE not in found.rows.schema.names:
         return found
     chosen = single(pc.equal(found.rows.column(NAMESPACE), VOID_NAMESPACE))
@@ -233,8 +222,6 @@ def _in_void_namespace(found: MatchedRows) -> MatchedRows:
 
 
 def _live(found: MatchedRows) -> MatchedRows:
-    import pyarrow.compute as pc
-
     if DELETED not in found.rows.schema.names:
         return found
     return _filter(found, single(pc.invert(found.rows.column(DELETED))))
@@ -271,9 +258,6 @@ def merge_tables(tables: Sequence[Any]) -> Any:
 
     :param tables: At least one table. All have equal columns, in any row order, and distinct sort keys.
     """
-    import numpy as np
-    import pyarrow as pa
-
     joined = pa.concat_tables(tables).combine_chunks()
     codes = order_codes(position_columns(joined))
     order = np.argsort(codes, kind="stable")
@@ -282,9 +266,25 @@ def merge_tables(tables: Sequence[Any]) -> Any:
 
 def without_tombstones(table: Any) -> Any:
     """Return the rows without tombstones."""
-    import pyarrow.compute as pc
-
     return table.filter(pc.invert(table.column(DELETED))).drop_columns([DELETED])
+
+
+def unexpired(state: RegisteredState, table: Any, now_ms: int) -> Any:
+    """
+    Return the rows of a state without expired ones, and without the expired elements of lists.
+
+    :param now_ms: Current time in milliseconds.
+    """
+    if state.ttl is None:
+        return table
+    oldest, cells = now_ms - state.ttl.ttl_ms, single(table.column(VALUE))
+    if state.kind is not StateKind.LIST:
+        return table.filter(pc.greater(pc.struct_field(cells, "last_access_ms"), oldest))
+    elements = cells.flatten()
+    live = pc.greater(pc.struct_field(elements, "last_access_ms"), oldest)
+    lists = lists_of(elements.filter(live), pc.list_parent_indices(cells).filter(live), len(cells)).cast(cells.type)
+    shortened = table.set_column(table.schema.get_field_index(VALUE), VALUE, lists)
+    return shortened.filter(pc.greater(pc.list_value_length(lists), 0))
 
 
 def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[SortedRun]) -> int:
@@ -341,8 +341,6 @@ class _Cursor:
 
     def fill(self) -> bool:
         """Read the next blocks if the buffer is empty, and return whether it has rows."""
-        import pyarrow as pa
-
         while (self.buffer is None or self.buffer.num_rows == 0) and not self.is_last:
             until = min(len(self.run.block_rows), self.next_block + self.per_window)
             tables = self.run.tables(range(self.next_block, until))
@@ -359,9 +357,6 @@ class _Cursor:
 
 def _merge_window(cursors: list[_Cursor]) -> Any:
     """Merge the buffers up to the smallest end of a buffer that is not the end of its run."""
-    import numpy as np
-    import pyarrow as pa
-
     joined = pa.concat_tables([cursor.buffer for cursor in cursors]).combine_chunks()
     codes = order_codes(position_columns(joined))
     ends = np.cumsum([cursor.buffer.num_rows for cursor in cursors])
@@ -379,8 +374,6 @@ def _merge_window(cursors: list[_Cursor]) -> Any:
 
 
 def _is_first(codes: Any) -> Any:
-    import numpy as np
-
     first = np.ones(len(codes), bool)
     first[1:] = codes[1:] != codes[:-1]
     return first
@@ -419,9 +412,9 @@ class LocalSpill:
             self._is_created = False
 
 
-class LocalStream:
+class LocalStream(CheckpointStateOutputStream):
     """
-    ``CheckpointStateOutputStream`` to a local file that no checkpoint references.
+    Stream to a local file that no checkpoint references.
 
     Its methods raise ``StorageError`` if the local disk is full.
     """
@@ -431,25 +424,21 @@ class LocalStream:
         self._file = path.open("xb")
 
     def write(self, data: bytes) -> None:
-        """Write bytes."""
         with _spilling():
             self._file.write(data)
 
     def get_pos(self) -> int:
-        """Return the number of bytes written."""
         return self._file.tell()
 
     def flush_to_file(self) -> None:
         """Do nothing, because the stream is a file."""
 
     def close_and_get_handle(self) -> FileStateHandle:
-        """Close the file and return its handle."""
         with _spilling():
             self._file.close()
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
     def close(self) -> None:
-        """Discard the file."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -38,11 +39,8 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     without_tombstones,
 )
 from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState
-from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
+from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
 _INITIAL_LIMIT = 4096
 _CELL_BYTES = 300
@@ -165,8 +163,6 @@ class TableCore(ABC):
 
 
 def _in_namespace(table: Any, namespace: str) -> Any:
-    import pyarrow.compute as pc
-
     if NAMESPACE in table.schema.names:
         return table.filter(pc.equal(table.column(NAMESPACE), namespace))
     return table if namespace == VOID_NAMESPACE else table.slice(0, 0)
@@ -176,7 +172,6 @@ class ArrowValueTable(TableCore):
     """State table with changes in a dictionary by key."""
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
-        """Return the value, or ``None`` if there is none."""
         cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
         value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
@@ -187,7 +182,6 @@ class ArrowValueTable(TableCore):
         return self._load(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
-        """Set the value, which must not be ``None``."""
         self._cells[namespace][key] = value
         groups = self._key_groups
         groups[key] = key_group
@@ -195,17 +189,12 @@ class ArrowValueTable(TableCore):
             self._seal_if_full(len(groups))
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove the value, if there is one."""
         if self.runs.all:
             self.put(key, key_group, namespace, _REMOVED)
         else:
             self._cells[namespace].pop(key, None)
 
     def get_batch(self, keys: KeyBatch) -> Any:
-        """Return an Arrow array of the values of distinct keys without a namespace; null for a key without a value."""
-        import numpy as np
-        import pyarrow as pa
-
         self.seal()
         results = list(self._live_rows(self._normalized(keys)))
         rows = np.full(len(keys), -1, np.int64)
@@ -219,9 +208,6 @@ class ArrowValueTable(TableCore):
         return values.take(pa.array(rows, mask=rows < 0))
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
-        """Set the values of distinct keys without a namespace from an Arrow array; null removes."""
-        import pyarrow as pa
-
         self.seal()
         self._read_ahead = ReadAhead()
         values, keys = single(values), self._normalized(keys)
@@ -280,7 +266,6 @@ class ArrowMapTable(TableCore):
     """Number of changed entries."""
 
     def seal(self) -> None:
-        """Add the changes to the runs as sorted rows."""
         super().seal()
         self._count = 0
 
@@ -290,16 +275,13 @@ class ArrowMapTable(TableCore):
         return self.state.key_serializer
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        """Return the value of an entry, or ``None`` if there is none."""
         value = self._find(key, key_group, namespace, user_key)
         return None if value is _REMOVED else value
 
     def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
-        """Return whether there is an entry."""
         return self._find(key, key_group, namespace, user_key) is not _REMOVED
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
-        """Set an entry."""
         entries = self._cells[namespace].setdefault(key, {})
         self._count += user_key not in entries
         entries[user_key] = value
@@ -308,14 +290,12 @@ class ArrowMapTable(TableCore):
             self._seal_if_full(self._count)
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
-        """Remove an entry, if there is one."""
         if self.runs.all:
             self.put(key, key_group, namespace, user_key, _REMOVED)
         elif self._changed_entries(key, namespace).pop(user_key, _UNKNOWN) is not _UNKNOWN:
             self._count -= 1
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
-        """Return the current entries; concurrent changes are allowed and not visible."""
         found = dict(self._stored_entries(key, key_group, namespace))
         for user_key, value in self._changed_entries(key, namespace).items():
             if value is _REMOVED:
@@ -325,13 +305,11 @@ class ArrowMapTable(TableCore):
         return iter(found.items())
 
     def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
-        """Return whether the key has no entries."""
         if any(value is not _REMOVED for value in self._changed_entries(key, namespace).values()):
             return False
         return next(self.entries(key, key_group, namespace), None) is None
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove all entries of the key."""
         for user_key, _ in self.entries(key, key_group, namespace):
             self.remove(key, key_group, namespace, user_key)
 
@@ -422,9 +400,6 @@ def _changed_rows(
     :param key_groups: Arrow array of int32.
     :param deleted: Boolean Arrow array that marks tombstones, or ``None`` if there are none.
     """
-    import numpy as np
-    import pyarrow as pa
-
     columns_by_name = dict(zip(layout.key_names, columns, strict=True))
     columns_by_name |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted}
     has_namespace = namespace != VOID_NAMESPACE
@@ -445,14 +420,10 @@ def _joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
 
 def _tombstone_mask(values: Iterable[Any]) -> Any:
     """Return a boolean Arrow array that marks removed values, or ``None`` if there are none."""
-    import pyarrow as pa
-
     mask = [value is _REMOVED for value in values]
     return pa.array(mask, pa.bool_()) if any(mask) else None
 
 
 def _key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
     """Return the key groups of keys as an Arrow array."""
-    import pyarrow as pa
-
     return pa.array([key_groups[key] for key in keys], pa.int32())

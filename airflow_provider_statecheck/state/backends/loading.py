@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
@@ -27,6 +27,8 @@ from airflow_provider_statecheck.state.backends.state_backend import (
     StateEnvironment,
     restoring,
 )
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -38,12 +40,10 @@ from airflow_provider_statecheck.storage.views.loading import (
     NamedFactories,
 )
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.state_streams import CompletedCheckpointStorageLocation
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-    from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import (
+    CheckpointStreamFactory,
+    CompletedCheckpointStorageLocation,
+)
 
 BACKEND_KEYS = ("state.backend.type", "state.backend")
 """Settings that name a backend, in order of precedence."""
@@ -111,8 +111,6 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         *,
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
-        from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-
         with restoring(operator_identifier):
             return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
 
@@ -270,7 +268,7 @@ class _BuiltInFactory(StateBackendFactory):
 _ARROW = _BuiltInFactory(DEFAULT_BACKEND, lambda config: ArrowStateBackend().configure(config))
 _FILESYSTEM = _BuiltInFactory("filesystem", lambda config: FsStateBackend(config=config))
 _MEMORY = _BuiltInFactory("memory", lambda config: MemoryStateBackend(config=config))
-_BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
+BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
     StateBackendFactory,  # type: ignore[type-abstract]
     BACKEND_KEYS[1],
     ENTRY_POINT_GROUP,
@@ -283,6 +281,7 @@ _BACKENDS: NamedFactories[StateBackendFactory] = NamedFactories(
         "arrow": _ARROW,
     },
 )
+"""Factories of the backends that settings name: those of this package, of entry points, and of dotted paths."""
 
 
 def load_state_backend(application: StateBackend | None, config: Mapping[str, Any]) -> StateBackend:
@@ -295,7 +294,7 @@ def load_state_backend(application: StateBackend | None, config: Mapping[str, An
     """
     if application is not None:
         return application.configure(config) if isinstance(application, ConfigurableStateBackend) else application
-    return factory_of(_backend_name(config)).create_from_config(config)
+    return BACKENDS.find(_backend_name(config)).create_from_config(config)
 
 
 def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any]) -> StateBackend:
@@ -326,7 +325,7 @@ def _backend_name(config: Mapping[str, Any]) -> Any:
 
 def _require_known_settings(config: Mapping[str, Any]) -> None:
     name = _backend_name(config)
-    if str(name).lower() not in _BACKENDS.known:
+    if str(name).lower() not in BACKENDS.known:
         return  # custom factories validate their own settings
     for key in config:
         if key not in STORAGE_KEYS and key not in BACKEND_KEYS and not key.startswith(ARROW_PREFIX):
@@ -334,12 +333,3 @@ def _require_known_settings(config: Mapping[str, Any]) -> None:
                 f"Expected only settings of the state backend {name!r}, found {key}; remove it.",
                 key=key,
             )
-
-
-def factory_of(name: Any) -> StateBackendFactory:
-    """
-    Return the factory of a built-in name, an entry point or a dotted path, in this order.
-
-    :raises InvalidConfigurationError: if no factory can be loaded.
-    """
-    return _BACKENDS.find(name)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
-from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, ValueStateDescriptor
+from airflow_provider_statecheck.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    StateKind,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
 from airflow_provider_statecheck.state.keyed.map_state import MapState
 from airflow_provider_statecheck.state.keyed.registered_state import (
@@ -34,6 +43,7 @@ from airflow_provider_statecheck.state.keyed.states import (
     TtlListState,
     ValueState,
 )
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
     Outcome,
@@ -43,14 +53,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import (
-        AggregatingStateDescriptor,
-        FoldingStateDescriptor,
-        ListStateDescriptor,
-        MapStateDescriptor,
-        ReducingStateDescriptor,
-    )
-    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 T = TypeVar("T")
@@ -178,7 +180,11 @@ class AbstractKeyedStateBackend(ABC):
         now_ms: Callable[[], int],
         operator_name: str = "",
     ) -> None:
-        _require_range(key_group_range, number_of_key_groups)
+        if key_group_range.end >= number_of_key_groups:
+            raise InvalidConfigurationError(
+                f"Expected key groups below {number_of_key_groups}, found the range {key_group_range.start} to "
+                f"{key_group_range.end}; pass a range below the maximum parallelism."
+            )
         self.key_serializer = key_serializer
         self.number_of_key_groups = number_of_key_groups
         self.key_group_range = key_group_range
@@ -190,10 +196,9 @@ class AbstractKeyedStateBackend(ABC):
         self._is_composite = len(key_serializer.fields) > 1
         self._context = KeyContext()
         self._registered: dict[str, RegisteredState] = {}
-        self._tables: dict[str, StateTable | MapTable] = {}
+        self._tables: dict[str, Any] = {}
+        """Tables of the registered states, as :meth:`_create_table` returned them."""
         self._states: dict[str, tuple[StateDescriptor[Any], State]] = {}
-        self._unclaimed: dict[str, StateSchema] = {}
-        """Restored states without a descriptor. A subclass adds them on restore and reads them in ``_create_table``."""
 
     @property
     def current_key(self) -> Any:
@@ -251,9 +256,7 @@ class AbstractKeyedStateBackend(ABC):
             return known[1]
         _require_namespace(namespace)
         state = self._register(descriptor)
-        created = create_state(
-            descriptor, state, self._tables[state.name], self._context, namespace, self._now_ms, self.operator_name
-        )
+        created = self._created(descriptor, state, namespace)
         if namespace == VOID_NAMESPACE:
             self._states[state.name] = (descriptor, created)
         return created
@@ -321,7 +324,7 @@ class AbstractKeyedStateBackend(ABC):
 
     def schemas(self) -> tuple[StateSchema, ...]:
         """Return the schemas of all states, including restored states without a descriptor."""
-        return (*(state.schema() for state in self._registered.values()), *self._unclaimed.values())
+        return (*(state.schema() for state in self._registered.values()), *self._unclaimed().values())
 
     def advance_to(self, key_group: int) -> None:  # noqa: B027
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
@@ -347,6 +350,10 @@ class AbstractKeyedStateBackend(ABC):
         """
 
     @abstractmethod
+    def _unclaimed(self) -> dict[str, StateSchema]:
+        """Return the schemas of the restored states without a table, by name."""
+
+    @abstractmethod
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         """
         Return the table of a state, filled with the restored state of its name.
@@ -360,7 +367,6 @@ class AbstractKeyedStateBackend(ABC):
         self._states.clear()
         self._tables.clear()
         self._registered.clear()
-        self._unclaimed.clear()
 
     def _register(self, descriptor: StateDescriptor[Any]) -> RegisteredState:
         wanted = RegisteredState.of(descriptor)
@@ -368,20 +374,26 @@ class AbstractKeyedStateBackend(ABC):
         if known is not None:
             require_same_state(known, wanted)
             return known
-        if wanted.name in self._unclaimed:
-            wanted = reconfigured(wanted, self._unclaimed[wanted.name])
+        restored = self._unclaimed().get(wanted.name)
+        if restored is not None:
+            wanted = reconfigured(wanted, restored)
         self._tables[wanted.name] = self._create_table(wanted)
         self._registered[wanted.name] = wanted
-        self._unclaimed.pop(wanted.name, None)
         return wanted
 
-
-def _require_range(owned: KeyGroupRange, number_of_key_groups: int) -> None:
-    if owned.end >= number_of_key_groups:
-        raise InvalidConfigurationError(
-            f"Expected key groups below {number_of_key_groups}, found the range {owned.start} to {owned.end}; pass a range "
-            f"below the maximum parallelism."
-        )
+    def _created(self, descriptor: StateDescriptor[Any], state: RegisteredState, namespace: str) -> State:
+        """Return a new state of a descriptor over the table of its name."""
+        table, context, values = self._tables[state.name], self._context, StateValues(state, self.operator_name)
+        ttl = None if state.ttl is None else TimeToLive(state.ttl, self._now_ms)
+        if state.key_serializer is not None:
+            check_null_key = partial(state.key_serializer.to_arrow, [None])
+            entries = table if ttl is None else TtlEntries(table, ttl)
+            return MapState(entries, context, namespace, values, check_null_key)
+        if state.kind is StateKind.LIST and ttl is not None:
+            return TtlListState(table, context, namespace, values, descriptor, time_to_live=ttl)
+        has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
+        kind = DefaultedValueState if has_default else _CELL_STATES[state.kind]
+        return kind(table if ttl is None else TtlCells(table, ttl), context, namespace, values, descriptor)
 
 
 def _require_namespace(namespace: str | None) -> None:
@@ -405,36 +417,6 @@ _CELL_STATES: Mapping[StateKind, type[CellState]] = {
     StateKind.AGGREGATING: AggregatingState,
     StateKind.FOLDING: FoldingState,
 }
-
-
-def create_state(
-    descriptor: StateDescriptor[Any],
-    registered: RegisteredState,
-    table: StateTable | MapTable,
-    context: KeyContext,
-    namespace: str,
-    now_ms: Callable[[], int],
-    operator: str,
-) -> State:
-    """
-    Return the state of a descriptor over its table.
-
-    :param operator: Operator name for errors.
-    """
-    values = StateValues(registered, operator)
-    ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
-    if registered.key_serializer is not None:
-        entries = cast("MapTable", table)
-        check_null_key = partial(registered.key_serializer.to_arrow, [None])
-        return MapState(
-            entries if ttl is None else TtlEntries(entries, ttl), context, namespace, values, check_null_key
-        )
-    cells = cast("StateTable", table)
-    if registered.kind is StateKind.LIST and ttl is not None:
-        return TtlListState(cells, context, namespace, values, descriptor, ttl)
-    has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
-    kind = DefaultedValueState if has_default else _CELL_STATES[registered.kind]
-    return kind(cells if ttl is None else TtlCells(cells, ttl), context, namespace, values, descriptor)
 
 
 _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig, StateVisibility, UpdateType
-from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable, lists_of
+from airflow_provider_statecheck.lazy import pa, pc
+from airflow_provider_statecheck.state.descriptors import StateTtlConfig, StateVisibility, UpdateType
+from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlValue
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 
 
 class TimeToLive:
@@ -51,38 +49,20 @@ class TimeToLive:
 
     def stamped_column(self, values: Any) -> Any:
         """Return an Arrow array of values with the current time as their last use; null stays null."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         times = pa.repeat(pa.scalar(self._now_ms(), pa.int64()), len(values))
         return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=pc.is_null(values))
 
     def expired_column(self, stored: Any) -> Any:
         """Return a boolean Arrow array that marks expired values; ``False`` for null."""
-        import pyarrow.compute as pc
-
         oldest = self._now_ms() - self._lifetime
         return pc.fill_null(pc.less_equal(pc.struct_field(stored, "last_access_ms"), oldest), False)
-
-    def unexpired_column(self, stored: Any, expired: Any) -> Any:
-        """Return the values with null for expired ones."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        # take() returns null for a null index, whatever the type.
-        rows = pc.if_else(expired, pa.scalar(None, pa.int64()), pa.array(range(len(stored)), pa.int64()))
-        return pc.struct_field(stored, "value").take(rows)
-
-    def visible_column(self, stored: Any, expired: Any) -> Any:
-        """Return the values with null for those that reads may not return."""
-        import pyarrow.compute as pc
-
-        return pc.struct_field(stored, "value") if self.shows_expired else self.unexpired_column(stored, expired)
 
 
 class TtlCells:
     """
     State table that hides expired values and removes those that it reads.
+
+    Its keys include those of expired values that were not removed yet.
 
     :param table: Table of ``TtlValue``.
     """
@@ -105,43 +85,38 @@ class TtlCells:
         return stored.value
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
-        """Set the value with the current time."""
         self._table.put(key, key_group, namespace, self._ttl.stamped(value))
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove the value."""
         self._table.remove(key, key_group, namespace)
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have a value, including expired values that were not removed yet."""
         return self._table.keys(namespace)
 
     def get_batch(self, keys: KeyBatch) -> Any:
         """Return an Arrow array of the values of distinct keys; null for a key without a visible value."""
         stored = self._table.get_batch(keys)
-        expired = self._ttl.expired_column(stored)
-        self._after_read(keys, stored, expired)
-        return self._ttl.visible_column(stored, expired)
+        expired, values = self._ttl.expired_column(stored), pc.struct_field(stored, "value")
+        # take() returns null for a null index, whatever the type.
+        rows = pc.if_else(expired, pa.scalar(None, pa.int64()), pa.array(range(len(stored)), pa.int64()))
+        live = values.take(rows) if expired.true_count else values
+        if self._ttl.renews_on_read:
+            self._table.put_batch(keys, self._ttl.stamped_column(live))
+        elif expired.true_count:
+            expired_keys = keys.take(pc.indices_nonzero(expired))
+            self._table.put_batch(expired_keys, pa.nulls(len(expired_keys), stored.type))
+        return values if self._ttl.shows_expired else live
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
         """Set the values of distinct keys with the current time; null removes."""
         self._table.put_batch(keys, self._ttl.stamped_column(values))
 
-    def _after_read(self, keys: KeyBatch, stored: Any, expired: Any) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if self._ttl.renews_on_read:
-            live = self._ttl.unexpired_column(stored, expired)
-            self._table.put_batch(keys, self._ttl.stamped_column(live))
-        elif expired.true_count:
-            expired_keys = keys.take(pc.indices_nonzero(expired))
-            self._table.put_batch(expired_keys, pa.nulls(len(expired_keys), stored.type))
-
 
 class TtlEntries:
     """
     Map table that hides expired entries and removes those that it reads.
+
+    Its keys include those of expired entries that were not removed yet.
 
     :param table: Table of ``TtlValue``.
     """
@@ -163,11 +138,9 @@ class TtlEntries:
         return stored is not None and self._is_visible(key, key_group, namespace, user_key, stored)
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
-        """Set an entry with the current time."""
         self._table.put(key, key_group, namespace, user_key, self._ttl.stamped(value))
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
-        """Remove an entry."""
         self._table.remove(key, key_group, namespace, user_key)
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
@@ -184,11 +157,9 @@ class TtlEntries:
         return next(self.entries(key, key_group, namespace), None) is None
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove all entries of the key."""
         self._table.clear(key, key_group, namespace)
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have an entry, including expired entries that were not removed yet."""
         return self._table.keys(namespace)
 
     def _is_visible(self, key: Any, key_group: int, namespace: str, user_key: Any, stored: TtlValue) -> bool:
@@ -201,27 +172,6 @@ class TtlEntries:
         return True
 
 
-def unexpired(state: RegisteredState, cells: Any, now_ms: int) -> tuple[Any, Any]:
-    """
-    Remove expired elements from the cells of a state with a time to live.
-
-    :param cells: Arrow array of cells.
-    :param now_ms: Current time in milliseconds.
-    :return: Arrow array of equal length, and a boolean array that marks the live cells.
-    """
-    import pyarrow.compute as pc
-
-    assert state.ttl is not None  # noqa: S101 - for the type checker
-    oldest = now_ms - state.ttl.ttl_ms
-    if state.kind is not StateKind.LIST:
-        return cells, pc.greater(pc.struct_field(cells, "last_access_ms"), oldest)
-    elements = cells.flatten()
-    live = pc.greater(pc.struct_field(elements, "last_access_ms"), oldest)
-    parents = pc.list_parent_indices(cells)
-    lists = lists_of(elements.filter(live), parents.filter(live), len(cells)).cast(cells.type)
-    return lists, pc.greater(pc.list_value_length(lists), 0)
-
-
 def timed_cells(values: Any, times: Any) -> Any:
     """
     Return the cells of a state with a time to live.
@@ -229,8 +179,6 @@ def timed_cells(values: Any, times: Any) -> Any:
     :param values: Array of values, or of lists of them.
     :param times: Times of the last access in milliseconds, or lists of them with equal lengths.
     """
-    import pyarrow as pa
-
     if pa.types.is_list(times.type):
         return with_elements(values, timed_cells(values.flatten(), times.flatten()))
     # A value without a time is no value.

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, UnsupportedStateError
-from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
+from airflow_provider_statecheck.lazy import np, pa
+from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, StateTtlConfig
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
+from airflow_provider_statecheck.state.serializers.nested_columns import list_array, nulls_of, offsets_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Freezing,
@@ -25,9 +27,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     SerializerSnapshot,
     TypeSerializer,
 )
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import StateTtlConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,6 @@ class RegisteredState:
             kind=self.kind,
             key=None if self.key_serializer is None else self.key_serializer.snapshot(),
             value=self.serializer.snapshot(),
-            ttl=self.ttl is not None,
             ttl_ms=None if self.ttl is None else self.ttl.ttl_ms,
             queryable_name=self.queryable_name,
         )
@@ -163,21 +161,12 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of a list."""
-        import pyarrow as pa
-
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[list[Any] | None]) -> Any:
-        """
-        Encode lists as an Arrow array; ``None`` becomes null.
-
-        :raises UnsupportedStateError: if an element does not fit the type.
-        """
         return self._lists_of(values, self.element.to_arrow)
 
     def from_arrow(self, array: Any) -> list[list[Any] | None]:
-        """Decode an Arrow array into new lists."""
         return _lists_from(array, self.element.from_arrow)
 
     def freezing(self) -> Freezing:
@@ -191,7 +180,6 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
         )
 
     def copy(self, value: list[Any]) -> list[Any]:
-        """Return a deep copy of a list."""
         return [self.element.copy(element) for element in value]
 
     def snapshot(self) -> SerializerSnapshot:
@@ -203,13 +191,8 @@ class ListCellSerializer(TypeSerializer[list[Any]]):
         return self.element.resolve_compatibility(old)
 
     def _lists_of(self, values: Sequence[list[Any] | None], write: Callable[[list[Any]], Any]) -> Any:
-        import pyarrow as pa
-
         flat = write(list(chain.from_iterable(value or () for value in values)))
-        ends = list(accumulate(len(value or ()) for value in values))
-        offsets = pa.array([0, *ends], pa.int32())
-        mask = pa.array([value is None for value in values], pa.bool_()) if None in values else None
-        return pa.ListArray.from_arrays(offsets, flat, type=self.arrow_type, mask=mask)
+        return list_array(offsets_of(values), flat, nulls_of(values))
 
 
 def _lists_from(array: Any, read: Callable[[Any], list[Any]]) -> list[list[Any] | None]:
@@ -231,9 +214,6 @@ def lists_of(elements: Any, parents: Any, length: int) -> Any:
     :param parents: Arrow array with the index of each element's list, ascending.
     :param length: Number of lists, including empty ones.
     """
-    import numpy as np
-    import pyarrow as pa
-
     lengths = np.bincount(parents.to_numpy(zero_copy_only=False), minlength=length)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype("int32")
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
@@ -249,10 +229,8 @@ def own_user_key_with(serializer: TypeSerializer[Any]) -> Own:
 
 
 def _contains_floats(arrow_type: Any) -> bool:
-    from pyarrow import types
-
     fields = (arrow_type.field(number) for number in range(arrow_type.num_fields))
-    return types.is_floating(arrow_type) or any(_contains_floats(each.type) for each in fields)
+    return pa.types.is_floating(arrow_type) or any(_contains_floats(each.type) for each in fields)
 
 
 def _without_nan(serializer: TypeSerializer[Any], user_key: Any) -> Any:

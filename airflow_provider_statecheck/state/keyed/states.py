@@ -8,20 +8,24 @@ not change the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
+from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.lazy import pa, pc
+from airflow_provider_statecheck.state.descriptors import AggregateFunction, StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, StateTable, StateValues, misfit, no_key
+from airflow_provider_statecheck.state.keyed.registered_state import (
+    KeyContext,
+    RegisteredState,
+    StateTable,
+    StateValues,
+    misfit,
+    no_key,
+)
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed
 from airflow_provider_statecheck.state.serializers.value_checks import has_requirements, require_values
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
-    from airflow_provider_statecheck.state.descriptors import AggregateFunction, StateDescriptor
-    from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState
-    from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 T = TypeVar("T")
 In = TypeVar("In")
@@ -238,16 +242,8 @@ class TtlListState(ListState[T]):
 
     __slots__ = ("_ttl",)
 
-    def __init__(
-        self,
-        table: StateTable,
-        context: KeyContext,
-        namespace: str,
-        values: StateValues,
-        descriptor: Any,
-        time_to_live: TimeToLive,
-    ) -> None:
-        super().__init__(table, context, namespace, values, descriptor)
+    def __init__(self, *arguments: Any, time_to_live: TimeToLive) -> None:
+        super().__init__(*arguments)
         self._ttl = time_to_live
 
     def get(self) -> Iterable[T]:
@@ -387,7 +383,7 @@ class BatchState:
         self,
         descriptor: StateDescriptor[Any],
         state: RegisteredState,
-        table: StateTable | MapTable,
+        table: StateTable,
         key_group_range: KeyGroupRange,
         now_ms: Callable[[], int],
         operator: str,
@@ -397,8 +393,7 @@ class BatchState:
                 f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
                 f"key."
             )
-        cells = cast("StateTable", table)
-        self._table = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
+        self._table = table if state.ttl is None else TtlCells(table, TimeToLive(state.ttl, now_ms))
         self._state = state
         self._arrow_type = state.serializer.arrow_type
         snapshot = state.serializer.snapshot()
@@ -433,8 +428,6 @@ class BatchState:
         self._table.put_batch(keys, self._cast(values))
 
     def _cast(self, values: Any) -> Any:
-        import pyarrow as pa
-
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         try:
             found = conformed(whole, self._arrow_type, "each value")
@@ -457,8 +450,6 @@ class BatchState:
 
 
 def _require_ordered(key_groups: Any) -> None:
-    import pyarrow.compute as pc
-
     # Backends search key groups by bisection.
     is_descending = pc.less(key_groups.slice(1), key_groups.slice(0, max(len(key_groups) - 1, 0)))
     if pc.any(is_descending).as_py():
@@ -468,9 +459,6 @@ def _require_ordered(key_groups: Any) -> None:
 
 
 def _with_default(values: Any, default: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not values.null_count:
         return values
     rows = pc.if_else(pc.is_null(values), len(values), pa.array(range(len(values)), pa.int64()))

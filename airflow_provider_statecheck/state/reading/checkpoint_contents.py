@@ -319,7 +319,7 @@ def _states_of(function: FunctionState) -> Iterator[HeldState]:
             kind=schema.kind,
             key=type_of_key,
             type=type_text(schema),
-            expires=schema.ttl,
+            expires=schema.expires,
             queryable_name=schema.queryable_name,
         )
 

@@ -181,7 +181,7 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
     files = [reader.files(owned).runs for reader in (before, after)]
     shared = _blocks_of(files[0]) & _blocks_of(files[1])
     # A row of a shared block may have expired in one of the two checkpoints only.
-    if not shared or before.content.schema.ttl or after.content.schema.ttl:
+    if not shared or before.content.schema.expires or after.content.schema.expires:
         return _joined(before, before.rows(owned)), _joined(after, after.rows(owned))
     own = [
         rows

@@ -24,9 +24,8 @@ from airflow_provider_statecheck.state.arrow.layout import (
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
 from airflow_provider_statecheck.state.arrow.runs import FileRun
-from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns
+from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns, unexpired
 from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig
-from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.keys.key_types import key_type_named
@@ -43,7 +42,6 @@ CHANGE, BEFORE, AFTER = "change", "before", "after"
 _RESERVED = frozenset({KEY_GROUP, EXPIRES_AT, NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
 _BLOCKS_AT_ONCE = 64
 """Blocks of a state file per table."""
-_NEVER = timedelta(days=365_000)
 
 
 def read_state(
@@ -161,7 +159,7 @@ class StateReader:
             return
         with closing(PartBytes(self._storage)) as files:
             reading = Reading(files, BlockCache(0), ArrowStateSettings())
-            yield from StateRuns(self.content.schema, self.columns.layout, self.form, reading, runs).rows()
+            yield from StateRuns(self.form, reading, runs).rows()
 
     def written(self, parts: Parts) -> Iterator[Any]:
         """Return all rows of the parts, including deletion markers."""
@@ -208,13 +206,12 @@ def registered(schema: StateSchema) -> RegisteredState:
 
     :raises UnsupportedStateError: if this release does not support a type of the state.
     """
-    lifetime = _NEVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms)
     return RegisteredState(
         name=schema.name,
         kind=schema.kind,
         serializer=restored_serializer(schema.value),
         key_serializer=None if schema.key is None else restored_user_keys(schema.key),
-        ttl=StateTtlConfig(lifetime) if schema.ttl else None,
+        ttl=None if schema.ttl_ms is None else StateTtlConfig(timedelta(milliseconds=schema.ttl_ms)),
         queryable_name=schema.queryable_name,
     )
 
@@ -286,7 +283,7 @@ class StateColumns:
         """
         if not self.namespaces:
             _require_no_namespace(table, self.state.name)
-        return self.named(self._unexpired(table, now_ms))
+        return self.named(unexpired(self.state, table, now_ms))
 
     def named(self, table: Any) -> Any:
         """Return rows of the state backend in these columns."""
@@ -311,12 +308,6 @@ class StateColumns:
             return []
         time = pa.timestamp("us", "UTC")
         return [(LAST_ACCESS, pa.list_(time) if self.state.kind is StateKind.LIST else time)]
-
-    def _unexpired(self, table: Any, now_ms: int) -> Any:
-        if self.state.ttl is None:
-            return table
-        cells, kept = unexpired(self.state, single(table.column(VALUE)), now_ms)
-        return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(kept)
 
     def _cells(self, cells: Any) -> list[Any]:
         """Return the value column, and the time column if requested."""

@@ -215,7 +215,7 @@ class CanonicalCopies(StateCopies):
         assert self._max_parallelism is not None  # noqa: S101 - for the type checker
         reader = self._reader(content)
         reading = Reading(spilled, BlockCache(0), ArrowStateSettings())
-        runs = tuple(StateRuns(content.schema, reader.columns.layout, reader.form, reading) for _ in ranges)
+        runs = tuple(StateRuns(reader.form, reading) for _ in ranges)
         for table in self._rows_in_new_groups(reader, self._max_parallelism):
             for each, part in zip(runs, split_by_ranges(table, ranges), strict=True):
                 each.add(part)
@@ -253,7 +253,7 @@ class CanonicalCopies(StateCopies):
 
     def _reader(self, content: StateContent) -> StateReader:
         reader = StateReader(self.storage, content)
-        if content.schema.ttl:
+        if content.schema.expires:
             _require_times(content.schema, reader.files(content.all_key_groups))
         if has_custom(content.schema):
             runs = reader.files(content.all_key_groups).runs
@@ -286,7 +286,9 @@ def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
         name: schema
         for name, schema in common.items()
         if not has_custom(schema)
-        and all(each.ttl == schema.ttl and loses_nothing(each, schema) for each in found[name] if each != schema)
+        and all(
+            each.expires == schema.expires and loses_nothing(each, schema) for each in found[name] if each != schema
+        )
     }
 
 
@@ -314,7 +316,7 @@ def has_custom(state: StateSchema) -> bool:
 
 
 def _require_times(state: StateSchema, files: StateFiles) -> None:
-    if not all(part.state.ttl for parts in files.runs for part in parts):
+    if not all(part.state.expires for parts in files.runs for part in parts):
         raise UnsupportedStateError(
             f"Expected all rows of state {state.name!r} to have the time of their last use, found rows of another release without "
             f"it; let the stage rewrite all of the state, or take a native savepoint."

@@ -56,7 +56,7 @@ def schemas(value: SerializerSnapshot) -> OperatorSchemas:
     return OperatorSchemas(
         key=text,
         keyed=(
-            StateSchema(name="v", kind=StateKind.VALUE, value=value, ttl=True, ttl_ms=5),
+            StateSchema(name="v", kind=StateKind.VALUE, value=value, ttl_ms=5),
             StateSchema(name="m", kind=StateKind.MAP, key=text, value=value),
         ),
         operator=(StateSchema(name="l", kind=StateKind.LIST, value=value),),
@@ -153,7 +153,7 @@ def state(
 ) -> StateSchema:
     snapshot = type_ if isinstance(type_, SerializerSnapshot) else serializer_of(type_).snapshot()
     keys = None if key is None else serializer_of(key).snapshot()
-    return StateSchema(name=name, kind=kind, key=keys, value=snapshot, ttl=ttl)
+    return StateSchema(name=name, kind=kind, key=keys, value=snapshot, ttl_ms=1000 if ttl else None)
 
 
 def keyed(*states: StateSchema, key: Any = None) -> OperatorSchemas:

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStat
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -29,6 +30,7 @@ GROUPS = 16
 OPERATOR = "0f" * 16
 SMALL = ArrowStateSettings(block_rows=4, part_bytes=4096)
 BY_NUMBER = KeySerializer((KeyField("id", pa.int64()),))
+VALUE: ValueStateDescriptor[Any] = ValueStateDescriptor("value", int)
 BY_TEXT_AND_NUMBER = KeySerializer((KeyField("name", pa.string()), KeyField("id", pa.int32())))
 
 
@@ -106,6 +108,22 @@ class Job:
         ordered = sorted(keys, key=lambda key: self.keys.key_group_of(key, GROUPS))
         groups = [self.keys.key_group_of(key, GROUPS) for key in ordered]
         return KeyBatch(pa.array(groups, pa.int32()), self.keys.to_columns(ordered))
+
+    def put(self, backend: ArrowKeyedStateBackend, keys: range, value: int | None = None) -> None:
+        """Write a value for keys, by default each key itself."""
+        batch = self.batch(keys)
+        values = batch.columns[0] if value is None else pa.array([value] * len(batch), pa.int64())
+        backend.batch_state(VALUE).put(batch, values)
+
+    def filled(self, keys: range, value: int | None = None) -> ArrowKeyedStateBackend:
+        backend = self.open()
+        self.put(backend, keys, value)
+        return backend
+
+    def values(self, backend: ArrowKeyedStateBackend, keys: range) -> list[int | None]:
+        batch = self.batch(keys)
+        found = dict(zip(self.listed(batch), backend.batch_state(VALUE).get(batch).to_pylist(), strict=True))
+        return [found[key] for key in keys]
 
     def listed(self, batch: KeyBatch) -> list[Any]:
         return self.keys.from_columns(batch.columns)

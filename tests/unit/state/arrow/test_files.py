@@ -19,17 +19,9 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from tests.unit.state.arrow.harness import BY_TEXT_AND_NUMBER, GROUPS, Job
+from tests.unit.state.arrow.harness import BY_TEXT_AND_NUMBER, GROUPS, VALUE, Job
 
-VALUE: ValueStateDescriptor[Any] = ValueStateDescriptor("value", int)
 MAP: MapStateDescriptor[Any] = MapStateDescriptor("map", str, int)
-
-
-def _filled(job: Job, keys: range) -> Any:
-    backend = job.open()
-    batch = job.batch(keys)
-    backend.batch_state(VALUE).put(batch, batch.columns[0])
-    return backend
 
 
 def _read(job: Job, handle: Any) -> list[pa.ipc.RecordBatchFileReader]:
@@ -39,7 +31,7 @@ def _read(job: Job, handle: Any) -> list[pa.ipc.RecordBatchFileReader]:
 
 def test_parts_are_plain_arrow_files_with_ascending_disjoint_ranges(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    files = _read(job, job.save(_filled(job, range(500))))
+    files = _read(job, job.save(job.filled(range(500))))
     assert len(files) > 1
     table = pa.concat_tables([file.read_all() for file in files])
     assert table.column_names == ["key_group", "k_id", "value"]
@@ -50,7 +42,7 @@ def test_parts_are_plain_arrow_files_with_ascending_disjoint_ranges(tmp_path: Pa
 
 def test_block_has_one_key_group_and_at_most_so_many_rows(tmp_path: Path) -> None:
     job = Job(tmp_path, settings=ArrowStateSettings(block_rows=7))
-    for file in _read(job, job.save(_filled(job, range(500)))):
+    for file in _read(job, job.save(job.filled(range(500)))):
         blocks = [file.get_batch(i) for i in range(file.num_record_batches)]
         assert max(block.num_rows for block in blocks) == 7
         assert all(len(block["key_group"].unique()) == 1 for block in blocks)
@@ -69,7 +61,7 @@ def test_block_of_large_values_has_few_rows(tmp_path: Path) -> None:
 
 def test_part_is_about_as_large_as_was_asked_for(tmp_path: Path) -> None:
     job = Job(tmp_path, settings=ArrowStateSettings(part_bytes=20_000, compression=None))
-    handle = job.save(_filled(job, range(10_000)))
+    handle = job.save(job.filled(range(10_000)))
     sizes = [stream.state_size for _, stream in handle.shared]
     assert len(sizes) > 5
     assert all(20_000 <= size < 60_000 for size in sizes[:-1])
@@ -106,7 +98,7 @@ def test_change_of_one_entry_rewrites_no_map(tmp_path: Path) -> None:
 
 def test_namespace_and_deletion_have_columns_only_where_there_are_any(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    backend = _filled(job, range(100))
+    backend = job.filled(range(100))
     backend.set_current_key(1)
     Job.state(backend, VALUE, "window").update(5)
     first = job.save(backend)
@@ -122,7 +114,7 @@ def test_namespace_and_deletion_have_columns_only_where_there_are_any(tmp_path: 
 
 def test_deletions_are_dropped_when_the_oldest_run_takes_part(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    backend = job.open(job.save(_filled(job, range(100))))
+    backend = job.open(job.save(job.filled(range(100))))
     batch = job.batch(range(60))
     backend.batch_state(VALUE).put(batch, pa.nulls(60, pa.int64()))
     table = pa.concat_tables([file.read_all() for file in _read(job, job.save(backend))])
@@ -140,7 +132,7 @@ class _CountingStorage(CheckpointStorage):
 
 def test_one_key_is_one_read_of_one_block(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    handle = job.save(_filled(job, range(2_000)))
+    handle = job.save(job.filled(range(2_000)))
     memory = _CountingStorage.open(f"memory://{tmp_path}")
     memory.ranges = []
     for _, stream in handle.shared:
@@ -148,7 +140,7 @@ def test_one_key_is_one_read_of_one_block(tmp_path: Path) -> None:
         memory.write_bytes(f"memory://{stream.uri.partition('://')[2]}", read_state(job.storage, stream))
     backend = job.open(handle)
     state = Job.state(backend, VALUE)
-    parts = [part for run in backend._tables["value"].runs.base for part in run.parts]  # type: ignore[union-attr]
+    parts = [part for run in backend._tables["value"].runs.base for part in run.parts]
     for part in parts:
         object.__setattr__(part, "handle", _in_memory(part.handle))
     backend._reading.files._storage = memory
@@ -176,7 +168,7 @@ def test_neighbouring_pieces_are_one_range_and_distant_ones_are_several() -> Non
 
 def test_starting_reads_the_description_and_no_file(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    handle = job.save(_filled(job, range(500)))
+    handle = job.save(job.filled(range(500)))
     for _, stream in handle.shared:
         Path(stream.uri.removeprefix("file://")).unlink()  # type: ignore[union-attr]
     backend = job.open(handle)
@@ -189,7 +181,7 @@ def test_starting_reads_the_description_and_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "changed"])
 def test_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     job = Job(tmp_path, settings=ArrowStateSettings())
-    handle = job.save(_filled(job, range(20)))
+    handle = job.save(job.filled(range(20)))
     ((_, stream),) = handle.shared
     path = Path(stream.uri.removeprefix("file://"))  # type: ignore[union-attr]
     data = bytearray(path.read_bytes())
@@ -207,7 +199,7 @@ def test_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
 
 def test_small_state_travels_in_its_handles(tmp_path: Path) -> None:
     job = Job(tmp_path, inline=20_480)
-    handle = job.save(_filled(job, range(20)))
+    handle = job.save(job.filled(range(20)))
     assert isinstance(handle.meta, ByteStreamStateHandle)
     assert all(isinstance(stream, ByteStreamStateHandle) for _, stream in handle.shared)
     assert job.files() == set()
@@ -216,19 +208,16 @@ def test_small_state_travels_in_its_handles(tmp_path: Path) -> None:
     assert Job.state(backend, VALUE).value() == 7
 
 
-def test_scan_gives_all_values_in_order_as_tables(tmp_path: Path) -> None:
+def test_keys_come_in_the_order_of_their_groups_without_later_changes(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    backend = job.open(job.save(_filled(job, range(300))))
-    batch = job.batch(range(0, 300, 3))
-    backend.batch_state(VALUE).put(batch, pa.array([-1] * len(batch), pa.int64()))
-    tables = backend.scan(VALUE)
-    backend.set_current_key(1)
-    Job.state(backend, VALUE).update(99)
-    table = pa.concat_tables(list(tables))
-    assert table.equals(table.sort_by([("key_group", "ascending"), ("k_id", "ascending")]))
-    found = dict(zip(table["k_id"].to_pylist(), table["value"].to_pylist(), strict=True))
-    assert found == {key: -1 if key % 3 == 0 else key for key in range(300)}
-    assert set(table["key_group"].to_pylist()) <= set(range(GROUPS))
+    backend = job.open(job.save(job.filled(range(300))))
+    job.put(backend, range(0, 300, 3), -1)
+    keys = backend.get_keys("value")
+    job.put(backend, range(300, 310))
+    found = list(keys)
+    assert sorted(found) == list(range(300))
+    groups = [job.keys.key_group_of(key, GROUPS) for key in found]
+    assert groups == sorted(groups)
 
 
 def test_list_is_a_list_column(tmp_path: Path) -> None:

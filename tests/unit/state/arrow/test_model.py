@@ -101,7 +101,7 @@ class ArrowStateModel(RuleBasedStateMachine):
     @rule(key_group=st.integers(0, GROUPS - 1))
     def seal(self, key_group: int) -> None:
         for subtask in self._subtasks:
-            for table in subtask._arrow_tables():
+            for table in subtask._tables.values():
                 table.seal()
             subtask.advance_to(key_group)
 

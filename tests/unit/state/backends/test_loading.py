@@ -12,11 +12,11 @@ import pytest
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.loading import (
+    BACKENDS,
     ENTRY_POINT_GROUP,
     ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
-    factory_of,
     load_state_backend,
 )
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
@@ -98,7 +98,7 @@ def test_completing_a_backend_changes_a_copy_and_keeps_its_limit() -> None:
 )
 def test_names(name: str, kind: type, identifier: str) -> None:
     assert isinstance(load_state_backend(None, {"state.backend": name}), kind)
-    assert factory_of(name).get_identifier() == identifier
+    assert BACKENDS.find(name).get_identifier() == identifier
 
 
 def test_configured_backend_has_the_configured_directories() -> None:

@@ -413,7 +413,7 @@ def test_range_of_key_groups_reads_only_its_row_groups(arrow_job: StatefulJob) -
     file.write_bytes(data)
     reader = StateReader(states.storage, states.content("value"), StateView(namespaces=True))
     assert sum(table.num_rows for table in reader.tables(KeyGroupRange(0, 0))) == row_groups.row_group(0).num_rows
-    with pytest.raises(CorruptStateError, match="rows of state value"):
+    with pytest.raises(CorruptStateError, match="of state value"):
         list(reader.tables(KeyGroupRange(1, 1)))
 
 
