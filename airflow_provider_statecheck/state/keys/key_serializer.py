@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.keys.key_types import (
     LONG_DIGITS,
     PRIME_1,
@@ -42,8 +43,6 @@ def normalized_column(name: str, data_type: Any, column: Any) -> Any:
     :raises InvalidConfigurationError: if the column contains a null.
     :raises UnsupportedStateError: if the column has another type, or a value has no normal form.
     """
-    import pyarrow as pa
-
     key_type = key_type_of(data_type)
     if key_type_of(column.type).name != key_type.name:
         raise UnsupportedStateError(f"Expected the key column {name} to be a {key_type.name}, found {column.type}.")
@@ -66,8 +65,6 @@ def key_groups(columns: Sequence[Any], max_parallelism: int) -> Any:
     :param columns: Arrow arrays of equal length, returned by :func:`normalized_column`.
     :raises UnsupportedStateError: if the type of a column cannot be part of a key.
     """
-    import numpy as np
-
     hashed = np.full(len(columns[0]), SPARK_SEED, dtype=np.uint64)
     for column in columns:
         hashed = _hash_column(key_type_of(column.type), column, hashed)
@@ -75,8 +72,6 @@ def key_groups(columns: Sequence[Any], max_parallelism: int) -> Any:
 
 
 def _hash_column(key_type: KeyType, column: Any, seeds: Any) -> Any:
-    import numpy as np
-
     if key_type.name in _HASHED_AS_INT:
         return hash_ints(_integers(column), seeds)
     if key_type.name in _HASHED_AS_LONG:
@@ -94,8 +89,6 @@ def _hash_column(key_type: KeyType, column: Any, seeds: Any) -> Any:
 
 
 def _integers(column: Any) -> Any:
-    import pyarrow as pa
-
     if pa.types.is_date(column.type):
         column = column.view(pa.int32())
     elif pa.types.is_timestamp(column.type):
@@ -104,31 +97,22 @@ def _integers(column: Any) -> Any:
 
 
 def _unscaled_longs(column: Any) -> Any:
-    import numpy as np
-
     return np.frombuffer(column.buffers()[1], dtype=np.int64)[column.offset * 2 : (column.offset + len(column)) * 2 : 2]
 
 
 def _without_negative_zero(column: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     nan = pa.scalar(float("nan"), type=column.type)
     return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, type=column.type)))
 
 
 def hash_ints(values: Any, seeds: Any) -> Any:
     """Return the hashes of numpy integers, which are hashed as 32-bit integers."""
-    import numpy as np
-
     words = values.astype(np.int32).view(np.uint32).astype(np.uint64)
     return _avalanche(_mix_4_bytes(seeds + _uint64(PRIME_5 + 4), words))
 
 
 def hash_longs(values: Any, seeds: Any) -> Any:
     """Return the hashes of numpy integers, which are hashed as 64-bit integers."""
-    import numpy as np
-
     words = values.astype(np.int64).view(np.uint64)
     return _avalanche(_mix_8_bytes(seeds + _uint64(PRIME_5 + 8), words))
 
@@ -139,8 +123,6 @@ def hash_byte_strings(column: Any, seeds: Any) -> Any:
 
     Values of equal length are hashed together, as the rows of a matrix.
     """
-    import numpy as np
-
     starts, lengths, data = _byte_ranges(column)
     hashed = np.empty(len(seeds), dtype=np.uint64)
     for length in np.unique(lengths).tolist():
@@ -151,9 +133,6 @@ def hash_byte_strings(column: Any, seeds: Any) -> Any:
 
 
 def _byte_ranges(column: Any) -> tuple[Any, Any, Any]:
-    import numpy as np
-    import pyarrow as pa
-
     if not len(column):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
     large = column.cast(pa.large_binary())
@@ -164,8 +143,6 @@ def _byte_ranges(column: Any) -> tuple[Any, Any, Any]:
 
 
 def _hash_matrix(matrix: Any, seeds: Any) -> Any:
-    import numpy as np
-
     length = matrix.shape[1]
     words = np.ascontiguousarray(matrix[:, : length - length % 8]).view(np.uint64)
     striped = length // 32 * 4
@@ -215,8 +192,6 @@ def _avalanche(hashed: Any) -> Any:
 
 
 def _uint64(value: int) -> Any:
-    import numpy as np
-
     return np.uint64(value & _MASK)
 
 
@@ -316,8 +291,6 @@ class KeySerializer:
 
     def to_columns_of_normalized(self, keys: Sequence[Any]) -> tuple[Any, ...]:
         """Return keys in normal form as Arrow columns."""
-        import pyarrow as pa
-
         types = self.arrow_types
         if len(types) == 1:
             return (pa.array(keys, type=types[0]),)

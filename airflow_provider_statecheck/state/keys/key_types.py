@@ -21,6 +21,7 @@ from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 
 SPARK_SEED = 42
 _MASK = (1 << 64) - 1
@@ -64,16 +65,17 @@ def key_type_of(data_type: Any) -> KeyType:
 
     :raises UnsupportedStateError: if the type cannot be part of a key.
     """
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_decimal(data_type) and data_type.precision <= _MAX_DIGITS:
+    if pa.types.is_decimal(data_type) and data_type.precision <= _MAX_DIGITS:
         return _decimal_type(data_type.precision, data_type.scale)
-    if types.is_timestamp(data_type):
+    if pa.types.is_timestamp(data_type):
         return _timestamp_type() if data_type.tz else _timestamp_ntz_type()
-    if types.is_large_string(data_type) or types.is_string_view(data_type):
+    if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
         data_type = pa.string()
-    if types.is_large_binary(data_type) or types.is_fixed_size_binary(data_type) or types.is_binary_view(data_type):
+    if (
+        pa.types.is_large_binary(data_type)
+        or pa.types.is_fixed_size_binary(data_type)
+        or pa.types.is_binary_view(data_type)
+    ):
         data_type = pa.binary()
     found = _types_without_parameters().get(data_type)
     if found is None:
@@ -100,8 +102,6 @@ def key_type_named(name: str) -> KeyType:
 
 
 def _types_without_parameters() -> dict[Any, KeyType]:
-    import pyarrow as pa
-
     return {
         pa.bool_(): KeyType("boolean", pa.bool_(), _boolean, hash_int),
         pa.int8(): KeyType("tinyint", pa.int8(), _integer(8), hash_int),
@@ -117,20 +117,14 @@ def _types_without_parameters() -> dict[Any, KeyType]:
 
 
 def _timestamp_type() -> KeyType:
-    import pyarrow as pa
-
     return KeyType("timestamp", pa.timestamp("us", "UTC"), _timestamp_value, _hash_timestamp, is_exact=False)
 
 
 def _timestamp_ntz_type() -> KeyType:
-    import pyarrow as pa
-
     return KeyType("timestamp_ntz", pa.timestamp("us"), _timestamp_ntz_value, _hash_timestamp_ntz)
 
 
 def _decimal_type(precision: int, scale: int) -> KeyType:
-    import pyarrow as pa
-
     unit = Decimal(1).scaleb(-scale)
     context = Context(prec=precision, traps=[Inexact, InvalidOperation])
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import own_user_key_with
 from airflow_provider_statecheck.state.schemas import compatibility_of, compatibility_of_keys
@@ -79,8 +80,6 @@ class WrittenElements:
 
     def take(self, rows: Sequence[int]) -> WrittenElements:
         """Return the elements at row numbers, in their order."""
-        import pyarrow as pa
-
         if len(rows) == len(self) and list(rows) == list(range(len(self))):
             return self
         return WrittenElements(self.key, self.value, self.table.take(pa.array(rows, pa.int64())))
@@ -92,8 +91,6 @@ class WrittenElements:
 
     def join(self, other: WrittenElements) -> WrittenElements:
         """Return these elements followed by others."""
-        import pyarrow as pa
-
         return WrittenElements(self.key, self.value, pa.concat_tables([self.table, other.table]))
 
 
@@ -172,8 +169,6 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
 
 
 def _ipc_stream(piece: WrittenElements) -> bytes:
-    import pyarrow as pa
-
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, piece.table.schema) as writer:
         writer.write_table(piece.table)
@@ -205,8 +200,6 @@ def _decode_states(header: Mapping[str, Any], blocks: memoryview) -> tuple[Writt
 
 
 def _decode_piece(piece: Mapping[str, Any], block: memoryview) -> WrittenElements:
-    import pyarrow as pa
-
     key = None if piece["key"] is None else decode_snapshot(piece["key"])
     with pa.ipc.open_stream(pa.py_buffer(block)) as reader:
         return WrittenElements(key, decode_snapshot(piece["value"]), reader.read_all())
@@ -245,8 +238,6 @@ class ElementSerializers:
 
         :raises UnsupportedStateError: if an element has another type.
         """
-        import pyarrow as pa
-
         key, value = self.snapshots()
         if self.key is None:
             return WrittenElements(key, value, pa.table({VALUE: self.value.to_arrow(elements)}))
@@ -319,9 +310,6 @@ def encode_parquet(state: WrittenState) -> bytes:
 
     :raises UnsupportedStateError: if Parquet cannot hold a value.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
     (piece,) = state.pieces
     description = {
         "name": state.name,
@@ -345,9 +333,6 @@ def decode_parquet(data: bytes) -> WrittenState:
     :raises CorruptStateError: if the file is not one of an operator state.
     :raises UnsupportedStateError: if this release does not support a type.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
         table = parquet.ParquetFile(pa.BufferReader(data)).read()
         described = json.loads(table.schema.metadata[DESCRIPTION])

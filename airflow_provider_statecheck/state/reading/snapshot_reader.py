@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.progress import describe, describe_scope
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -154,8 +155,6 @@ class SnapshotReader:
 
         :raises UnsupportedStateError: for a column that only Spark reads.
         """
-        import pyarrow as pa
-
         return pa.schema([(each.name, each.arrow_type) for each in self.columns])
 
     def batches(self, wanted: int | None = None) -> Iterator[Any]:
@@ -178,13 +177,9 @@ class SnapshotReader:
 
     def record_batches(self) -> Any:
         """Return the rows as a ``pyarrow.RecordBatchReader``; raises as :meth:`batches`, also while reading."""
-        import pyarrow as pa
-
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def _shown(self, batch: Any, schema: Any) -> Any:
-        import pyarrow as pa
-
         if _OTHER_CALENDAR & set(batch.schema.metadata or ()):
             self._refuse_times()
         arrays = [_as_written(batch.column(each.name_in_file), each) for each in self.columns]
@@ -303,8 +298,6 @@ def _arrow_type(kind: Any) -> Any:
 
 
 def _named_type(name: str) -> Any:
-    import pyarrow as pa
-
     decimal = _DECIMAL.fullmatch(name)
     if decimal:
         return pa.decimal128(int(decimal.group(1)), int(decimal.group(2)))
@@ -339,34 +332,25 @@ def _nested_type(kind: Mapping[str, Any]) -> Any:
 
 
 def _list_of(element: Any) -> Any:
-    import pyarrow as pa
-
     return None if element is None else pa.list_(pa.field("element", element))
 
 
 def _map_of(key: Any, value: Any) -> Any:
-    import pyarrow as pa
-
     # The keys of an Arrow map are not null, so their type is not the null type.
     return None if key in (None, pa.null()) or value is None else pa.map_(key, value)
 
 
 def _struct_of(fields: list[tuple[str, Any]]) -> Any:
-    import pyarrow as pa
-
     return None if any(kind is None for _, kind in fields) else pa.struct([pa.field(*each) for each in fields])
 
 
 def _is_stored_as(stored: Any, wanted: Any) -> bool:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_struct(stored) and types.is_struct(wanted):
+    if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
         return stored.num_fields == wanted.num_fields and all(map(_is_field_as, count(), stored, wanted))
-    if types.is_map(stored) and types.is_map(wanted):
+    if pa.types.is_map(stored) and pa.types.is_map(wanted):
         keys = _is_stored_as(stored.key_type, wanted.key_type)
         return keys and _is_stored_as(stored.item_type, wanted.item_type)
-    if types.is_list(stored) and types.is_list(wanted):
+    if pa.types.is_list(stored) and pa.types.is_list(wanted):
         return _is_stored_as(stored.value_type, wanted.value_type)
     # Spark's default timestamps and its intervals have no type of their own in Parquet.
     reinterpreted = {pa.timestamp("us", "UTC"): pa.timestamp("us"), pa.duration("us"): pa.int64()}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
@@ -60,13 +61,9 @@ class OpaqueSerializer(TypeSerializer[bytes]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         return pa.array(values, self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
@@ -110,13 +107,9 @@ class SerializerAdapter(TypeSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         serialize = self.custom.serialize
         return pa.array([None if value is None else serialize(value) for value in values], self.arrow_type)
 
@@ -128,8 +121,6 @@ class SerializerAdapter(TypeSerializer[Any]):
         return None if value is None else self.custom.deserialize(self.custom.serialize(value))
 
     def freezing(self) -> Freezing:
-        import pyarrow as pa
-
         def write(frozen: Sequence[Any]) -> Any:
             return pa.array(frozen, self.arrow_type)
 
@@ -166,8 +157,6 @@ def migrate_each(convert: Callable[[bytes], bytes]) -> Callable[[Any], Any]:
     """Return a ``migrate`` function for ``Compatibility`` that converts the bytes of each value."""
 
     def migrate(array: Any) -> Any:
-        import pyarrow as pa
-
         return pa.array([None if data is None else convert(data) for data in array.to_pylist()], pa.binary())
 
     return migrate
@@ -221,8 +210,6 @@ class TtlSerializer(TypeSerializer[TtlValue]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.struct([("value", self.inner.arrow_type), ("last_access_ms", pa.int64())])
 
     @property
@@ -264,8 +251,6 @@ class TtlSerializer(TypeSerializer[TtlValue]):
         return incompatible("had no times of last use")
 
     def _structs_of(self, values: Sequence[Any], write: Callable[[Sequence[Any]], Any]) -> Any:
-        import pyarrow as pa
-
         inner = write([None if value is None else value[0] for value in values])
         times = pa.array([None if value is None else value[1] for value in values], pa.int64())
         return _structs(inner, times, nulls_of(values))
@@ -282,6 +267,4 @@ class TtlSerializer(TypeSerializer[TtlValue]):
 
 
 def _structs(values: Any, times: Any, nulls: Any) -> Any:
-    import pyarrow as pa
-
     return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=nulls)

@@ -16,6 +16,7 @@ from operator import call, is_
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     OptionalSerializer,
     nulls_of_array,
@@ -73,8 +74,6 @@ class RecordSerializer(TypeSerializer[Any]):
 
     @cached_property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.struct([(field.name, field.serializer.arrow_type) for field in self.fields])
 
     @cached_property
@@ -83,7 +82,6 @@ class RecordSerializer(TypeSerializer[Any]):
         return tuple(field.name for field in self.fields)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-
         has_nulls = require_class(values, self.shape.type, self.shape.name)
         return self._structs(values, has_nulls, lambda present: self.shape.columns(present, self.names))
 
@@ -160,8 +158,6 @@ class RecordSerializer(TypeSerializer[Any]):
         self, rows: Sequence[Any], has_nulls: bool, columns_of: Callable[[Sequence[Any]], Iterable[Sequence[Any]]]
     ) -> Any:
         """Return an Arrow array of structs, with null for ``None``; ``columns_of`` gets the other rows."""
-        import pyarrow as pa
-
         columns = columns_of([row for row in rows if row is not None] if has_nulls else rows)
         arrays = [self._column(field, column) for field, column in zip(self.fields, columns, strict=True)]
         structs = pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
@@ -251,8 +247,6 @@ def _with_nulls(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
 
 
 def _places(values: Sequence[Any]) -> Any:
-    import pyarrow as pa
-
     places: list[int | None] = []
     count = 0
     for value in values:
@@ -331,15 +325,11 @@ def _rearranged(new: RecordSerializer, matches: Sequence[_Match]) -> RecordSeria
 
 
 def _converted(array: Any, new: RecordSerializer, matches: Sequence[_Match]) -> Any:
-    import pyarrow as pa
-
     columns = [_column(array, match) for match in matches]
     return pa.StructArray.from_arrays(columns, fields=list(new.arrow_type), mask=nulls_of_array(array))
 
 
 def _column(array: Any, match: _Match) -> Any:
-    import pyarrow as pa
-
     if match.source is not None:
         return migrated(match.verdict, array.field(match.source))
     default = _default_of(match.field)

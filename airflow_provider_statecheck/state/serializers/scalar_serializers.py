@@ -13,6 +13,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
     list_array,
@@ -58,13 +59,9 @@ class DatetimeSerializer(TypeSerializer[datetime]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.struct([("local", pa.timestamp("us")), ("zone", pa.string()), ("fold", pa.bool_())])
 
     def to_arrow(self, values: Sequence[datetime | None]) -> Any:
-        import pyarrow as pa
-
         require_class(values, datetime, "datetime.datetime")
         clock = [v if v is None or v.tzinfo is None else v.replace(tzinfo=None) for v in values]
         local = pa.array(clock, pa.timestamp("us"))
@@ -128,13 +125,9 @@ class EnumNames(TypeSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.string()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         for value in {*values} - {*self._names, None}:
             self._reject(value)
         return pa.array(values, self.arrow_type)
@@ -177,8 +170,6 @@ class EnumSerializer(EnumNames):
         self._enum = enum
 
     def to_arrow(self, values: Sequence[Enum | None]) -> Any:
-        import pyarrow as pa
-
         for kind in {*map(type, values)} - {self._enum, NoneType}:
             self._reject(next(value for value in values if type(value) is kind))
         return pa.array([None if value is None else value._name_ for value in values], self.arrow_type)
@@ -206,13 +197,9 @@ class UuidSerializer(TypeSerializer[UUID]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.binary(16)
 
     def to_arrow(self, values: Sequence[UUID | None]) -> Any:
-        import pyarrow as pa
-
         require_class(values, UUID, "uuid.UUID")
         return pa.array([None if value is None else value.bytes for value in values], self.arrow_type)
 
@@ -244,8 +231,6 @@ class CollectionSerializer(TypeSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
@@ -336,8 +321,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.map_(self.key.arrow_type, self.value.arrow_type)
 
     def to_arrow(self, values: Sequence[dict[Any, Any] | None]) -> Any:

@@ -31,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.arrow.restore import is_known
@@ -267,8 +268,6 @@ class CanonicalCopies(StateCopies):
 
 
 def _with_groups(columns: StateColumns, table: Any, max_parallelism: int) -> Any:
-    import pyarrow as pa
-
     keys = [single(table.column(name)) for name in columns.layout.key_names]
     groups = pa.array(columns.keys.key_groups_of(keys, max_parallelism), pa.int32())
     return table.set_column(table.schema.get_field_index(KEY_GROUP), KEY_GROUP, groups)

@@ -31,6 +31,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa, parquet, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
     NAMESPACE,
@@ -207,9 +208,6 @@ class ParquetPartFile(PartFile):
         columns: StateColumns,
         description: dict[str, Any],
     ) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         super().__init__(schema, stream, compression)
         self._columns = columns
         self._description = description
@@ -229,8 +227,6 @@ class ParquetPartFile(PartFile):
 
     @cached_property
     def _stored_schema(self) -> Any:
-        import pyarrow as pa
-
         schema = self._columns.schema
         expiry = [pa.field(EXPIRES_AT, schema.field(LAST_ACCESS).type)] if self._lifetime else []
         stored = portable_schema(pa.schema([(KEY_GROUP, pa.int32()), *schema, *expiry]))
@@ -238,8 +234,6 @@ class ParquetPartFile(PartFile):
 
     @cached_property
     def _lifetime(self) -> Any:
-        import pyarrow as pa
-
         state = self._columns.state.schema()
         return pa.scalar(min(state.ttl_ms * 1000, _LONGEST_US), pa.duration("us")) if state.ttl_ms is not None else None
 
@@ -261,8 +255,6 @@ class ParquetPartFile(PartFile):
         return f"{hashlib.sha256(handle.uri.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.parquet"
 
     def _stored(self, rows: Any) -> Any:
-        import pyarrow as pa
-
         named = self._columns.named(rows)
         expiry = [_later(single(named.column(LAST_ACCESS)), self._lifetime)] if self._lifetime else []
         arrays = [single(rows.column(KEY_GROUP)), *map(single, named.columns), *expiry]
@@ -270,9 +262,6 @@ class ParquetPartFile(PartFile):
 
 
 def _later(times: Any, lifetime: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_list(times.type):
         return with_elements(times, _later(times.flatten(), lifetime))
     return pc.add(times, lifetime)
@@ -303,9 +292,6 @@ class NewRows:
         :raises InvalidConfigurationError: if the columns differ, or if a key is missing or duplicate.
         :raises UnsupportedStateError: if a value does not fit its type.
         """
-        import numpy as np
-        import pyarrow as pa
-
         columns = self._columns(namespaces=NAMESPACE in data.schema.names)
         _require_columns(columns, data)
         schema = self.layout.schema(namespace=columns.namespaces, deleted=False)
@@ -320,8 +306,6 @@ class NewRows:
         return StateColumns(self.keys, self.state, self.state.ttl is not None, namespaces)
 
     def _arrays(self, columns: StateColumns, data: Any) -> dict[str, Any]:
-        import pyarrow as pa
-
         keys = self.keys.normalized_columns([single(data.column(name)) for name in columns.key_names])
         arrays: dict[str, Any] = dict(zip(self.layout.key_names, keys, strict=True))
         arrays[KEY_GROUP] = pa.array(self.keys.key_groups_of(keys, self.max_parallelism))
@@ -349,8 +333,6 @@ class NewRows:
         return timed_cells(values, times)
 
     def _require_values(self, values: Any, name: str) -> None:
-        import pyarrow.compute as pc
-
         snapshot = self.state.serializer.snapshot()
         if self.state.kind is StateKind.MAP:
             # An entry with the value None is valid.
@@ -366,8 +348,6 @@ class NewRows:
         require_values(snapshot, values.flatten(), f"each element of {name}")
 
     def _require_unique(self, rows: Any, ordered: Any, order: Any) -> None:
-        import numpy as np
-
         duplicates = np.flatnonzero(ordered[1:] == ordered[:-1])
         if len(duplicates):
             row = rows.slice(int(order[duplicates[0]]), 1).to_pylist()[0]
@@ -387,8 +367,6 @@ def _require_columns(columns: StateColumns, data: Any) -> None:
 
 
 def _milliseconds(times: Any, wanted: Any) -> Any:
-    import pyarrow as pa
-
     times = conformed(times, wanted, LAST_ACCESS)
     if pa.types.is_list(wanted):
         return with_elements(times, _milliseconds(times.flatten(), wanted.value_type))
@@ -444,9 +422,6 @@ def _nested_values(snapshot: SerializerSnapshot, array: Any, place: str) -> list
 
 
 def _require_names(names: list[str], array: Any, place: str) -> None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     known = pc.is_in(array, value_set=pa.array(names, array.type))
     unknown = pc.unique(array.filter(pc.invert(known))).to_pylist()
     if unknown:

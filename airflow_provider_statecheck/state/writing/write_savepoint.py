@@ -28,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     UnknownStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -95,8 +96,6 @@ def write_savepoint(
     :raises CheckpointNotFoundError: if the base or one of its files is missing.
     :raises StorageError: if the storage fails; the written files are deleted.
     """
-    import pyarrow as pa
-
     table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
     given = GivenState(
         state=state,

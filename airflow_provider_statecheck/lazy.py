@@ -1,0 +1,41 @@
+"""PyArrow and NumPy, loaded when code first uses them: parsing a Dag loads modules that need them only at run time."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["np", "pa", "parquet", "pc"]
+
+
+class _LazyModule:
+    """
+    Stand-in for a module that is imported when its first attribute is read.
+
+    :param name: Full name of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(importlib.import_module(self._name), attribute)
+        # Later reads find the attribute without this method.
+        setattr(self, attribute, value)
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Functions that are pickled by value take their global names along.
+        return type(self), (self._name,)
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import parquet
+else:
+    np = _LazyModule("numpy")
+    pa = _LazyModule("pyarrow")
+    pc = _LazyModule("pyarrow.compute")
+    parquet = _LazyModule("pyarrow.parquet")
