@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeVar
+from typing import BinaryIO, Generic, NoReturn, TypeVar
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
@@ -13,7 +13,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError, InvalidConfigurationError
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.states import require_element, require_elements
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -22,47 +21,6 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class OperatorStateStore(Protocol):
-    """Operator states by name. Calls with equal descriptors return the same state."""
-
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a list state, whose elements are redistributed over the subtasks when the parallelism changes.
-
-        :raises CoordinatorError: if a union list state has this name.
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
-        ...
-
-    def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a union list state: after a restore, each subtask has the elements of all subtasks.
-
-        :raises CoordinatorError: if a list state with redistribution has this name.
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
-        ...
-
-    def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
-        """
-        Return a broadcast state. Its name may also be the name of a list state.
-
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
-        ...
-
-    def get_registered_state_names(self) -> frozenset[str]:
-        """Return the names of the registered and the restored list states."""
-        ...
-
-    def get_registered_broadcast_state_names(self) -> frozenset[str]:
-        """Return the names of the registered and the restored broadcast states."""
-        ...
 
 
 class PartitionableListState(Generic[T]):

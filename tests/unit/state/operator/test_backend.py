@@ -17,7 +17,7 @@ from airflow_provider_statecheck.state.descriptors import (
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState
+from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from tests.unit.state.operator.snapshots import numbers, rates, restored, saved
