@@ -16,7 +16,7 @@ from airflow_provider_statecheck.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, OperatorStateStore
 from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
