@@ -138,7 +138,7 @@ def _decimal_type(precision: int, scale: int) -> KeyType:
         except (Inexact, InvalidOperation) as error:
             raise ValueError(f"it does not fit decimal({precision},{scale})") from error
 
-    def hashed(value: Decimal, seed: int) -> int:
+    def hashed(value: Decimal, seed: int) -> Any:
         unscaled = int(value.scaleb(scale, Context(prec=precision)))
         return (
             hash_long(unscaled, seed) if precision <= _LONG_DIGITS else hash_bytes(_big_integer_bytes(unscaled), seed)
@@ -194,13 +194,13 @@ def _float(value: Any) -> float:
     return number
 
 
-def _hash_double(value: float, seed: int) -> int:
+def _hash_double(value: float, seed: int) -> Any:
     return hash_long(
         0x7FF8000000000000 if math.isnan(value) else struct.unpack("<q", struct.pack("<d", value))[0], seed
     )
 
 
-def _hash_float(value: float, seed: int) -> int:
+def _hash_float(value: float, seed: int) -> Any:
     return hash_int(0x7FC00000 if math.isnan(value) else struct.unpack("<i", struct.pack("<f", value))[0], seed)
 
 
@@ -212,7 +212,7 @@ def _string(value: Any) -> str:
     return str.__str__(value)
 
 
-def _hash_string(value: str, seed: int) -> int:
+def _hash_string(value: str, seed: int) -> Any:
     return hash_bytes(value.encode(), seed)
 
 
@@ -228,7 +228,7 @@ def _date(value: Any) -> date:
     return value
 
 
-def _hash_date(value: date, seed: int) -> int:
+def _hash_date(value: date, seed: int) -> Any:
     return hash_int(value.toordinal() - _EPOCH_DAY, seed)
 
 
@@ -248,11 +248,11 @@ def _timestamp_ntz_value(value: Any) -> datetime:
     return value.replace(fold=0)
 
 
-def _hash_timestamp(value: datetime, seed: int) -> int:
+def _hash_timestamp(value: datetime, seed: int) -> Any:
     return _hash_timestamp_ntz(value.replace(tzinfo=None), seed)
 
 
-def _hash_timestamp_ntz(value: datetime, seed: int) -> int:
+def _hash_timestamp_ntz(value: datetime, seed: int) -> Any:
     return hash_long((value - _EPOCH) // _MICROSECOND, seed)
 
 

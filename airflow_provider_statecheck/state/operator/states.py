@@ -30,6 +30,9 @@ class PartitionableListState(Generic[T]):
     When the parallelism changes, the elements are redistributed over the subtasks. The state holds its own copies of the
     elements, and readers receive copies.
 
+    The methods that add elements raise ``InvalidConfigurationError`` if an element is ``None``, and ``UnsupportedStateError``
+    if it does not fit the type of the state. After an error the list is unchanged.
+
     :param elements: The initial elements, which the state owns.
     :param own: Checks an element and returns the object to store.
     :param copy: Returns a copy of a stored element for a reader.
@@ -56,30 +59,15 @@ class PartitionableListState(Generic[T]):
         return iter(self.get())
 
     def add(self, element: T) -> None:
-        """
-        Append an element.
-
-        :raises InvalidConfigurationError: if the element is ``None``.
-        :raises UnsupportedStateError: if the element does not fit the type of the state.
-        """
+        """Append an element."""
         self._elements.append(self._own(require_element(element)))
 
     def add_all(self, elements: Iterable[T]) -> None:
-        """
-        Append elements. After an error the list is unchanged.
-
-        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
-        :raises UnsupportedStateError: if an element does not fit the type of the state.
-        """
+        """Append elements."""
         self._elements.extend(self._owned(elements))
 
     def update(self, elements: Iterable[T]) -> None:
-        """
-        Replace all elements. After an error the list is unchanged.
-
-        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
-        :raises UnsupportedStateError: if an element does not fit the type of the state.
-        """
+        """Replace all elements."""
         self._elements = self._owned(elements)
 
     def clear(self) -> None:
@@ -95,6 +83,9 @@ class BroadcastState(Generic[K, V]):
     Map that every subtask must update in the same way from the broadcast elements; equality is not checked.
 
     The state holds its own copies of the entries, and readers receive copies of the values.
+
+    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError`` if a key
+    or a value does not fit the type of the state. After an error the map is unchanged.
 
     :param entries: The initial entries, which the state owns.
     :param own: Checks an entry and returns the key and the value to store.
@@ -127,22 +118,12 @@ class BroadcastState(Generic[K, V]):
         return tuple((key, self._copy(value)) for key, value in self._entries.items())
 
     def put(self, key: K, value: V) -> None:
-        """
-        Set the value of a key.
-
-        :raises InvalidConfigurationError: if the key is ``None``.
-        :raises UnsupportedStateError: if the key or the value does not fit the type of the state.
-        """
+        """Set the value of a key."""
         own_key, own_value = self._own(_require_key(key), value)
         self._entries[own_key] = own_value
 
     def put_all(self, entries: Mapping[K, V]) -> None:
-        """
-        Set the values of several keys. After an error the map is unchanged.
-
-        :raises InvalidConfigurationError: if a key is ``None``.
-        :raises UnsupportedStateError: if a key or a value does not fit the type of the state.
-        """
+        """Set the values of several keys."""
         self._entries |= dict([self._own(_require_key(key), value) for key, value in entries.items()])
 
     def remove(self, key: K) -> None:
@@ -230,6 +211,8 @@ class RawOperatorStateOutput:
 
     Partitions are redistributed over the subtasks like the elements of a list state. The first ``write`` starts a partition
     if there is none. A partition is buffered in memory until it ends.
+
+    The methods raise ``CoordinatorError`` if the output is closed.
     """
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
@@ -242,7 +225,6 @@ class RawOperatorStateOutput:
         """
         End the current partition and start the next one.
 
-        :raises CoordinatorError: if the output is closed.
         :raises StorageError: if the storage fails.
         """
         self._require_open()
@@ -250,11 +232,7 @@ class RawOperatorStateOutput:
         self._partition = bytearray()
 
     def write(self, data: bytes) -> None:
-        """
-        Append bytes to the current partition.
-
-        :raises CoordinatorError: if the output is closed.
-        """
+        """Append bytes to the current partition."""
         self._require_open()
         if self._partition is None:
             self._partition = bytearray()
@@ -264,7 +242,6 @@ class RawOperatorStateOutput:
         """
         Persist the partitions and return their handle, or ``None`` if there are no partitions.
 
-        :raises CoordinatorError: if the output is closed.
         :raises StorageError: if the storage fails.
         """
         self._require_open()

@@ -212,17 +212,26 @@ class CheckpointContents:
 
     def listing(self) -> ContentsListing:
         """Return all contents. What is damaged or missing is listed as unreadable, without an error."""
-        reads = _LenientReads()
+        unreadable: list[UnreadableContent] = []
+
+        def read(kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
+            try:
+                return call()
+            except UNREADABLE as error:
+                unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
+                return default
+
         snapshots = [
-            reads.read("snapshot", partial(self._snapshot, each), None, _full_name(each)) for each in self._snapshots
+            read("snapshot", partial(self._snapshot, each), None, describe((each.scope, each.name)))
+            for each in self._snapshots
         ]
         return ContentsListing(
             snapshots=tuple(each for each in snapshots if each is not None),
-            finished_items=reads.read("items", self.finished_items, ()),
-            iterations=reads.read("iterations", self.iterations, ()),
-            values=reads.read("values", self.values, {}),
-            states=reads.read("states", self.states, ()),
-            unreadable=tuple(reads.unreadable),
+            finished_items=read("items", self.finished_items, ()),
+            iterations=read("iterations", self.iterations, ()),
+            values=read("values", self.values, {}),
+            states=read("states", self.states, ()),
+            unreadable=tuple(unreadable),
         )
 
     @cached_property
@@ -260,25 +269,6 @@ class CheckpointContents:
             parts=snapshot.parts,
             is_complete=snapshot.is_complete,
         )
-
-
-class _LenientReads:
-    """Reads that go on after a file that is damaged or missing."""
-
-    def __init__(self) -> None:
-        self.unreadable: list[UnreadableContent] = []
-
-    def read(self, kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
-        """Return what a function reads; note its error and return the default if it cannot."""
-        try:
-            return call()
-        except UNREADABLE as error:
-            self.unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
-            return default
-
-
-def _full_name(snapshot: NamedSnapshot) -> str:
-    return "/".join(filter(None, (describe_scope(snapshot.scope), snapshot.name)))
 
 
 def source_ledger(storage: CheckpointStorage, document: CheckpointDocument) -> Ledger | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array
+from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array, with_nulls
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
@@ -118,7 +118,7 @@ class SerializerAdapter(TypeSerializer[Any]):
         return [None if data is None else deserialize(data) for data in array.to_pylist()]
 
     def copy(self, value: Any) -> Any:
-        return None if value is None else self.custom.deserialize(self.custom.serialize(value))
+        return self.custom.deserialize(self.custom.serialize(value))
 
     def freezing(self) -> Freezing:
         def write(frozen: Sequence[Any]) -> Any:
@@ -256,10 +256,7 @@ class TtlSerializer(TypeSerializer[TtlValue]):
         return _structs(inner, times, nulls_of(values))
 
     def _with_times(self, values: list[Any], array: Any) -> list[TtlValue | None]:
-        found: list[TtlValue | None] = list(map(_ttl_value, zip(values, array.field(1).to_pylist(), strict=True)))
-        if array.null_count:
-            return [item if valid else None for item, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
-        return found
+        return with_nulls(array, list(map(_ttl_value, zip(values, array.field(1).to_pylist(), strict=True))))
 
     @property
     def _identity(self) -> Any:

@@ -168,6 +168,13 @@ def nulls_of_array(array: Any) -> Any:
     return array.is_null() if array.null_count else None
 
 
+def with_nulls(array: Any, values: list[Any]) -> list[Any]:
+    """Return the values of an Arrow array with ``None`` for those that are null in the array."""
+    if not array.null_count:
+        return values
+    return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
+
+
 def list_array(offsets: Any, elements: Any, nulls: Any) -> Any:
     """Return an Arrow array of lists."""
     return pa.ListArray.from_arrays(offsets, elements, type=pa.list_(elements.type), mask=nulls)

@@ -93,7 +93,7 @@ class RecordSerializer(TypeSerializer[Any]):
         return not (self.shape.can_be_changed or self._copies)
 
     def copy(self, value: Any) -> Any:
-        if value is None or self.is_immutable:
+        if self.is_immutable:
             return value
         parts = zip(self._copies.items(), self._take_copied(value), strict=True)
         return self.shape.with_values(

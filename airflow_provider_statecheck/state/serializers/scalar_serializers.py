@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import Enum, Flag
 from functools import cached_property, lru_cache
@@ -25,11 +25,11 @@ from airflow_provider_statecheck.state.serializers.nested_columns import (
     require_no_none,
     resolve_part,
     with_elements,
+    with_nulls,
 )
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
-    Freezing,
     Own,
     Plain,
     TypeSerializer,
@@ -242,19 +242,18 @@ class CollectionSerializer(TypeSerializer[Any]):
     def from_arrow(self, array: Any) -> list[Any]:
         elements = self.element.from_arrow(array.flatten())
         lists = [elements[start:end] for start, end in pairwise(offsets_of_array(array).to_pylist())]
-        found: list[Any] = lists if self.collection is list else list(map(self.collection, lists))
-        if array.null_count:
-            return [value if valid else None for value, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
-        return found
+        return with_nulls(array, lists if self.collection is list else list(map(self.collection, lists)))
 
     @property
     def is_immutable(self) -> bool:
         return self.collection in (tuple, frozenset) and self.element.is_immutable
 
-    def copy(self, value: Any) -> Any:
-        if value is None or self.is_immutable:
-            return value
-        return self.collection(value if self.element.is_immutable else map(self.element.copy, value))
+    @cached_property
+    def copy(self) -> Callable[[Any], Any]:
+        kind: Any = self.collection
+        if self.element.is_immutable:
+            return super().copy if self.is_immutable else kind
+        return lambda value: kind(map(self.element.copy, value))
 
     @cached_property
     def own(self) -> Own:
@@ -270,10 +269,6 @@ class CollectionSerializer(TypeSerializer[Any]):
             return value if is_shared else kind(value)
 
         return owned
-
-    def freezing(self) -> Freezing:
-        thaw = self.collection if self.element.is_immutable else self.copy
-        return Freezing(self.own, None if self.is_immutable else thaw, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
         return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
@@ -337,13 +332,13 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         keys, values = entries_of_array(array)
         pairs = list(zip(self.key.from_arrow(keys), self.value.from_arrow(values), strict=True))
         bounds = pairwise(offsets_of_array(array).to_pylist())
-        valid = array.is_valid().to_pylist()
-        return [dict(pairs[start:end]) if ok else None for ok, (start, end) in zip(valid, bounds, strict=True)]
+        return with_nulls(array, [dict(pairs[start:end]) for start, end in bounds])
 
-    def copy(self, value: Any) -> Any:
-        if value is None or self.value.is_immutable:
-            return value if value is None else dict(value)
-        return {key: self.value.copy(item) for key, item in value.items()}
+    @cached_property
+    def copy(self) -> Callable[[Any], Any]:
+        if self.value.is_immutable:
+            return dict
+        return lambda value: {key: self.value.copy(item) for key, item in value.items()}
 
     def own(self, value: Any) -> Any:
         if type(value) is dict and None not in value:
@@ -352,9 +347,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
             except UnsupportedStateError:
                 pass  # The conversion to Arrow raises the detailed error.
         return super().own(value)
-
-    def freezing(self) -> Freezing:
-        return Freezing(self.own, dict if self.value.is_immutable else self.copy, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
         return {"key": encode_snapshot(self.key.snapshot()), "value": encode_snapshot(self.value.snapshot())}

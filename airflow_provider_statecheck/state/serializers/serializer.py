@@ -146,7 +146,7 @@ class TypeSerializer(ABC, Generic[T]):
         return None
 
     def copy(self, value: T) -> T:
-        """Return a copy of a value that shares no mutable object with it."""
+        """Return a copy of a value, which is not ``None``, that shares no mutable object with it."""
         return value
 
     def own(self, value: Any) -> Any:

@@ -216,8 +216,8 @@ def test_what_nobody_can_change_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("wanted", [list[int], dict[str, int], Item, Point, tuple[list[int], int]])
-def test_the_copy_of_none_is_none(wanted: Any) -> None:
-    assert serializer_of(wanted).copy(None) is None
+def test_the_copy_of_a_missing_optional_value_is_none(wanted: Any) -> None:
+    assert serializer_of(wanted | None).copy(None) is None
 
 
 TEXTS = ListCellSerializer(serializer_of(str))
