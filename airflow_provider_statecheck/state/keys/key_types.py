@@ -69,7 +69,7 @@ def key_type_of(data_type: Any) -> KeyType:
     if pa.types.is_decimal(data_type) and data_type.precision <= _MAX_DIGITS:
         return _decimal_type(data_type.precision, data_type.scale)
     if pa.types.is_timestamp(data_type):
-        return _timestamp_type() if data_type.tz else _timestamp_ntz_type()
+        data_type = pa.timestamp("us", "UTC" if data_type.tz else None)
     if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
         data_type = pa.string()
     if (
@@ -93,8 +93,7 @@ def key_type_named(name: str) -> KeyType:
     decimal = _DECIMAL_NAME.fullmatch(name)
     if decimal:
         return _decimal_type(int(decimal.group(1)), int(decimal.group(2)))
-    known = (*_types_without_parameters().values(), _timestamp_type(), _timestamp_ntz_type())
-    for key_type in known:
+    for key_type in _types_without_parameters().values():
         if key_type.name == name:
             return key_type
     raise UnsupportedStateError(
@@ -103,6 +102,7 @@ def key_type_named(name: str) -> KeyType:
 
 
 def _types_without_parameters() -> dict[Any, KeyType]:
+    utc, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
     return {
         pa.bool_(): KeyType("boolean", pa.bool_(), _boolean, hash_int),
         pa.int8(): KeyType("tinyint", pa.int8(), _integer(8), hash_int),
@@ -114,15 +114,9 @@ def _types_without_parameters() -> dict[Any, KeyType]:
         pa.string(): KeyType("string", pa.string(), _string, _hash_string),
         pa.binary(): KeyType("binary", pa.binary(), _bytes, hash_bytes),
         pa.date32(): KeyType("date", pa.date32(), _date, _hash_date),
+        utc: KeyType("timestamp", utc, _timestamp_value, _hash_timestamp, is_exact=False),
+        local: KeyType("timestamp_ntz", local, _timestamp_ntz_value, _hash_timestamp_ntz),
     }
-
-
-def _timestamp_type() -> KeyType:
-    return KeyType("timestamp", pa.timestamp("us", "UTC"), _timestamp_value, _hash_timestamp, is_exact=False)
-
-
-def _timestamp_ntz_type() -> KeyType:
-    return KeyType("timestamp_ntz", pa.timestamp("us"), _timestamp_ntz_value, _hash_timestamp_ntz)
 
 
 def _decimal_type(precision: int, scale: int) -> KeyType:

@@ -117,6 +117,9 @@ class SnapshotReader:
     """
     Reads the rows of a snapshot.
 
+    Its members raise ``CorruptStateError`` if the snapshot was changed, ``CheckpointNotFoundError`` if its manifest or a file is
+    missing, and ``StorageError`` if the storage fails.
+
     :param columns: Names of the columns to read, by default all.
     """
 
@@ -133,8 +136,6 @@ class SnapshotReader:
         Return the columns that are read; several columns of a DataFrame may have one name.
 
         :raises InvalidConfigurationError: for an unknown name.
-        :raises CorruptStateError: if the snapshot was changed.
-        :raises CheckpointNotFoundError: if its manifest is missing.
         """
         known = dataframe_columns(next(iter(self._manifests.values())).schema_json)
         if self._names is None:
@@ -162,10 +163,7 @@ class SnapshotReader:
         Yield the rows as record batches.
 
         :param wanted: Number of rows that the caller is going to read, by default all.
-        :raises CorruptStateError: if a file was changed.
-        :raises CheckpointNotFoundError: if a file is missing.
         :raises UnsupportedStateError: if a file has a column that only Spark reads.
-        :raises StorageError: if the storage fails.
         """
         schema, stored = self.schema, [each.name_in_file for each in self.columns]
         for handle, manifest in self._manifests.items():

@@ -178,11 +178,10 @@ class ArrowSerializer(TypeSerializer[Any]):
 
     @cached_property
     def _has_zone(self) -> bool | None:
-        return self._arrow_type.tz is not None if pa.types.is_timestamp(self._arrow_type) else None
-
-    @cached_property
-    def _may_have_zone(self) -> bool:
-        return bool(pa.types.is_timestamp(self._arrow_type) or pa.types.is_time(self._arrow_type))
+        """Return whether values have a time zone, ``None`` for types other than timestamps and times of day."""
+        if pa.types.is_timestamp(self._arrow_type):
+            return self._arrow_type.tz is not None
+        return False if pa.types.is_time(self._arrow_type) else None
 
     @cached_property
     def _may_round(self) -> bool:
@@ -199,10 +198,10 @@ class ArrowSerializer(TypeSerializer[Any]):
         return plain
 
     def _require_zones(self, values: Sequence[Any]) -> None:
-        if not self._may_have_zone:
+        if self._has_zone is None:
             return
         for value in values:
-            if value is not None and (value.tzinfo is not None) != bool(self._has_zone):
+            if value is not None and (value.tzinfo is not None) != self._has_zone:
                 self._reject(value)
 
     def _require_exact(self, values: Sequence[Any], array: Any) -> None:

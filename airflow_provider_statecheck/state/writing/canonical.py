@@ -48,7 +48,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
-from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
+from airflow_provider_statecheck.state.serializers.serializer import encode_snapshot
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -185,7 +185,8 @@ class CanonicalCopies(StateCopies):
             contents = self._contents(operator, tuple(handles_of_subtask(operator, index)))
             files: KeyedFiles | None = None
             for content in contents:
-                files = files or self._keyed_files(operator, index, owned, content.key, operator.max_parallelism)
+                writer = KeyedFiles(self._parquet, operator.uid, index, owned, content.key, operator.max_parallelism)
+                files = files or writer
                 files.write(content.schema, self._reader(content).rows(content.all_key_groups))
             if files is not None:
                 yield index, files
@@ -196,7 +197,7 @@ class CanonicalCopies(StateCopies):
         files: list[KeyedFiles] = []
         for content in self._contents(operator, tuple(owned_handles(operator))):
             files = files or [
-                self._keyed_files(operator, index, owned, content.key, self._max_parallelism)
+                KeyedFiles(self._parquet, operator.uid, index, owned, content.key, self._max_parallelism)
                 for index, owned in enumerate(ranges)
             ]
             with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing(spill.uri))) as spilled:
@@ -220,18 +221,6 @@ class CanonicalCopies(StateCopies):
                 for each in runs:
                     each.spill(spill.open_stream)
         return runs
-
-    def _keyed_files(
-        self, operator: OperatorState, index: int, owned: KeyGroupRange, key: SerializerSnapshot, max_parallelism: int
-    ) -> KeyedFiles:
-        return KeyedFiles(
-            files=self._parquet,
-            uid=operator.uid,
-            subtask=index,
-            owned=owned,
-            key=key,
-            max_parallelism=max_parallelism,
-        )
 
     def _contents(self, operator: OperatorState, handles: tuple[KeyedStateHandle, ...]) -> Iterator[StateContent]:
         for handle in handles:

@@ -128,9 +128,13 @@ class CanonicalFiles:
         return tuple(handles)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KeyedFiles:
-    """Writer of the keyed states of a subtask."""
+    """
+    Writer of the keyed states of a subtask.
+
+    The methods raise ``StorageError`` if the storage fails.
+    """
 
     files: CanonicalFiles
     """Writer of the savepoint."""
@@ -147,7 +151,6 @@ class KeyedFiles:
         Write the sorted tables of a state.
 
         :param tables: Tables in the layout of the state backends.
-        :raises StorageError: if the storage fails.
         """
         columns = StateColumns(restored_keys(self.key), registered(state), with_times=True, namespaces=True)
         schema, conform = columns.layout.schema(namespace=True, deleted=False), columns.layout.conform
@@ -163,7 +166,6 @@ class KeyedFiles:
         Write the index of the files and return their handle, ``None`` without rows.
 
         :param checkpoint_id: Checkpoint id in the handle.
-        :raises StorageError: if the storage fails.
         """
         states = tuple(self._states.values())
         if not states:

@@ -145,7 +145,6 @@ class GivenState:
 class StateTarget:
     """State that a savepoint replaces or adds, and the parallelism of its operator."""
 
-    stage: str
     function: str
     uid: str
     """Uid of the operator."""
@@ -283,14 +282,7 @@ def write_subtask(
     :raises StorageError: if the storage fails.
     """
     owned = key_group_range_of(subtask, parallelism, new.max_parallelism)
-    written = KeyedFiles(
-        files=files,
-        uid=uid,
-        subtask=subtask,
-        owned=owned,
-        key=new.keys.snapshot(),
-        max_parallelism=new.max_parallelism,
-    )
+    written = KeyedFiles(files, uid, subtask, owned, new.keys.snapshot(), new.max_parallelism)
     written.write(new.state.schema(), [rows])
     return written.handle(_FIRST)
 
@@ -302,7 +294,6 @@ def _target_of(given: GivenState, schema: Any, base: CheckpointStates | None) ->
     parallelism = min(given.parallelism, max_parallelism) if function is None else function.operator.parallelism
     require_parallelism(parallelism, max_parallelism)
     return StateTarget(
-        stage=given.stage,
         function=given.function,
         uid=f"{given.stage}/{given.function}" if function is None else function.operator.uid,
         rows=rows,
