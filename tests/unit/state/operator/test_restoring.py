@@ -44,11 +44,6 @@ def again(storage: CheckpointStorage, streams: FsCheckpointStreamFactory) -> Aga
     return lambda backend: restored(storage, saved(backend, streams))
 
 
-@pytest.fixture
-def backend() -> DefaultOperatorStateBackend:
-    return DefaultOperatorStateBackend()
-
-
 Backend = DefaultOperatorStateBackend
 
 
