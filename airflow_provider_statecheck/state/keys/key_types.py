@@ -104,7 +104,7 @@ def key_type_named(name: str) -> KeyType:
 def _types_without_parameters() -> dict[Any, KeyType]:
     utc, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
     return {
-        pa.bool_(): KeyType("boolean", pa.bool_(), _boolean, hash_int),
+        pa.bool_(): KeyType("boolean", pa.bool_(), _instance_of(bool), hash_int),
         pa.int8(): KeyType("tinyint", pa.int8(), _integer(8), hash_int),
         pa.int16(): KeyType("smallint", pa.int16(), _integer(16), hash_int),
         pa.int32(): KeyType("int", pa.int32(), _integer(32), hash_int),
@@ -113,9 +113,9 @@ def _types_without_parameters() -> dict[Any, KeyType]:
         pa.float64(): KeyType("double", pa.float64(), _double, _hash_double, is_exact=False),
         pa.string(): KeyType("string", pa.string(), _string, _hash_string),
         pa.binary(): KeyType("binary", pa.binary(), _bytes, hash_bytes),
-        pa.date32(): KeyType("date", pa.date32(), _date, _hash_date),
-        utc: KeyType("timestamp", utc, _timestamp_value, _hash_timestamp, is_exact=False),
-        local: KeyType("timestamp_ntz", local, _timestamp_ntz_value, _hash_timestamp_ntz),
+        pa.date32(): KeyType("date", pa.date32(), _instance_of(date, datetime), _hash_date),
+        utc: KeyType("timestamp", utc, _timestamp(has_zone=True), _hash_timestamp, is_exact=False),
+        local: KeyType("timestamp_ntz", local, _timestamp(has_zone=False), _hash_timestamp_ntz),
     }
 
 
@@ -147,10 +147,13 @@ def _big_integer_bytes(value: int) -> bytes:
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+def _instance_of(kind: type, other_than: type | tuple[()] = ()) -> Callable[[Any], Any]:
+    def normalized(value: Any) -> Any:
+        if not isinstance(value, kind) or isinstance(value, other_than):
+            raise TypeError
+        return value
+
+    return normalized
 
 
 def _integer(bits: int) -> Callable[[Any], int]:
@@ -216,30 +219,19 @@ def _bytes(value: Any) -> bytes:
     return bytes(value)
 
 
-def _date(value: Any) -> date:
-    if not isinstance(value, date) or isinstance(value, datetime):
-        raise TypeError
-    return value
-
-
 def _hash_date(value: date, seed: int) -> Any:
     return hash_int(value.toordinal() - _EPOCH_DAY, seed)
 
 
-def _timestamp_value(value: Any) -> datetime:
-    if not isinstance(value, datetime):
-        raise TypeError
-    if value.tzinfo is None:
-        raise ValueError("it has no time zone")
-    return value.astimezone(UTC).replace(fold=0)
+def _timestamp(*, has_zone: bool) -> Callable[[Any], datetime]:
+    def normalized(value: Any) -> datetime:
+        if not isinstance(value, datetime):
+            raise TypeError
+        if (value.tzinfo is not None) is not has_zone:
+            raise ValueError("it has no time zone" if has_zone else "it has a time zone")
+        return (value.astimezone(UTC) if has_zone else value).replace(fold=0)
 
-
-def _timestamp_ntz_value(value: Any) -> datetime:
-    if not isinstance(value, datetime):
-        raise TypeError
-    if value.tzinfo is not None:
-        raise ValueError("it has a time zone")
-    return value.replace(fold=0)
+    return normalized
 
 
 def _hash_timestamp(value: datetime, seed: int) -> Any:

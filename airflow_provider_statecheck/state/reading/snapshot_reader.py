@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -290,9 +290,19 @@ def _only_spark_reads(column: DataFrameColumn) -> UnsupportedStateError:
 
 def _arrow_type(kind: Any) -> Any:
     try:
-        return _named_type(kind) if isinstance(kind, str) else _nested_type(kind)
+        return _type_of(kind)
+    except _NoArrowTypeError:
+        return None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"Expected a type in Spark's JSON format, found {kind!r:.200}.") from error
+
+
+class _NoArrowTypeError(Exception):
+    """A type that only Spark reads."""
+
+
+def _type_of(kind: Any) -> Any:
+    return _named_type(kind) if isinstance(kind, str) else _nested_type(kind)
 
 
 def _named_type(name: str) -> Any:
@@ -316,30 +326,24 @@ def _named_type(name: str) -> Any:
         "void": pa.null(),
         "variant": pa.struct([pa.field(name, pa.binary(), nullable=False) for name in _VARIANT]),
     }
-    return next((found for pattern, found in parametric.items() if pattern.fullmatch(name)), plain.get(name))
+    found = next((found for pattern, found in parametric.items() if pattern.fullmatch(name)), plain.get(name))
+    if found is None:
+        raise _NoArrowTypeError
+    return found
 
 
 def _nested_type(kind: Mapping[str, Any]) -> Any:
-    makers: dict[str, Callable[[], Any]] = {
-        "udt": lambda: _arrow_type(kind["sqlType"]),
-        "array": lambda: _list_of(_arrow_type(kind["elementType"])),
-        "map": lambda: _map_of(_arrow_type(kind["keyType"]), _arrow_type(kind["valueType"])),
-        "struct": lambda: _struct_of([(str(each["name"]), _arrow_type(each["type"])) for each in kind["fields"]]),
-    }
-    return makers[kind["type"]]()
-
-
-def _list_of(element: Any) -> Any:
-    return None if element is None else pa.list_(pa.field("element", element))
-
-
-def _map_of(key: Any, value: Any) -> Any:
-    # The keys of an Arrow map are not null, so their type is not the null type.
-    return None if key in (None, pa.null()) or value is None else pa.map_(key, value)
-
-
-def _struct_of(fields: list[tuple[str, Any]]) -> Any:
-    return None if any(kind is None for _, kind in fields) else pa.struct([pa.field(*each) for each in fields])
+    if kind["type"] == "udt":
+        return _type_of(kind["sqlType"])
+    if kind["type"] == "array":
+        return pa.list_(pa.field("element", _type_of(kind["elementType"])))
+    if kind["type"] == "struct":
+        return pa.struct([pa.field(str(each["name"]), _type_of(each["type"])) for each in kind["fields"]])
+    key, value = _type_of(kind["keyType"]), _type_of(kind["valueType"])
+    if key == pa.null():
+        # The keys of an Arrow map are not null, so their type is not the null type.
+        raise _NoArrowTypeError
+    return pa.map_(key, value)
 
 
 def _is_stored_as(stored: Any, wanted: Any) -> bool:

@@ -146,10 +146,6 @@ class ArrowSerializer(TypeSerializer[Any]):
         self._require_exact(values, array)
         return array
 
-    def from_arrow(self, array: Any) -> list[Any]:
-        found: list[Any] = array.to_pylist()
-        return found
-
     @cached_property
     def own(self) -> Own:
         # A function, because a further method call would double its cost.

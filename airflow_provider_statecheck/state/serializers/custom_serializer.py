@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.state.serializers.arrow_serializer import ArrowSerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array, with_nulls
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
@@ -53,22 +54,12 @@ class CustomSerializer(Protocol[T]):
         ...
 
 
-class OpaqueSerializer(TypeSerializer[bytes]):
+class OpaqueSerializer(ArrowSerializer):
     """Serializer that passes through the bytes of a user-defined serializer whose code is not available."""
 
     def __init__(self, snapshot: SerializerSnapshot) -> None:
+        super().__init__(pa.binary())
         self._snapshot = snapshot
-
-    @property
-    def arrow_type(self) -> Any:
-        return pa.binary()
-
-    def to_arrow(self, values: Sequence[Any]) -> Any:
-        return pa.array(values, self.arrow_type)
-
-    def from_arrow(self, array: Any) -> list[Any]:
-        found: list[Any] = array.to_pylist()
-        return found
 
     def config(self) -> dict[str, Any]:
         return dict(self._snapshot.config)

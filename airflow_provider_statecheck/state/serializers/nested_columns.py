@@ -175,16 +175,6 @@ def with_nulls(array: Any, values: list[Any]) -> list[Any]:
     return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
 
 
-def list_array(offsets: Any, elements: Any, nulls: Any) -> Any:
-    """Return an Arrow array of lists."""
-    return pa.ListArray.from_arrays(offsets, elements, type=pa.list_(elements.type), mask=nulls)
-
-
-def map_array(offsets: Any, keys: Any, values: Any, nulls: Any) -> Any:
-    """Return an Arrow array of maps."""
-    return pa.MapArray.from_arrays(offsets, keys, values, type=pa.map_(keys.type, values.type), mask=nulls)
-
-
 def entries_of_array(array: Any) -> tuple[Any, Any]:
     """Return the flattened keys and values of an Arrow array of maps."""
     present = array.drop_null() if array.null_count else array
@@ -196,7 +186,12 @@ def entries_of_array(array: Any) -> tuple[Any, Any]:
 
 def with_elements(array: Any, elements: Any) -> Any:
     """Return the lists of an array with their elements replaced by as many others."""
-    return list_array(offsets_of_array(array), elements, nulls_of_array(array))
+    return pa.ListArray.from_arrays(offsets_of_array(array), elements, mask=nulls_of_array(array))
+
+
+def with_entries(array: Any, keys: Any, values: Any) -> Any:
+    """Return the maps of an array with their entries replaced by as many others."""
+    return pa.MapArray.from_arrays(offsets_of_array(array), keys, values, mask=nulls_of_array(array))
 
 
 def differing(a: Any, b: Any) -> Any:
@@ -354,10 +349,9 @@ def conformed(array: Any, wanted: Any, place: str) -> Any:
     if pa.types.is_map(array.type) and pa.types.is_map(wanted):
         keys, values = entries_of_array(array)
         keys, values = conformed(keys, wanted.key_type, place), conformed(values, wanted.item_type, place)
-        return map_array(offsets_of_array(array), keys, values, nulls_of_array(array))
+        return with_entries(array, keys, values)
     if pa.types.is_list(array.type) and pa.types.is_list(wanted):
-        elements = conformed(array.flatten(), wanted.value_type, place)
-        return list_array(offsets_of_array(array), elements, nulls_of_array(array))
+        return with_elements(array, conformed(array.flatten(), wanted.value_type, place))
     if _family(array.type) != _family(wanted) and not (pa.types.is_string(array.type) and pa.types.is_time(wanted)):
         raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}; convert it first.")
     try:

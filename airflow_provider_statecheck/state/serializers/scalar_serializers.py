@@ -16,15 +16,13 @@ from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
-    list_array,
-    map_array,
     nulls_of,
-    nulls_of_array,
     offsets_of,
     offsets_of_array,
     require_no_none,
     resolve_part,
     with_elements,
+    with_entries,
     with_nulls,
 )
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -132,10 +130,6 @@ class EnumNames(TypeSerializer[Any]):
             self._reject(value)
         return pa.array(values, self.arrow_type)
 
-    def from_arrow(self, array: Any) -> list[Any]:
-        found: list[Any] = array.to_pylist()
-        return found
-
     def config(self) -> dict[str, Any]:
         return {"names": list(self._names)}
 
@@ -237,7 +231,7 @@ class CollectionSerializer(TypeSerializer[Any]):
         require_class(values, self.collection, f"a {self.collection.__name__}")
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
         require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
-        return list_array(offsets_of(values), elements, nulls_of(values))
+        return pa.ListArray.from_arrays(offsets_of(values), elements, mask=nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
         elements = self.element.from_arrow(array.flatten())
@@ -326,7 +320,7 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         if keys.null_count:
             raise UnsupportedStateError("Expected no key of a dict to be None, found None; leave the entry out.")
         require_no_none(self.value, items, 0, "each value of a dict")
-        return map_array(offsets_of(values), keys, items, nulls_of(values))
+        return pa.MapArray.from_arrays(offsets_of(values), keys, items, mask=nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[dict[Any, Any] | None]:
         keys, values = entries_of_array(array)
@@ -357,7 +351,7 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         return whole(
             [("key of the dict", key), ("value of the dict", value)],
             lambda: DictSerializer(serializer_from_now_on(key, self.key), serializer_from_now_on(value, self.value)),
-            lambda array: _converted(array, key, value),
+            lambda array: _with_migrated_entries(array, key, value),
         )
 
     @property
@@ -365,7 +359,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         return (self.key, self.value)
 
 
-def _converted(array: Any, key: Compatibility, value: Compatibility) -> Any:
+def _with_migrated_entries(array: Any, key: Compatibility, value: Compatibility) -> Any:
     keys, values = entries_of_array(array)
-    offsets, nulls = offsets_of_array(array), nulls_of_array(array)
-    return map_array(offsets, migrated(key, keys), migrated(value, values), nulls)
+    return with_entries(array, migrated(key, keys), migrated(value, values))

@@ -37,7 +37,6 @@ from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.arrow.restore import is_known
 from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
-from airflow_provider_statecheck.state.operator.stream_format import WrittenState
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
     CheckpointStates,
     StateContent,
@@ -161,16 +160,14 @@ class CanonicalCopies(StateCopies):
             restored = read_restored((h, partial(read_state, self.storage, h.stream)) for h in subtask.managed_operator)
             written: list[OperatorStateHandle] = []
             for name, state in restored.items():
-                handles = broadcast.get(name) or self._written_elements(operator.uid, index, state)
+                handles = broadcast.get(name)
+                if handles is None:
+                    handles = self._parquet.write_elements(operator.uid, index, state)
+                    self.size_bytes += sum(each.state_size for each in handles)
                 written += handles
                 if state.mode is DistributionMode.BROADCAST:
                     broadcast[name] = handles
             yield index, tuple(written)
-
-    def _written_elements(self, uid: str, subtask: int, state: WrittenState) -> tuple[OperatorStateHandle, ...]:
-        handles = self._parquet.write_elements(uid, subtask, state)
-        self.size_bytes += sum(each.state_size for each in handles)
-        return handles
 
     def _keyed(self, operator: OperatorState) -> Iterator[tuple[int, KeyedStateHandle]]:
         convert = self._as_before if self._max_parallelism is None else self._regrouped
