@@ -27,46 +27,17 @@ _CLASS_ID = "key"
 _VERSION = 1
 
 
-def normalized_column(name: str, data_type: Any, column: Any) -> Any:
-    """
-    Return a key column in normal form, in which keys are stored, compared and hashed.
-
-    :param name: The name of the column, for errors.
-    :param data_type: The expected Arrow type; the column may have another layout of it, such as ``large_string``.
-    :raises InvalidConfigurationError: if the column contains a null.
-    :raises UnsupportedStateError: if the column has another type, or a value has no normal form.
-    """
-    key_type = key_type_of(data_type)
-    if key_type_of(column.type).name != key_type.name:
-        raise UnsupportedStateError(f"Expected the key column {name} to be a {key_type.name}, found {column.type}.")
-    if column.null_count:
-        raise InvalidConfigurationError(
-            f"Expected a key in each row, found {column.null_count} rows without {name}; filter them out before key_by."
-        )
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    try:
-        cast = array.cast(key_type.arrow_type)
-    except pa.ArrowInvalid as error:
-        raise UnsupportedStateError(f"Expected the key column {name} to be a {key_type.name}: {error}.") from error
-    return _without_negative_zero(cast) if pa.types.is_floating(cast.type) else cast
-
-
 def key_groups(columns: Sequence[Any], max_parallelism: int) -> Any:
     """
     Return the key groups of keys as a numpy array of int32.
 
-    :param columns: Arrow arrays of equal length, returned by :func:`normalized_column`.
+    :param columns: Arrow arrays of equal length, returned by :meth:`KeySerializer.normalized_columns`.
     :raises UnsupportedStateError: if the type of a column cannot be part of a key.
     """
     hashed = np.full(len(columns[0]), SPARK_SEED, dtype=np.uint64)
     for column in columns:
         hashed = hash_column(key_type_of(column.type), column, hashed)
     return (hashed.view(np.int64) % max_parallelism).astype(np.int32)
-
-
-def _without_negative_zero(column: Any) -> Any:
-    nan = pa.scalar(float("nan"), type=column.type)
-    return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, type=column.type)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +130,7 @@ class KeySerializer:
             raise InvalidConfigurationError(
                 f"Expected a column for each of {self._column_names}, found {len(columns)} columns."
             )
-        return tuple(
-            normalized_column(field.name, field.type, column)
-            for field, column in zip(self.fields, columns, strict=True)
-        )
+        return tuple(map(_normalized_column, self.fields, self._key_types, columns))
 
     def from_columns(self, columns: Sequence[Any]) -> list[Any]:
         """
@@ -224,6 +192,30 @@ def _normalized(field: KeyField, key_type: KeyType, value: Any) -> Any:
         raise UnsupportedStateError(
             f"Expected a {key_type.name} as the part {field.name} of a key, found {value!r:.100}{detail}."
         ) from error
+
+
+def _normalized_column(field: KeyField, key_type: KeyType, column: Any) -> Any:
+    if key_type_of(column.type).name != key_type.name:
+        raise UnsupportedStateError(
+            f"Expected the key column {field.name} to be a {key_type.name}, found {column.type}."
+        )
+    if column.null_count:
+        raise InvalidConfigurationError(
+            f"Expected a key in each row, found {column.null_count} rows without {field.name}; filter them out before key_by."
+        )
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    try:
+        cast = array.cast(key_type.arrow_type)
+    except pa.ArrowInvalid as error:
+        raise UnsupportedStateError(
+            f"Expected the key column {field.name} to be a {key_type.name}: {error}."
+        ) from error
+    return _without_negative_zero(cast) if pa.types.is_floating(cast.type) else cast
+
+
+def _without_negative_zero(column: Any) -> Any:
+    nan = pa.scalar(float("nan"), type=column.type)
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, type=column.type)))
 
 
 def _values(field: KeyField, key_type: KeyType, column: Any) -> list[Any]:

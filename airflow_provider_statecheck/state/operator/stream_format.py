@@ -83,15 +83,6 @@ class WrittenElements:
             return self
         return WrittenElements(self.key, self.value, self.table.take(pa.array(rows, pa.int64())))
 
-    def can_join(self, other: WrittenElements) -> bool:
-        """Return whether serializer snapshots and Arrow types are equal."""
-        mine = self.key, self.value, self.table.schema
-        return mine == (other.key, other.value, other.table.schema)
-
-    def join(self, other: WrittenElements) -> WrittenElements:
-        """Return these elements followed by others."""
-        return WrittenElements(self.key, self.value, pa.concat_tables([self.table, other.table]))
-
 
 def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
     """
@@ -100,13 +91,11 @@ def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
     Without elements, one empty piece remains because it contains the serializer snapshots.
     """
     found = list(pieces)
-    result: list[WrittenElements] = []
-    for piece in [piece for piece in found if len(piece)] or found[:1]:
-        if result and result[-1].can_join(piece):
-            result[-1] = result[-1].join(piece)
-        else:
-            result.append(piece)
-    return tuple(result)
+    kept = [piece for piece in found if len(piece)] or found[:1]
+    alike = groupby(kept, lambda piece: (piece.key, piece.value, piece.table.schema))
+    return tuple(
+        WrittenElements(*types, pa.concat_tables(each.table for each in group)) for (*types, _), group in alike
+    )
 
 
 @dataclass(frozen=True, slots=True)
