@@ -94,7 +94,7 @@ def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
     kept = [piece for piece in found if len(piece)] or found[:1]
     alike = groupby(kept, lambda piece: (piece.key, piece.value, piece.table.schema))
     return tuple(
-        WrittenElements(*types, pa.concat_tables(each.table for each in group)) for (*types, _), group in alike
+        WrittenElements(key, value, pa.concat_tables(each.table for each in group)) for (key, value, _), group in alike
     )
 
 
