@@ -219,19 +219,19 @@ class _Registered:
         return WrittenState(self.declared.state, self.mode, (self.used.write(tuple(self.state)),))
 
 
+def _kind_of(mode: DistributionMode) -> StateKind:
+    return StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
+
+
 def _schema(name: str, mode: DistributionMode, key: Any, value: Any) -> StateSchema:
-    kind = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
-    return StateSchema(name=name, kind=kind, key=key, value=value)
+    return StateSchema(name=name, kind=_kind_of(mode), key=key, value=value)
 
 
 def _require_operator_descriptor(
     descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode
 ) -> None:
-    expected_kind = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
-    if descriptor.kind is not expected_kind:
-        raise InvalidConfigurationError(
-            f"Expected the descriptor of a {expected_kind.value} state, found {descriptor!r}."
-        )
+    if descriptor.kind is not _kind_of(mode):
+        raise InvalidConfigurationError(f"Expected the descriptor of a {_kind_of(mode)} state, found {descriptor!r}.")
     if descriptor.ttl is not None:
         raise InvalidConfigurationError(
             f"Expected operator state {descriptor.name!r} without a time to live, found one; remove it, because only keyed "

@@ -121,15 +121,14 @@ def resolve_part(new: TypeSerializer[Any], old: SerializerSnapshot, default: Any
     return after_migration(reason, lambda array: _filled(migrated(verdict, array), default()), merges=True)
 
 
-def require_no_none(part: TypeSerializer[Any], array: Any, allowed: int, place: str) -> None:
+def require_no_none(part: TypeSerializer[Any], array: Any, place: str) -> None:
     """
     Reject ``None`` in a part that is not optional.
 
-    :param allowed: The number of nulls that stem from a parent value of ``None``.
     :param place: The description of the part for the error message.
-    :raises UnsupportedStateError: if the array has more nulls.
+    :raises UnsupportedStateError: if the array has a null.
     """
-    if array.null_count > allowed and not isinstance(part, OptionalSerializer):
+    if array.null_count and not isinstance(part, OptionalSerializer):
         raise UnsupportedStateError(f"Expected {place} to have a value, found None; declare its type as optional.")
 
 

@@ -175,7 +175,7 @@ class RecordSerializer(TypeSerializer[Any]):
             column = field.serializer.to_arrow(values)
         except UnsupportedStateError as error:
             raise UnsupportedStateError(f"In {place}: {error}") from error
-        require_no_none(field.serializer, column, 0, place)
+        require_no_none(field.serializer, column, place)
         return column
 
     @cached_property

@@ -230,7 +230,7 @@ class CollectionSerializer(TypeSerializer[Any]):
     def to_arrow(self, values: Sequence[Any]) -> Any:
         require_class(values, self.collection, f"a {self.collection.__name__}")
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
-        require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
+        require_no_none(self.element, elements, f"each element of a {self.collection.__name__}")
         return pa.ListArray.from_arrays(offsets_of(values), elements, mask=nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
@@ -319,7 +319,7 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         items = self.value.to_arrow(list(chain.from_iterable(value.values() for value in present)))
         if keys.null_count:
             raise UnsupportedStateError("Expected no key of a dict to be None, found None; leave the entry out.")
-        require_no_none(self.value, items, 0, "each value of a dict")
+        require_no_none(self.value, items, "each value of a dict")
         return pa.MapArray.from_arrays(offsets_of(values), keys, items, mask=nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[dict[Any, Any] | None]:
