@@ -86,7 +86,9 @@ class RecordSerializer(TypeSerializer[Any]):
         return self._structs(values, has_nulls, lambda present: self.shape.columns(present, self.names))
 
     def from_arrow(self, array: Any) -> list[Any]:
-        return _with_nulls(array, self._records)
+        return _read_present(
+            array, lambda present: self.shape.build(dict(zip(self.names, self._values(present), strict=True)))
+        )
 
     @cached_property
     def is_immutable(self) -> bool:
@@ -123,9 +125,6 @@ class RecordSerializer(TypeSerializer[Any]):
         placed.append(("", _resolve_dropped(matches, config["fields"])))
         placed.append(("", _resolve_order(self, matches)))
         return whole(placed, lambda: _rearranged(self, matches), lambda array: _converted(array, self, matches))
-
-    def _records(self, array: Any) -> list[Any]:
-        return self.shape.build(dict(zip(self.names, self._values(array), strict=True)))
 
     def _validated(self, value: Any) -> Any:
         row = self._validated_row(value)
@@ -164,7 +163,7 @@ class RecordSerializer(TypeSerializer[Any]):
         return structs.take(_places(rows)) if has_nulls else structs
 
     def _rows(self, array: Any) -> list[Any]:
-        return _with_nulls(array, lambda present: list(zip(*self._values(present), strict=True)))
+        return _read_present(array, lambda present: list(zip(*self._values(present), strict=True)))
 
     def _values(self, array: Any) -> list[list[Any]]:
         return [field.serializer.from_arrow(array.field(i)) for i, field in enumerate(self.fields)]
@@ -238,7 +237,7 @@ def _compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]
     return check
 
 
-def _with_nulls(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
+def _read_present(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
     """Apply ``read`` to the non-null values of an array and return ``None`` for the others."""
     if not array.null_count:
         return read(array)

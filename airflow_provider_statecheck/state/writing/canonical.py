@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     KeyedStateHandle,
-    KeyGroupRange,
     OperatorState,
     OperatorStateHandle,
     OperatorSubtaskState,
@@ -170,48 +169,39 @@ class CanonicalCopies(StateCopies):
             yield index, tuple(written)
 
     def _keyed(self, operator: OperatorState) -> Iterator[tuple[int, KeyedStateHandle]]:
-        convert = self._as_before if self._max_parallelism is None else self._regrouped
-        for index, files in convert(operator):
-            handle = files.handle(self._source.document.checkpoint_id)
+        max_parallelism = self._max_parallelism or operator.max_parallelism
+        ranges = key_group_ranges(operator.parallelism, max_parallelism)
+        files = [KeyedFiles(self._parquet, operator.uid, i, owned, max_parallelism) for i, owned in enumerate(ranges)]
+        if self._max_parallelism is None:
+            self._write_as_before(operator, files)
+        else:
+            self._write_regrouped(operator, files)
+        for index, each in enumerate(files):
+            handle = each.handle(self._source.document.checkpoint_id)
             if handle is not None:
                 yield index, handle
 
-    def _as_before(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
-        ranges = key_group_ranges(operator.parallelism, operator.max_parallelism)
-        for index, owned in enumerate(ranges):
-            contents = self._contents(operator, tuple(handles_of_subtask(operator, index)))
-            files: KeyedFiles | None = None
-            for content in contents:
-                writer = KeyedFiles(self._parquet, operator.uid, index, owned, content.key, operator.max_parallelism)
-                files = files or writer
-                files.write(content.schema, self._reader(content).rows(content.all_key_groups))
-            if files is not None:
-                yield index, files
+    def _write_as_before(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
+        for index, each in enumerate(files):
+            for content in self._contents(operator, tuple(handles_of_subtask(operator, index))):
+                each.write(content.key, content.schema, self._reader(content).rows(content.all_key_groups))
 
-    def _regrouped(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
-        assert self._max_parallelism is not None  # noqa: S101 - for the type checker
-        ranges = key_group_ranges(operator.parallelism, self._max_parallelism)
-        files: list[KeyedFiles] = []
+    def _write_regrouped(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
         for content in self._contents(operator, tuple(owned_handles(operator))):
-            files = files or [
-                KeyedFiles(self._parquet, operator.uid, index, owned, content.key, self._max_parallelism)
-                for index, owned in enumerate(ranges)
-            ]
             with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing(spill.uri))) as spilled:
-                found = self._runs_of(content, ranges, spill, spilled)
+                found = self._runs_of(content, files, spill, spilled)
                 for each, runs in zip(files, found, strict=True):
-                    each.write(content.schema, runs.rows())
-        yield from enumerate(files)
+                    each.write(content.key, content.schema, runs.rows())
 
     def _runs_of(
-        self, content: StateContent, ranges: Sequence[KeyGroupRange], spill: LocalSpill, spilled: PartBytes
+        self, content: StateContent, files: Sequence[KeyedFiles], spill: LocalSpill, spilled: PartBytes
     ) -> tuple[StateRuns, ...]:
-        """Return the rows of a state in their new key groups, for each range of them."""
-        assert self._max_parallelism is not None  # noqa: S101 - for the type checker
+        """Return the rows of a state in their new key groups, for the range of each writer."""
+        ranges = [each.owned for each in files]
         reader = self._reader(content)
         reading = Reading(spilled, BlockCache(0), ArrowStateSettings())
         runs = tuple(StateRuns(content.schema, reader.columns.layout, reader.form, reading) for _ in ranges)
-        for table in self._rows_in_new_groups(reader, self._max_parallelism):
+        for table in self._rows_in_new_groups(reader, files[0].max_parallelism):
             for each, part in zip(runs, split_by_ranges(table, ranges), strict=True):
                 each.add(part)
             if sum(each.memory_bytes for each in runs) > self._bytes_at_once:

@@ -128,7 +128,7 @@ class CanonicalFiles:
         return tuple(handles)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeyedFiles:
     """
     Writer of the keyed states of a subtask.
@@ -142,17 +142,19 @@ class KeyedFiles:
     """Uid of the operator."""
     subtask: int
     owned: KeyGroupRange
-    key: SerializerSnapshot
     max_parallelism: int
+    _key: SerializerSnapshot | None = None
     _states: dict[str, StateFiles] = field(default_factory=dict)
 
-    def write(self, state: StateSchema, tables: Iterable[Any]) -> None:
+    def write(self, key: SerializerSnapshot, state: StateSchema, tables: Iterable[Any]) -> None:
         """
         Write the sorted tables of a state.
 
+        :param key: Type of the keys, equal for all states.
         :param tables: Tables in the layout of the state backends.
         """
-        columns = StateColumns(restored_keys(self.key), registered(state), with_times=True, namespaces=True)
+        self._key = key
+        columns = StateColumns(restored_keys(key), registered(state), with_times=True, namespaces=True)
         schema, conform = columns.layout.schema(namespace=True, deleted=False), columns.layout.conform
         open_file = partial(ParquetPartFile, columns=columns, description=self._description(state))
         numbers = count()
@@ -168,14 +170,14 @@ class KeyedFiles:
         :param checkpoint_id: Checkpoint id in the handle.
         """
         states = tuple(self._states.values())
-        if not states:
+        if self._key is None or not states:
             return None
         return KeyedStateHandle(
             backend_id=CANONICAL_ID,
             key_group_range=self.owned,
             checkpoint_id=checkpoint_id,
             shared=tuple((part.path, part.handle) for files in states for run in files.runs for part in run),
-            meta=self._write_index(encode_meta(SnapshotMeta(self.key, self.max_parallelism, states))),
+            meta=self._write_index(encode_meta(SnapshotMeta(self._key, self.max_parallelism, states))),
         )
 
     def _write_index(self, data: bytes) -> StreamStateHandle:
@@ -189,7 +191,7 @@ class KeyedFiles:
         return BufferedStateOutputStream(partial(self.files.write, uri), buffer_size=_BUFFER_BYTES, inline_threshold=0)
 
     def _description(self, state: StateSchema) -> dict[str, Any]:
-        schemas = encode_schemas(OperatorSchemas(key=self.key, keyed=(state,)))
+        schemas = encode_schemas(OperatorSchemas(key=self._key, keyed=(state,)))
         return {"uid": self.uid, "number_of_key_groups": self.max_parallelism, "schemas": schemas}
 
 

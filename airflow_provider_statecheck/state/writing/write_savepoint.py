@@ -282,8 +282,8 @@ def write_subtask(
     :raises StorageError: if the storage fails.
     """
     owned = key_group_range_of(subtask, parallelism, new.max_parallelism)
-    written = KeyedFiles(files, uid, subtask, owned, new.keys.snapshot(), new.max_parallelism)
-    written.write(new.state.schema(), [rows])
+    written = KeyedFiles(files, uid, subtask, owned, new.max_parallelism)
+    written.write(new.keys.snapshot(), new.state.schema(), [rows])
     return written.handle(_FIRST)
 
 
