@@ -1,4 +1,8 @@
-"""PyArrow and NumPy, loaded when code first uses them: parsing a Dag loads modules that need them only at run time."""
+"""
+PyArrow and NumPy, loaded when code first uses them.
+
+A Dag file loads modules that need both only at run time, and parsing it must not load either.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def test_names_stand_for_the_modules():
     assert lazy.pc.equal is pa.compute.equal
     assert lazy.parquet.ParquetFile is pyarrow.parquet.ParquetFile
     with pytest.raises(AttributeError, match="no_such_name"):
-        lazy.np.no_such_name  # noqa: B018
+        lazy.np.no_such_name  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_modules_are_loaded_at_the_first_use():
