@@ -174,6 +174,11 @@ def with_nulls(array: Any, values: list[Any]) -> list[Any]:
     return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
 
 
+def list_array(offsets: Any, elements: Any, nulls: Any) -> Any:
+    """Return an Arrow array of lists."""
+    return pa.ListArray.from_arrays(offsets, elements, mask=nulls)
+
+
 def entries_of_array(array: Any) -> tuple[Any, Any]:
     """Return the flattened keys and values of an Arrow array of maps."""
     present = array.drop_null() if array.null_count else array
@@ -185,7 +190,7 @@ def entries_of_array(array: Any) -> tuple[Any, Any]:
 
 def with_elements(array: Any, elements: Any) -> Any:
     """Return the lists of an array with their elements replaced by as many others."""
-    return pa.ListArray.from_arrays(offsets_of_array(array), elements, mask=nulls_of_array(array))
+    return list_array(offsets_of_array(array), elements, nulls_of_array(array))
 
 
 def with_entries(array: Any, keys: Any, values: Any) -> Any:

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
+    list_array,
     nulls_of,
     offsets_of,
     offsets_of_array,
@@ -231,7 +232,7 @@ class CollectionSerializer(TypeSerializer[Any]):
         require_class(values, self.collection, f"a {self.collection.__name__}")
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
         require_no_none(self.element, elements, f"each element of a {self.collection.__name__}")
-        return pa.ListArray.from_arrays(offsets_of(values), elements, mask=nulls_of(values))
+        return list_array(offsets_of(values), elements, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
         elements = self.element.from_arrow(array.flatten())
