@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, StepOutcome, StepSummary
@@ -45,12 +46,32 @@ def _decoded_step(scope: Any, name: str) -> StepKey:
     return tuple((loop, item) for loop, item in scope), name
 
 
-def _outside(scope: Scope, steps: Mapping[StepKey, Item]) -> dict[StepKey, Item]:
-    """Return the values of the steps that are not inside an item."""
-    return {step: value for step, value in steps.items() if step[0][: len(scope)] != scope}
+class _ByStep(Generic[Item]):
+    """What a stage records of each step or loop. Records inside an item are dropped when the item is finished."""
+
+    def __init__(self, records: Iterable[tuple[StepKey, Item]]) -> None:
+        self._records = dict(records)
+
+    def forget(self, step: StepKey) -> None:
+        """Drop the record of a step or loop, for example because another kind of step has its name now."""
+        self._records.pop(step, None)
+
+    def drop_scope(self, scope: Scope) -> None:
+        """Drop the records inside an item."""
+        self._records = {step: each for step, each in self._records.items() if step[0][: len(scope)] != scope}
+
+    def _sorted(self) -> list[tuple[StepKey, Item]]:
+        return sorted(self._records.items(), key=itemgetter(0))
 
 
-class LoopProgress:
+@dataclass(slots=True)
+class _Loop:
+    finished: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+    total: int | None = None
+
+
+class LoopProgress(_ByStep[_Loop]):
     """
     Finished items of all loops of a stage.
 
@@ -58,14 +79,11 @@ class LoopProgress:
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        self._finished: dict[StepKey, set[str]] = {}
-        self._seconds: dict[StepKey, float] = {}
         # Checkpoints of older versions have no seconds.
-        for scope, name, keys, *seconds in encoded:
-            key = _decoded_step(scope, name)
-            self._finished[key] = set(keys)
-            self._seconds[key] = float(sum(seconds))
-        self._totals: dict[StepKey, int] = {}
+        super().__init__(
+            (_decoded_step(scope, name), _Loop(set(keys), float(sum(seconds))))
+            for scope, name, keys, *seconds in encoded
+        )
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
@@ -74,30 +92,30 @@ class LoopProgress:
     @property
     def finished_items(self) -> int:
         """Return the number of finished items of all loops."""
-        return sum(len(keys) for keys in self._finished.values())
+        return sum(len(each.finished) for each in self._records.values())
 
     @property
     def loops(self) -> Mapping[StepKey, tuple[str, ...]]:
         """Return the finished items of each loop, both in order."""
-        return {loop: tuple(sorted(self._finished[loop])) for loop in sorted(self._finished)}
+        return {loop: tuple(sorted(each.finished)) for loop, each in self._sorted() if each.finished}
 
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
         """Return the number of finished items of each loop, and of all its items if this try has reached it."""
-        loops = sorted(self._finished.keys() | self._totals.keys())
-        return {loop: (len(self._finished.get(loop, ())), self._totals.get(loop)) for loop in loops}
+        return {loop: (len(each.finished), each.total) for loop, each in self._sorted()}
 
     def seconds(self, loop: StepKey) -> float:
         """Return the time of the finished items of a loop, in the attempts that finished them; 0 if it is unknown."""
-        return self._seconds.get(loop, 0.0)
+        return self._records[loop].seconds if loop in self._records else 0.0
 
     def expect(self, loop: StepKey, item_keys: Iterable[str]) -> None:
         """Record the items of a loop in this try; finished items that are no longer among them count too."""
-        self._totals[loop] = len(self._finished.get(loop, set()).union(item_keys))
+        known = self._records.setdefault(loop, _Loop())
+        known.total = len(known.finished.union(item_keys))
 
     def is_finished(self, loop: StepKey, item_key: str) -> bool:
         """Return whether an item is finished, in this try or an earlier one."""
-        return item_key in self._finished.get(loop, ())
+        return loop in self._records and item_key in self._records[loop].finished
 
     def finish(self, loop: StepKey, item_key: str, seconds: float = 0.0) -> None:
         """
@@ -105,15 +123,10 @@ class LoopProgress:
 
         :param seconds: Time of the item in this try.
         """
-        self._finished.setdefault(loop, set()).add(item_key)
-        self._seconds[loop] = self.seconds(loop) + seconds
+        known = self._records.setdefault(loop, _Loop())
+        known.finished.add(item_key)
+        known.seconds += seconds
         self.drop_scope((*loop[0], (loop[1], item_key)))
-
-    def drop_scope(self, scope: Scope) -> None:
-        """Drop the loops inside an item."""
-        self._finished = _outside(scope, self._finished)
-        self._seconds = _outside(scope, self._seconds)
-        self._totals = _outside(scope, self._totals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +139,13 @@ class Iteration:
     """Whether the loop ended with this step."""
 
 
-class Iterations:
+@dataclass(slots=True)
+class _Iterated:
+    reached: Iteration | None = None
+    total: int | None = None
+
+
+class Iterations(_ByStep[_Iterated]):
     """
     Newest snapshotted iteration of each loop of a stage.
 
@@ -134,10 +153,9 @@ class Iterations:
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        self._reached: dict[StepKey, Iteration] = {
-            _decoded_step(scope, name): Iteration(number, is_converged) for scope, name, number, is_converged in encoded
-        }
-        self._totals: dict[StepKey, int] = {}
+        super().__init__(
+            (_decoded_step(scope, name), _Iterated(Iteration(*reached))) for scope, name, *reached in encoded
+        )
 
     def encode(self) -> list[Any]:
         """Return the loops as JSON."""
@@ -146,39 +164,24 @@ class Iterations:
     @property
     def loops(self) -> Mapping[StepKey, Iteration]:
         """Return the newest snapshotted iteration of each loop, in the order of the loops."""
-        return {loop: self._reached[loop] for loop in sorted(self._reached)}
+        return {loop: each.reached for loop, each in self._sorted() if each.reached is not None}
 
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
         """Return the newest snapshotted iteration of each loop, and its last one if this try has reached the loop."""
-        loops = sorted(self._reached.keys() | self._totals.keys())
-        return {loop: (self._number(loop), self._totals.get(loop)) for loop in loops}
+        return {loop: (each.reached.number if each.reached else 0, each.total) for loop, each in self._sorted()}
 
     def expect(self, loop: StepKey, total: int) -> None:
         """Record the largest number of iterations of a loop in this try."""
-        self._totals[loop] = total
+        self._records.setdefault(loop, _Iterated()).total = total
 
     def find(self, loop: StepKey) -> Iteration | None:
         """Return the newest snapshotted iteration of a loop."""
-        return self._reached.get(loop)
+        return self._records[loop].reached if loop in self._records else None
 
     def reach(self, loop: StepKey, iteration: Iteration) -> None:
         """Record the iteration of the loop's live snapshot."""
-        self._reached[loop] = iteration
-
-    def forget(self, loop: StepKey) -> None:
-        """Drop a loop whose name is now that of a step."""
-        self._reached.pop(loop, None)
-        self._totals.pop(loop, None)
-
-    def drop_scope(self, scope: Scope) -> None:
-        """Drop the loops inside a finished item."""
-        self._reached = _outside(scope, self._reached)
-        self._totals = _outside(scope, self._totals)
-
-    def _number(self, loop: StepKey) -> int:
-        reached = self._reached.get(loop)
-        return 0 if reached is None else reached.number
+        self._records.setdefault(loop, _Iterated()).reached = iteration
 
 
 Pieces = Sequence[Sequence[int]]
@@ -222,7 +225,7 @@ class PartedStep:
         return max(self.finished, default=0)
 
 
-class PartProgress:
+class PartProgress(_ByStep[PartedStep]):
     """
     Progress of all steps of a stage that are computed in parts.
 
@@ -230,33 +233,23 @@ class PartProgress:
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        self._steps: dict[StepKey, PartedStep] = {
-            _decoded_step(scope, name): _decoded(content) for scope, name, content in encoded
-        }
+        super().__init__((_decoded_step(scope, name), _decoded(content)) for scope, name, content in encoded)
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
-        return [[*_encoded_step(step), _encoded(self._steps[step])] for step in sorted(self._steps)]
+        return [[*_encoded_step(step), _encoded(parted)] for step, parted in self._sorted()]
 
     def find(self, step: StepKey) -> PartedStep | None:
         """Return the progress of a step, ``None`` for a step that was not computed in parts."""
-        return self._steps.get(step)
+        return self._records.get(step)
 
     def record(self, step: StepKey, parted: PartedStep) -> None:
         """Record the progress of a step."""
-        self._steps[step] = parted
-
-    def forget(self, step: StepKey) -> None:
-        """Drop a step."""
-        self._steps.pop(step, None)
-
-    def drop_scope(self, scope: Scope) -> None:
-        """Drop the steps inside a finished item."""
-        self._steps = _outside(scope, self._steps)
+        self._records[step] = parted
 
     def keep(self, steps: Collection[StepKey]) -> None:
         """Drop all steps but the given ones."""
-        self._steps = {step: parted for step, parted in self._steps.items() if step in steps}
+        self._records = {step: parted for step, parted in self._records.items() if step in steps}
 
 
 def _encoded(parted: PartedStep) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.descriptors import StateDescriptor
     from airflow_provider_statecheck.state.keyed.states import BatchState, State
-    from airflow_provider_statecheck.state.operator.states import OperatorStateStore
+    from airflow_provider_statecheck.state.operator.backend import OperatorStateStore
 
 
 K = TypeVar("K")

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
-    from airflow_provider_statecheck.state.operator.states import OperatorStateStore
+    from airflow_provider_statecheck.state.operator.backend import OperatorStateStore
 
 
 class CheckpointedFunction(ABC):

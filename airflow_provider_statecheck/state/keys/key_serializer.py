@@ -8,15 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.keys.key_types import (
-    LONG_DIGITS,
-    PRIME_1,
-    PRIME_2,
-    PRIME_3,
-    PRIME_4,
-    PRIME_5,
     SPARK_SEED,
     KeyType,
+    hash_column,
     key_group_of_hash,
     key_type_of,
 )
@@ -27,201 +23,21 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     other_key,
 )
 
-_MASK = (1 << 64) - 1
-_BATCH_BYTES = 1 << 22
-_HASHED_AS_INT = frozenset({"boolean", "tinyint", "smallint", "int", "date"})
-_HASHED_AS_LONG = frozenset({"bigint", "timestamp", "timestamp_ntz"})
-
-
-def normalized_column(name: str, data_type: Any, column: Any) -> Any:
-    """
-    Return a key column in normal form, in which keys are stored, compared and hashed.
-
-    :param name: The name of the column, for errors.
-    :param data_type: The expected Arrow type; the column may have another layout of it, such as ``large_string``.
-    :raises InvalidConfigurationError: if the column contains a null.
-    :raises UnsupportedStateError: if the column has another type, or a value has no normal form.
-    """
-    import pyarrow as pa
-
-    key_type = key_type_of(data_type)
-    if key_type_of(column.type).name != key_type.name:
-        raise UnsupportedStateError(f"Expected the key column {name} to be a {key_type.name}, found {column.type}.")
-    if column.null_count:
-        raise InvalidConfigurationError(
-            f"Expected a key in each row, found {column.null_count} rows without {name}; filter them out before key_by."
-        )
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    try:
-        cast = array.cast(key_type.arrow_type)
-    except pa.ArrowInvalid as error:
-        raise UnsupportedStateError(f"Expected the key column {name} to be a {key_type.name}: {error}.") from error
-    return _without_negative_zero(cast) if pa.types.is_floating(cast.type) else cast
+_CLASS_ID = "key"
+_VERSION = 1
 
 
 def key_groups(columns: Sequence[Any], max_parallelism: int) -> Any:
     """
     Return the key groups of keys as a numpy array of int32.
 
-    :param columns: Arrow arrays of equal length, returned by :func:`normalized_column`.
+    :param columns: Arrow arrays of equal length, returned by :meth:`KeySerializer.normalized_columns`.
     :raises UnsupportedStateError: if the type of a column cannot be part of a key.
     """
-    import numpy as np
-
     hashed = np.full(len(columns[0]), SPARK_SEED, dtype=np.uint64)
     for column in columns:
-        hashed = _hash_column(key_type_of(column.type), column, hashed)
+        hashed = hash_column(key_type_of(column.type), column, hashed)
     return (hashed.view(np.int64) % max_parallelism).astype(np.int32)
-
-
-def _hash_column(key_type: KeyType, column: Any, seeds: Any) -> Any:
-    import numpy as np
-
-    if key_type.name in _HASHED_AS_INT:
-        return hash_ints(_integers(column), seeds)
-    if key_type.name in _HASHED_AS_LONG:
-        return hash_longs(_integers(column), seeds)
-    if key_type.name == "float":
-        return hash_ints(column.to_numpy(zero_copy_only=False).view(np.int32), seeds)
-    if key_type.name == "double":
-        return hash_longs(column.to_numpy(zero_copy_only=False).view(np.int64), seeds)
-    if key_type.name in ("string", "binary"):
-        return hash_byte_strings(column, seeds)
-    if column.type.precision <= LONG_DIGITS:
-        return hash_longs(_unscaled_longs(column), seeds)
-    pairs = zip(column.to_pylist(), seeds.tolist(), strict=True)
-    return np.array([key_type.hashed(value, seed) for value, seed in pairs], dtype=np.uint64)
-
-
-def _integers(column: Any) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_date(column.type):
-        column = column.view(pa.int32())
-    elif pa.types.is_timestamp(column.type):
-        column = column.view(pa.int64())
-    return column.to_numpy(zero_copy_only=False)
-
-
-def _unscaled_longs(column: Any) -> Any:
-    import numpy as np
-
-    return np.frombuffer(column.buffers()[1], dtype=np.int64)[column.offset * 2 : (column.offset + len(column)) * 2 : 2]
-
-
-def _without_negative_zero(column: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    nan = pa.scalar(float("nan"), type=column.type)
-    return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, type=column.type)))
-
-
-def hash_ints(values: Any, seeds: Any) -> Any:
-    """Return the hashes of numpy integers, which are hashed as 32-bit integers."""
-    import numpy as np
-
-    words = values.astype(np.int32).view(np.uint32).astype(np.uint64)
-    return _avalanche(_mix_4_bytes(seeds + _uint64(PRIME_5 + 4), words))
-
-
-def hash_longs(values: Any, seeds: Any) -> Any:
-    """Return the hashes of numpy integers, which are hashed as 64-bit integers."""
-    import numpy as np
-
-    words = values.astype(np.int64).view(np.uint64)
-    return _avalanche(_mix_8_bytes(seeds + _uint64(PRIME_5 + 8), words))
-
-
-def hash_byte_strings(column: Any, seeds: Any) -> Any:
-    """
-    Return the hashes of an Arrow array of strings or bytes without nulls.
-
-    Values of equal length are hashed together, as the rows of a matrix.
-    """
-    import numpy as np
-
-    starts, lengths, data = _byte_ranges(column)
-    hashed = np.empty(len(seeds), dtype=np.uint64)
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        for batch in np.array_split(rows, len(rows) * length // _BATCH_BYTES + 1):
-            hashed[batch] = _hash_matrix(data[starts[batch][:, None] + np.arange(length)], seeds[batch])
-    return hashed
-
-
-def _byte_ranges(column: Any) -> tuple[Any, Any, Any]:
-    import numpy as np
-    import pyarrow as pa
-
-    if not len(column):
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
-    large = column.cast(pa.large_binary())
-    _, offsets, data = large.buffers()
-    bounds = np.frombuffer(offsets, dtype=np.int64)[large.offset : large.offset + len(large) + 1]
-    content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
-    return bounds[:-1], np.diff(bounds), content
-
-
-def _hash_matrix(matrix: Any, seeds: Any) -> Any:
-    import numpy as np
-
-    length = matrix.shape[1]
-    words = np.ascontiguousarray(matrix[:, : length - length % 8]).view(np.uint64)
-    striped = length // 32 * 4
-    hashed = _hash_stripes(words[:, :striped], seeds) if striped else seeds + _uint64(PRIME_5)
-    hashed = hashed + _uint64(length)
-    for position in range(striped, length // 8):
-        hashed = _mix_8_bytes(hashed, words[:, position])
-    if length % 8 >= 4:
-        half = np.ascontiguousarray(matrix[:, length // 8 * 8 : length // 8 * 8 + 4]).view(np.uint32)
-        hashed = _mix_4_bytes(hashed, half[:, 0].astype(np.uint64))
-    for position in range(length - length % 4, length):
-        byte = matrix[:, position].astype(np.uint64)
-        hashed = _rotate_left(hashed ^ byte * _uint64(PRIME_5), 11) * _uint64(PRIME_1)
-    return _avalanche(hashed)
-
-
-def _hash_stripes(words: Any, seeds: Any) -> Any:
-    lanes = [seeds + _uint64(first) for first in (PRIME_1 + PRIME_2, PRIME_2, 0, -PRIME_1)]
-    for position in range(words.shape[1]):
-        lanes[position % 4] = _round(lanes[position % 4], words[:, position])
-    hashed = sum(_rotate_left(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
-    for lane in lanes:
-        hashed = (hashed ^ _round(0 * lane, lane)) * _uint64(PRIME_1) + _uint64(PRIME_4)
-    return hashed
-
-
-def _round(lane: Any, word: Any) -> Any:
-    return _rotate_left(lane + word * _uint64(PRIME_2), 31) * _uint64(PRIME_1)
-
-
-def _mix_8_bytes(hashed: Any, word: Any) -> Any:
-    return _rotate_left(hashed ^ _round(0 * word, word), 27) * _uint64(PRIME_1) + _uint64(PRIME_4)
-
-
-def _mix_4_bytes(hashed: Any, word: Any) -> Any:
-    return _rotate_left(hashed ^ word * _uint64(PRIME_1), 23) * _uint64(PRIME_2) + _uint64(PRIME_3)
-
-
-def _rotate_left(value: Any, bits: int) -> Any:
-    return value << _uint64(bits) | value >> _uint64(64 - bits)
-
-
-def _avalanche(hashed: Any) -> Any:
-    hashed = (hashed ^ hashed >> _uint64(33)) * _uint64(PRIME_2)
-    hashed = (hashed ^ hashed >> _uint64(29)) * _uint64(PRIME_3)
-    return hashed ^ hashed >> _uint64(32)
-
-
-def _uint64(value: int) -> Any:
-    import numpy as np
-
-    return np.uint64(value & _MASK)
-
-
-_CLASS_ID = "key"
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +54,11 @@ class KeySerializer:
     Serializer of keys of one or several columns.
 
     A key of one column is a scalar, a key of several columns is a tuple. Its key group equals the one that Spark computes.
+
+    Methods that take keys raise ``InvalidConfigurationError`` if a key or a part of it is ``None``, and
+    ``UnsupportedStateError`` if the type of a part differs from its column. Methods that take columns as Spark sends them
+    raise ``InvalidConfigurationError`` if a column contains a null or the number of columns differs, and
+    ``UnsupportedStateError`` if a column has another type.
 
     :param fields: The key columns in the order in which they are hashed.
     :raises InvalidConfigurationError: if there is no column, or two columns have the same name.
@@ -267,35 +88,21 @@ class KeySerializer:
         return tuple(key_type.arrow_type for key_type in self._key_types)
 
     def require(self, key: Any) -> None:
-        """
-        Require a value for each key column.
-
-        :raises InvalidConfigurationError: if the key or a part is ``None``, or the number of parts differs.
-        """
+        """Require a value for each key column, in a key with the right number of parts."""
         if key is None or (len(self.fields) > 1 and (len(self._parts(key)) != len(self.fields) or None in key)):
             raise InvalidConfigurationError(
                 f"Expected a key with a value for each of {self._column_names}, found {key!r:.100}; filter rows without a key out."
             )
 
     def normalized(self, key: Any) -> Any:
-        """
-        Return the normal form of a key, in which it is stored, compared and hashed.
-
-        :raises InvalidConfigurationError: if the key or a part is ``None``.
-        :raises UnsupportedStateError: if the type of a part differs from its column.
-        """
+        """Return the normal form of a key, in which it is stored, compared and hashed."""
         self.require(key)
         parts = zip(self.fields, self._key_types, self._parts(key), strict=True)
         normalized = tuple(_normalized(field, key_type, part) for field, key_type, part in parts)
         return normalized[0] if len(normalized) == 1 else normalized
 
     def key_group_of(self, key: Any, max_parallelism: int) -> int:
-        """
-        Return the key group of a key.
-
-        :raises InvalidConfigurationError: if the key or a part is ``None``.
-        :raises UnsupportedStateError: if the type of a part differs from its column.
-        """
+        """Return the key group of a key."""
         return self.key_group_of_normalized(self.normalized(key), max_parallelism)
 
     def key_group_of_normalized(self, key: Any, max_parallelism: int) -> int:
@@ -306,18 +113,11 @@ class KeySerializer:
         return key_group_of_hash(hashed, max_parallelism)
 
     def to_columns(self, keys: Sequence[Any]) -> tuple[Any, ...]:
-        """
-        Return keys as normalized Arrow columns.
-
-        :raises InvalidConfigurationError: if a key or a part is ``None``.
-        :raises UnsupportedStateError: if the type of a part differs from its column.
-        """
+        """Return keys as normalized Arrow columns."""
         return self.to_columns_of_normalized([self.normalized(key) for key in keys])
 
     def to_columns_of_normalized(self, keys: Sequence[Any]) -> tuple[Any, ...]:
         """Return keys in normal form as Arrow columns."""
-        import pyarrow as pa
-
         types = self.arrow_types
         if len(types) == 1:
             return (pa.array(keys, type=types[0]),)
@@ -325,27 +125,18 @@ class KeySerializer:
         return tuple(pa.array(column, type=wanted) for column, wanted in zip(columns, types, strict=True))
 
     def normalized_columns(self, columns: Sequence[Any]) -> tuple[Any, ...]:
-        """
-        Return the normal form of key columns as Spark sends them.
-
-        :raises InvalidConfigurationError: if a column contains a null, or the number of columns differs.
-        :raises UnsupportedStateError: if a column has another type.
-        """
+        """Return the normal form of key columns as Spark sends them."""
         if len(columns) != len(self.fields):
             raise InvalidConfigurationError(
                 f"Expected a column for each of {self._column_names}, found {len(columns)} columns."
             )
-        return tuple(
-            normalized_column(field.name, field.type, column)
-            for field, column in zip(self.fields, columns, strict=True)
-        )
+        return tuple(map(_normalized_column, self.fields, self._key_types, columns))
 
     def from_columns(self, columns: Sequence[Any]) -> list[Any]:
         """
         Return the keys of Arrow columns as Spark sends them, in normal form.
 
-        :raises InvalidConfigurationError: if a column contains a null, or the number of columns differs.
-        :raises UnsupportedStateError: if a column has another type, or a time is outside the years 1 to 9999.
+        :raises UnsupportedStateError: also if a time is outside the years 1 to 9999.
         """
         normalized = self.normalized_columns(columns)
         values = [
@@ -355,12 +146,7 @@ class KeySerializer:
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def key_groups_of(self, columns: Sequence[Any], max_parallelism: int) -> Any:
-        """
-        Return the key groups of Arrow columns as Spark sends them, as a numpy array of int32.
-
-        :raises InvalidConfigurationError: if a column contains a null, or the number of columns differs.
-        :raises UnsupportedStateError: if a column has another type.
-        """
+        """Return the key groups of Arrow columns as Spark sends them, as a numpy array of int32."""
         return key_groups(self.normalized_columns(columns), max_parallelism)
 
     def snapshot(self) -> SerializerSnapshot:
@@ -406,6 +192,30 @@ def _normalized(field: KeyField, key_type: KeyType, value: Any) -> Any:
         raise UnsupportedStateError(
             f"Expected a {key_type.name} as the part {field.name} of a key, found {value!r:.100}{detail}."
         ) from error
+
+
+def _normalized_column(field: KeyField, key_type: KeyType, column: Any) -> Any:
+    if key_type_of(column.type).name != key_type.name:
+        raise UnsupportedStateError(
+            f"Expected the key column {field.name} to be a {key_type.name}, found {column.type}."
+        )
+    if column.null_count:
+        raise InvalidConfigurationError(
+            f"Expected a key in each row, found {column.null_count} rows without {field.name}; filter them out before key_by."
+        )
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    try:
+        cast = array.cast(key_type.arrow_type)
+    except pa.ArrowInvalid as error:
+        raise UnsupportedStateError(
+            f"Expected the key column {field.name} to be a {key_type.name}: {error}."
+        ) from error
+    return _without_negative_zero(cast) if pa.types.is_floating(cast.type) else cast
+
+
+def _without_negative_zero(column: Any) -> Any:
+    nan = pa.scalar(float("nan"), type=column.type)
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, type=column.type)))
 
 
 def _values(field: KeyField, key_type: KeyType, column: Any) -> list[Any]:

@@ -21,21 +21,23 @@ from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa
 
 SPARK_SEED = 42
 _MASK = (1 << 64) - 1
-PRIME_1 = 0x9E3779B185EBCA87
-PRIME_2 = 0xC2B2AE3D27D4EB4F
-PRIME_3 = 0x165667B19E3779F9
-PRIME_4 = 0x85EBCA77C2B2AE63
-PRIME_5 = 0x27D4EB2F165667C5
-_STRIPE = struct.Struct("<4Q")
+_PRIME_1 = 0x9E3779B185EBCA87
+_PRIME_2 = 0xC2B2AE3D27D4EB4F
+_PRIME_3 = 0x165667B19E3779F9
+_PRIME_4 = 0x85EBCA77C2B2AE63
+_PRIME_5 = 0x27D4EB2F165667C5
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - epoch of timestamps without a time zone
 _MICROSECOND = timedelta(microseconds=1)
-LONG_DIGITS = 18
+_LONG_DIGITS = 18
 """Maximum precision at which Spark hashes a decimal as a 64-bit integer."""
 _MAX_DIGITS = 38
+_HASHED_AS_INT = frozenset({"boolean", "tinyint", "smallint", "int", "date", "float"})
+_BATCH_BYTES = 1 << 22
 _DECIMAL_NAME = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _SUPPORTED = (
     "boolean, tinyint, smallint, int, bigint, float, double, string, binary, date, timestamp, timestamp_ntz or decimal"
@@ -64,16 +66,17 @@ def key_type_of(data_type: Any) -> KeyType:
 
     :raises UnsupportedStateError: if the type cannot be part of a key.
     """
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_decimal(data_type) and data_type.precision <= _MAX_DIGITS:
+    if pa.types.is_decimal(data_type) and data_type.precision <= _MAX_DIGITS:
         return _decimal_type(data_type.precision, data_type.scale)
-    if types.is_timestamp(data_type):
-        return _timestamp_type() if data_type.tz else _timestamp_ntz_type()
-    if types.is_large_string(data_type) or types.is_string_view(data_type):
+    if pa.types.is_timestamp(data_type):
+        data_type = pa.timestamp("us", "UTC" if data_type.tz else None)
+    if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
         data_type = pa.string()
-    if types.is_large_binary(data_type) or types.is_fixed_size_binary(data_type) or types.is_binary_view(data_type):
+    if (
+        pa.types.is_large_binary(data_type)
+        or pa.types.is_fixed_size_binary(data_type)
+        or pa.types.is_binary_view(data_type)
+    ):
         data_type = pa.binary()
     found = _types_without_parameters().get(data_type)
     if found is None:
@@ -90,8 +93,7 @@ def key_type_named(name: str) -> KeyType:
     decimal = _DECIMAL_NAME.fullmatch(name)
     if decimal:
         return _decimal_type(int(decimal.group(1)), int(decimal.group(2)))
-    known = (*_types_without_parameters().values(), _timestamp_type(), _timestamp_ntz_type())
-    for key_type in known:
+    for key_type in _types_without_parameters().values():
         if key_type.name == name:
             return key_type
     raise UnsupportedStateError(
@@ -100,10 +102,9 @@ def key_type_named(name: str) -> KeyType:
 
 
 def _types_without_parameters() -> dict[Any, KeyType]:
-    import pyarrow as pa
-
+    utc, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
     return {
-        pa.bool_(): KeyType("boolean", pa.bool_(), _boolean, hash_int),
+        pa.bool_(): KeyType("boolean", pa.bool_(), _instance_of(bool), hash_int),
         pa.int8(): KeyType("tinyint", pa.int8(), _integer(8), hash_int),
         pa.int16(): KeyType("smallint", pa.int16(), _integer(16), hash_int),
         pa.int32(): KeyType("int", pa.int32(), _integer(32), hash_int),
@@ -112,25 +113,13 @@ def _types_without_parameters() -> dict[Any, KeyType]:
         pa.float64(): KeyType("double", pa.float64(), _double, _hash_double, is_exact=False),
         pa.string(): KeyType("string", pa.string(), _string, _hash_string),
         pa.binary(): KeyType("binary", pa.binary(), _bytes, hash_bytes),
-        pa.date32(): KeyType("date", pa.date32(), _date, _hash_date),
+        pa.date32(): KeyType("date", pa.date32(), _instance_of(date, datetime), _hash_date),
+        utc: KeyType("timestamp", utc, _timestamp(has_zone=True), _hash_timestamp, is_exact=False),
+        local: KeyType("timestamp_ntz", local, _timestamp(has_zone=False), _hash_timestamp_ntz),
     }
 
 
-def _timestamp_type() -> KeyType:
-    import pyarrow as pa
-
-    return KeyType("timestamp", pa.timestamp("us", "UTC"), _timestamp_value, _hash_timestamp, is_exact=False)
-
-
-def _timestamp_ntz_type() -> KeyType:
-    import pyarrow as pa
-
-    return KeyType("timestamp_ntz", pa.timestamp("us"), _timestamp_ntz_value, _hash_timestamp_ntz)
-
-
 def _decimal_type(precision: int, scale: int) -> KeyType:
-    import pyarrow as pa
-
     unit = Decimal(1).scaleb(-scale)
     context = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
@@ -143,9 +132,11 @@ def _decimal_type(precision: int, scale: int) -> KeyType:
         except (Inexact, InvalidOperation) as error:
             raise ValueError(f"it does not fit decimal({precision},{scale})") from error
 
-    def hashed(value: Decimal, seed: int) -> int:
+    def hashed(value: Decimal, seed: int) -> Any:
         unscaled = int(value.scaleb(scale, Context(prec=precision)))
-        return hash_long(unscaled, seed) if precision <= LONG_DIGITS else hash_bytes(_big_integer_bytes(unscaled), seed)
+        return (
+            hash_long(unscaled, seed) if precision <= _LONG_DIGITS else hash_bytes(_big_integer_bytes(unscaled), seed)
+        )
 
     return KeyType(f"decimal({precision},{scale})", pa.decimal128(precision, scale), normalized, hashed)
 
@@ -156,10 +147,13 @@ def _big_integer_bytes(value: int) -> bytes:
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+def _instance_of(kind: type, other_than: type | tuple[()] = ()) -> Callable[[Any], Any]:
+    def normalized(value: Any) -> Any:
+        if not isinstance(value, kind) or isinstance(value, other_than):
+            raise TypeError
+        return value
+
+    return normalized
 
 
 def _integer(bits: int) -> Callable[[Any], int]:
@@ -197,13 +191,13 @@ def _float(value: Any) -> float:
     return number
 
 
-def _hash_double(value: float, seed: int) -> int:
+def _hash_double(value: float, seed: int) -> Any:
     return hash_long(
         0x7FF8000000000000 if math.isnan(value) else struct.unpack("<q", struct.pack("<d", value))[0], seed
     )
 
 
-def _hash_float(value: float, seed: int) -> int:
+def _hash_float(value: float, seed: int) -> Any:
     return hash_int(0x7FC00000 if math.isnan(value) else struct.unpack("<i", struct.pack("<f", value))[0], seed)
 
 
@@ -215,7 +209,7 @@ def _string(value: Any) -> str:
     return str.__str__(value)
 
 
-def _hash_string(value: str, seed: int) -> int:
+def _hash_string(value: str, seed: int) -> Any:
     return hash_bytes(value.encode(), seed)
 
 
@@ -225,64 +219,62 @@ def _bytes(value: Any) -> bytes:
     return bytes(value)
 
 
-def _date(value: Any) -> date:
-    if not isinstance(value, date) or isinstance(value, datetime):
-        raise TypeError
-    return value
-
-
-def _hash_date(value: date, seed: int) -> int:
+def _hash_date(value: date, seed: int) -> Any:
     return hash_int(value.toordinal() - _EPOCH_DAY, seed)
 
 
-def _timestamp_value(value: Any) -> datetime:
-    if not isinstance(value, datetime):
-        raise TypeError
-    if value.tzinfo is None:
-        raise ValueError("it has no time zone")
-    return value.astimezone(UTC).replace(fold=0)
+def _timestamp(*, has_zone: bool) -> Callable[[Any], datetime]:
+    def normalized(value: Any) -> datetime:
+        if not isinstance(value, datetime):
+            raise TypeError
+        if (value.tzinfo is not None) is not has_zone:
+            raise ValueError("it has no time zone" if has_zone else "it has a time zone")
+        return (value.astimezone(UTC) if has_zone else value).replace(fold=0)
+
+    return normalized
 
 
-def _timestamp_ntz_value(value: Any) -> datetime:
-    if not isinstance(value, datetime):
-        raise TypeError
-    if value.tzinfo is not None:
-        raise ValueError("it has a time zone")
-    return value.replace(fold=0)
-
-
-def _hash_timestamp(value: datetime, seed: int) -> int:
+def _hash_timestamp(value: datetime, seed: int) -> Any:
     return _hash_timestamp_ntz(value.replace(tzinfo=None), seed)
 
 
-def _hash_timestamp_ntz(value: datetime, seed: int) -> int:
+def _hash_timestamp_ntz(value: datetime, seed: int) -> Any:
     return hash_long((value - _EPOCH) // _MICROSECOND, seed)
 
 
-def hash_int(value: int, seed: int) -> int:
-    """Return the unsigned 64-bit hash of a 32-bit integer."""
-    return _avalanche(_mix_4_bytes((seed + PRIME_5 + 4) & _MASK, value & 0xFFFFFFFF))
+def hash_int(value: Any, seed: Any) -> Any:
+    """Return the unsigned 64-bit hash of a 32-bit integer, or the hashes of an array of uint64 with an array of seeds."""
+    return _avalanche(_mix_4_bytes(seed + (_PRIME_5 + 4), value & 0xFFFFFFFF))
 
 
-def hash_long(value: int, seed: int) -> int:
-    """Return the unsigned 64-bit hash of a 64-bit integer."""
-    return _avalanche(_mix_8_bytes((seed + PRIME_5 + 8) & _MASK, value & _MASK))
+def hash_long(value: Any, seed: Any) -> Any:
+    """Return the unsigned 64-bit hash of a 64-bit integer, or the hashes of an array of uint64 with an array of seeds."""
+    return _avalanche(_mix_8_bytes(seed + (_PRIME_5 + 8), value))
 
 
-def hash_bytes(data: bytes, seed: int) -> int:
+def hash_bytes(data: bytes, seed: int) -> Any:
     """Return the unsigned 64-bit hash of bytes."""
     size = len(data)
-    offset = size - size % 32
-    hashed = (_hash_stripes(data, offset, seed) if offset else (seed + PRIME_5)) + size & _MASK
-    while offset + 8 <= size:
-        hashed = _mix_8_bytes(hashed, int.from_bytes(data[offset : offset + 8], "little"))
-        offset += 8
-    if offset + 4 <= size:
-        hashed = _mix_4_bytes(hashed, int.from_bytes(data[offset : offset + 4], "little"))
-        offset += 4
-    for byte in data[offset:]:
-        hashed = _rotate_left(hashed ^ byte * PRIME_5 & _MASK, 11) * PRIME_1 & _MASK
-    return _avalanche(hashed)
+    long, rest = size & ~7, size & ~3
+    words = memoryview(data[:long]).cast("Q") if long else ()
+    half = int.from_bytes(data[long:rest], "little") if rest > long else None
+    return _hash_words(size, words, half, data[rest:], seed)
+
+
+def hash_column(key_type: KeyType, column: Any, seeds: Any) -> Any:
+    """
+    Return the hashes of a key column as a numpy array of uint64.
+
+    :param column: Arrow array in normal form, without nulls.
+    :param seeds: The seed of each row, a numpy array of uint64.
+    """
+    if key_type.name in ("string", "binary"):
+        return _hash_byte_strings(column, seeds)
+    if pa.types.is_decimal(column.type) and column.type.precision > _LONG_DIGITS:
+        pairs = zip(column.to_pylist(), seeds.tolist(), strict=True)
+        return np.array([key_type.hashed(value, seed) for value, seed in pairs], dtype=np.uint64)
+    words = _integers(column).astype(np.int64, copy=False).view(np.uint64)
+    return (hash_int if key_type.name in _HASHED_AS_INT else hash_long)(words, seeds)
 
 
 def key_group_of_hash(hashed: int, max_parallelism: int) -> int:
@@ -290,35 +282,93 @@ def key_group_of_hash(hashed: int, max_parallelism: int) -> int:
     return (hashed - (1 << 64) if hashed >> 63 else hashed) % max_parallelism
 
 
-def _hash_stripes(data: bytes, end: int, seed: int) -> int:
-    one, two, three, four = seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1
-    for offset in range(0, end, 32):
-        first, second, third, fourth = _STRIPE.unpack_from(data, offset)
-        one, two = _round(one, first), _round(two, second)
-        three, four = _round(three, third), _round(four, fourth)
-    hashed = (_rotate_left(one, 1) + _rotate_left(two, 7) + _rotate_left(three, 12) + _rotate_left(four, 18)) & _MASK
-    for lane in (one, two, three, four):
-        hashed = ((hashed ^ _round(0, lane)) * PRIME_1 + PRIME_4) & _MASK
+def _integers(column: Any) -> Any:
+    if pa.types.is_decimal(column.type):
+        unscaled = np.frombuffer(column.buffers()[1], dtype=np.int64)
+        return unscaled[column.offset * 2 : (column.offset + len(column)) * 2 : 2]
+    if pa.types.is_temporal(column.type):
+        column = column.view(pa.int32() if pa.types.is_date(column.type) else pa.int64())
+    numbers = column.to_numpy(zero_copy_only=False)
+    return numbers.view(f"i{numbers.itemsize}") if pa.types.is_floating(column.type) else numbers
+
+
+def _hash_byte_strings(column: Any, seeds: Any) -> Any:
+    # Values of equal length are hashed together, as the rows of a matrix.
+    starts, lengths, data = _byte_ranges(column)
+    hashed = np.empty(len(seeds), dtype=np.uint64)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        for batch in np.array_split(rows, len(rows) * length // _BATCH_BYTES + 1):
+            hashed[batch] = _hash_matrix(data[starts[batch][:, None] + np.arange(length)], seeds[batch])
     return hashed
 
 
-def _round(lane: int, word: int) -> int:
-    return _rotate_left((lane + word * PRIME_2) & _MASK, 31) * PRIME_1 & _MASK
+def _byte_ranges(column: Any) -> tuple[Any, Any, Any]:
+    if not len(column):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
+    large = column.cast(pa.large_binary())
+    _, offsets, data = large.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int64)[large.offset : large.offset + len(large) + 1]
+    content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
+    return bounds[:-1], np.diff(bounds), content
 
 
-def _mix_8_bytes(hashed: int, word: int) -> int:
-    return (_rotate_left(hashed ^ _round(0, word), 27) * PRIME_1 + PRIME_4) & _MASK
+def _hash_matrix(matrix: Any, seeds: Any) -> Any:
+    size = matrix.shape[1]
+    long, rest = size & ~7, size & ~3
+    words = np.ascontiguousarray(matrix[:, :long]).view(np.uint64).T
+    halves = np.ascontiguousarray(matrix[:, long:rest]).view(np.uint32).T.astype(np.uint64)
+    return _hash_words(size, words, halves[0] if rest > long else None, matrix[:, rest:].T.astype(np.uint64), seeds)
 
 
-def _mix_4_bytes(hashed: int, word: int) -> int:
-    return (_rotate_left(hashed ^ (word * PRIME_1 & _MASK), 23) * PRIME_2 + PRIME_3) & _MASK
+# The functions below take integers, or numpy arrays of uint64. Arrays drop the bits above 64 by themselves. Integers keep
+# them, and drop them before a shift to the right and in the result.
 
 
-def _rotate_left(value: int, bits: int) -> int:
-    return (value << bits | value >> (64 - bits)) & _MASK
+def _hash_words(size: int, words: Any, half: Any, rest: Any, seed: Any) -> Any:
+    """Return the hash of ``size`` bytes: words of 8 bytes, then one of 4 bytes or ``None``, then single bytes."""
+    striped = size // 32 * 4
+    hashed = (_hash_stripes(words[:striped], seed) if striped else seed + _PRIME_5) + size
+    for word in words[striped:]:
+        hashed = _mix_8_bytes(hashed, word)
+    if half is not None:
+        hashed = _mix_4_bytes(hashed, half)
+    for byte in rest:
+        hashed = _rotate_left(hashed ^ byte * _PRIME_5, 11) * _PRIME_1
+    return _avalanche(hashed)
 
 
-def _avalanche(hashed: int) -> int:
-    hashed = (hashed ^ hashed >> 33) * PRIME_2 & _MASK
-    hashed = (hashed ^ hashed >> 29) * PRIME_3 & _MASK
+def _hash_stripes(words: Any, seed: Any) -> Any:
+    lanes = [seed + (_PRIME_1 + _PRIME_2 & _MASK), seed + _PRIME_2, seed, seed - _PRIME_1]
+    for position, word in enumerate(words):
+        lane = position % 4
+        lanes[lane] = _rotate_left(lanes[lane] + word * _PRIME_2, 31) * _PRIME_1
+    hashed = sum(_rotate_left(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
+    for lane in lanes:
+        hashed = (hashed ^ _rotate_left(lane * _PRIME_2, 31) * _PRIME_1) * _PRIME_1 + _PRIME_4
+    return hashed
+
+
+def _mix_8_bytes(hashed: Any, word: Any) -> Any:
+    return _rotate_left(hashed ^ _rotate_left(word * _PRIME_2, 31) * _PRIME_1, 27) * _PRIME_1 + _PRIME_4
+
+
+def _mix_4_bytes(hashed: Any, word: Any) -> Any:
+    return _rotate_left(hashed ^ word * _PRIME_1, 23) * _PRIME_2 + _PRIME_3
+
+
+def _rotate_left(value: Any, bits: int) -> Any:
+    if type(value) is int:
+        value &= _MASK
+    return value << bits | value >> (64 - bits)
+
+
+def _avalanche(hashed: Any) -> Any:
+    if type(hashed) is int:
+        hashed &= _MASK
+        hashed = (hashed ^ hashed >> 33) * _PRIME_2 & _MASK
+        hashed = (hashed ^ hashed >> 29) * _PRIME_3 & _MASK
+    else:
+        hashed = (hashed ^ hashed >> 33) * _PRIME_2
+        hashed = (hashed ^ hashed >> 29) * _PRIME_3
     return hashed ^ hashed >> 32

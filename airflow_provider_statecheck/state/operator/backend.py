@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -30,7 +31,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.abstract_backend import SnapshotResult, StateSnapshot
 from airflow_provider_statecheck.state.keyed.registered_state import misfit
-from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState
+from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (
     PARQUET_MAGIC,
     ElementSerializers,
@@ -53,87 +54,49 @@ T = TypeVar("T")
 AnyState = PartitionableListState[Any] | BroadcastState[Any, Any]
 
 
-class DefaultOperatorStateBackend(OperatorStateStore):
+class OperatorStateStore:
     """
-    Operator state store that keeps lists and maps in memory.
+    Operator states by name. Calls with equal descriptors return the same state.
 
-    The backend belongs to one thread; only the snapshots that it returns may run in another thread. Snapshots include
-    restored states without a descriptor unchanged.
+    The methods that return a state raise ``InvalidConfigurationError`` if its name has other types, or the descriptor has a
+    time to live, and ``StateMigrationError`` if restored state is incompatible with the descriptor.
 
     :param restored: The handles of the subtask, each with a function that returns all bytes of its stream.
-    :raises StorageError: if the storage fails.
-    :raises CorruptStateError: if a stream is damaged.
-    :raises IncompatibleCheckpointError: if a newer version wrote a stream, or streams disagree about a state.
     """
 
     def __init__(self, restored: Iterable[RestoredHandle] = (), operator_name: str = "") -> None:
         self._operator_name = operator_name
         self._unclaimed = read_restored(restored)
         self._registered: dict[str, _Registered] = {}
-        self._snapshots: WeakSet[OperatorStateSnapshot] = WeakSet()
         self._is_disposed = False
 
-    @classmethod
-    def restore(
-        cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
-    ) -> DefaultOperatorStateBackend:
-        """Return a backend with the state of handles. The errors are those of the constructor."""
-
-        def reader(handle: OperatorStateHandle) -> Callable[[], bytes]:
-            return lambda: read_state(storage, handle.stream)
-
-        return cls(((handle, reader(handle)) for handle in handles), operator_name)
-
-    @override
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
+        """
+        Return a list state, whose elements are redistributed over the subtasks when the parallelism changes.
+
+        :raises CoordinatorError: if a union list state has this name.
+        """
         return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.SPLIT_DISTRIBUTE))
 
-    @override
     def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
+        """
+        Return a union list state: after a restore, each subtask has the elements of all subtasks.
+
+        :raises CoordinatorError: if a list state with redistribution has this name.
+        """
         return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.UNION))
 
-    @override
     def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
+        """Return a broadcast state. Its name may also be the name of a list state."""
         return cast(BroadcastState[Any, T], self._get(descriptor, DistributionMode.BROADCAST))
 
-    @override
     def get_registered_state_names(self) -> frozenset[str]:
+        """Return the names of the registered and the restored list states."""
         return frozenset(name for name, mode in self._names() if mode is not DistributionMode.BROADCAST)
 
-    @override
     def get_registered_broadcast_state_names(self) -> frozenset[str]:
+        """Return the names of the registered and the restored broadcast states."""
         return frozenset(name for name, mode in self._names() if mode is DistributionMode.BROADCAST)
-
-    def schemas(self) -> tuple[StateSchema, ...]:
-        """Return the schemas of the registered states, and of the restored states without a descriptor."""
-        registered = [_schema(r.declared.state, r.mode, *r.used.snapshots()) for r in self._registered.values()]
-        unclaimed: list[StateSchema] = []
-        for state in self._unclaimed.values():
-            found = [_schema(state.name, state.mode, piece.key, piece.value) for piece in state.pieces]
-            unclaimed += [schema for i, schema in enumerate(found) if schema not in found[:i]]
-        return (*registered, *unclaimed)
-
-    def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> OperatorStateSnapshot:
-        """
-        Capture the current state, and return the snapshot that writes it.
-
-        :param timestamp: The time of its trigger, in milliseconds since the epoch.
-        :raises UnsupportedStateError: if an element does not fit the type of its state.
-        :raises CoordinatorError: after ``dispose``.
-        """
-        self._require_usable()
-        captured = [registered.capture() for registered in self._registered.values()]
-        taken = OperatorStateSnapshot((*captured, *self._unclaimed.values()), streams)
-        self._snapshots.add(taken)
-        return taken
-
-    def dispose(self) -> None:
-        """Drop the state and cancel running snapshots. Further calls have no effect."""
-        self._is_disposed = True
-        for running in tuple(self._snapshots):
-            running.cancel()
-        self._registered.clear()
-        self._unclaimed.clear()
 
     def _names(self) -> list[tuple[str, DistributionMode]]:
         registered = [(state.declared.state, state.mode) for state in self._registered.values()]
@@ -186,6 +149,61 @@ class DefaultOperatorStateBackend(OperatorStateStore):
             )
 
 
+class DefaultOperatorStateBackend(OperatorStateStore):
+    """
+    Operator state store that keeps lists and maps in memory, and takes snapshots of them.
+
+    The backend belongs to one thread; only the snapshots that it returns may run in another thread. Snapshots include
+    restored states without a descriptor unchanged.
+
+    :raises StorageError: if the storage fails.
+    :raises CorruptStateError: if a stream is damaged.
+    :raises IncompatibleCheckpointError: if a newer version wrote a stream, or streams disagree about a state.
+    """
+
+    def __init__(self, restored: Iterable[RestoredHandle] = (), operator_name: str = "") -> None:
+        super().__init__(restored, operator_name)
+        self._snapshots: WeakSet[OperatorStateSnapshot] = WeakSet()
+
+    @classmethod
+    def restore(
+        cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
+    ) -> DefaultOperatorStateBackend:
+        """Return a backend with the state of handles. The errors are those of the constructor."""
+        return cls(((handle, partial(read_state, storage, handle.stream)) for handle in handles), operator_name)
+
+    def schemas(self) -> tuple[StateSchema, ...]:
+        """Return the schemas of the registered states, and of the restored states without a descriptor."""
+        registered = [_schema(r.declared.state, r.mode, *r.used.snapshots()) for r in self._registered.values()]
+        unclaimed: list[StateSchema] = []
+        for state in self._unclaimed.values():
+            found = [_schema(state.name, state.mode, piece.key, piece.value) for piece in state.pieces]
+            unclaimed += [schema for i, schema in enumerate(found) if schema not in found[:i]]
+        return (*registered, *unclaimed)
+
+    def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> OperatorStateSnapshot:
+        """
+        Capture the current state, and return the snapshot that writes it.
+
+        :param timestamp: The time of its trigger, in milliseconds since the epoch.
+        :raises UnsupportedStateError: if an element does not fit the type of its state.
+        :raises CoordinatorError: after ``dispose``.
+        """
+        self._require_usable()
+        captured = [registered.capture() for registered in self._registered.values()]
+        taken = OperatorStateSnapshot((*captured, *self._unclaimed.values()), streams)
+        self._snapshots.add(taken)
+        return taken
+
+    def dispose(self) -> None:
+        """Drop the state and cancel running snapshots. Further calls have no effect."""
+        self._is_disposed = True
+        for running in tuple(self._snapshots):
+            running.cancel()
+        self._registered.clear()
+        self._unclaimed.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class _Registered:
     """Operator state with a descriptor."""
@@ -201,19 +219,19 @@ class _Registered:
         return WrittenState(self.declared.state, self.mode, (self.used.write(tuple(self.state)),))
 
 
+def _kind_of(mode: DistributionMode) -> StateKind:
+    return StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
+
+
 def _schema(name: str, mode: DistributionMode, key: Any, value: Any) -> StateSchema:
-    kind = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
-    return StateSchema(name=name, kind=kind, key=key, value=value)
+    return StateSchema(name=name, kind=_kind_of(mode), key=key, value=value)
 
 
 def _require_operator_descriptor(
     descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode
 ) -> None:
-    expected_kind = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
-    if descriptor.kind is not expected_kind:
-        raise InvalidConfigurationError(
-            f"Expected the descriptor of a {expected_kind.value} state, found {descriptor!r}."
-        )
+    if descriptor.kind is not _kind_of(mode):
+        raise InvalidConfigurationError(f"Expected the descriptor of a {_kind_of(mode)} state, found {descriptor!r}.")
     if descriptor.ttl is not None:
         raise InvalidConfigurationError(
             f"Expected operator state {descriptor.name!r} without a time to live, found one; remove it, because only keyed "

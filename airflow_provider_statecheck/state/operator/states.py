@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Generic, NoReturn, Protocol, TypeVar
+from typing import BinaryIO, Generic, NoReturn, TypeVar
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
@@ -13,7 +13,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError, InvalidConfigurationError
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.states import require_element, require_elements
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -24,53 +23,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class OperatorStateStore(Protocol):
-    """Operator states by name. Calls with equal descriptors return the same state."""
-
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a list state, whose elements are redistributed over the subtasks when the parallelism changes.
-
-        :raises CoordinatorError: if a union list state has this name.
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
-        ...
-
-    def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a union list state: after a restore, each subtask has the elements of all subtasks.
-
-        :raises CoordinatorError: if a list state with redistribution has this name.
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
-        ...
-
-    def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
-        """
-        Return a broadcast state. Its name may also be the name of a list state.
-
-        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
-        :raises StateMigrationError: if restored state is incompatible with the descriptor.
-        """
-        ...
-
-    def get_registered_state_names(self) -> frozenset[str]:
-        """Return the names of the registered and the restored list states."""
-        ...
-
-    def get_registered_broadcast_state_names(self) -> frozenset[str]:
-        """Return the names of the registered and the restored broadcast states."""
-        ...
-
-
 class PartitionableListState(Generic[T]):
     """
     List of elements in insertion order.
 
     When the parallelism changes, the elements are redistributed over the subtasks. The state holds its own copies of the
     elements, and readers receive copies.
+
+    The methods that add elements raise ``InvalidConfigurationError`` if an element is ``None``, and ``UnsupportedStateError``
+    if it does not fit the type of the state. After an error the list is unchanged.
 
     :param elements: The initial elements, which the state owns.
     :param own: Checks an element and returns the object to store.
@@ -98,30 +59,15 @@ class PartitionableListState(Generic[T]):
         return iter(self.get())
 
     def add(self, element: T) -> None:
-        """
-        Append an element.
-
-        :raises InvalidConfigurationError: if the element is ``None``.
-        :raises UnsupportedStateError: if the element does not fit the type of the state.
-        """
+        """Append an element."""
         self._elements.append(self._own(require_element(element)))
 
     def add_all(self, elements: Iterable[T]) -> None:
-        """
-        Append elements. After an error the list is unchanged.
-
-        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
-        :raises UnsupportedStateError: if an element does not fit the type of the state.
-        """
+        """Append elements."""
         self._elements.extend(self._owned(elements))
 
     def update(self, elements: Iterable[T]) -> None:
-        """
-        Replace all elements. After an error the list is unchanged.
-
-        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
-        :raises UnsupportedStateError: if an element does not fit the type of the state.
-        """
+        """Replace all elements."""
         self._elements = self._owned(elements)
 
     def clear(self) -> None:
@@ -137,6 +83,9 @@ class BroadcastState(Generic[K, V]):
     Map that every subtask must update in the same way from the broadcast elements; equality is not checked.
 
     The state holds its own copies of the entries, and readers receive copies of the values.
+
+    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError`` if a key
+    or a value does not fit the type of the state. After an error the map is unchanged.
 
     :param entries: The initial entries, which the state owns.
     :param own: Checks an entry and returns the key and the value to store.
@@ -169,22 +118,12 @@ class BroadcastState(Generic[K, V]):
         return tuple((key, self._copy(value)) for key, value in self._entries.items())
 
     def put(self, key: K, value: V) -> None:
-        """
-        Set the value of a key.
-
-        :raises InvalidConfigurationError: if the key is ``None``.
-        :raises UnsupportedStateError: if the key or the value does not fit the type of the state.
-        """
+        """Set the value of a key."""
         own_key, own_value = self._own(_require_key(key), value)
         self._entries[own_key] = own_value
 
     def put_all(self, entries: Mapping[K, V]) -> None:
-        """
-        Set the values of several keys. After an error the map is unchanged.
-
-        :raises InvalidConfigurationError: if a key is ``None``.
-        :raises UnsupportedStateError: if a key or a value does not fit the type of the state.
-        """
+        """Set the values of several keys."""
         self._entries |= dict([self._own(_require_key(key), value) for key, value in entries.items()])
 
     def remove(self, key: K) -> None:
@@ -272,6 +211,8 @@ class RawOperatorStateOutput:
 
     Partitions are redistributed over the subtasks like the elements of a list state. The first ``write`` starts a partition
     if there is none. A partition is buffered in memory until it ends.
+
+    The methods raise ``CoordinatorError`` if the output is closed.
     """
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
@@ -284,7 +225,6 @@ class RawOperatorStateOutput:
         """
         End the current partition and start the next one.
 
-        :raises CoordinatorError: if the output is closed.
         :raises StorageError: if the storage fails.
         """
         self._require_open()
@@ -292,11 +232,7 @@ class RawOperatorStateOutput:
         self._partition = bytearray()
 
     def write(self, data: bytes) -> None:
-        """
-        Append bytes to the current partition.
-
-        :raises CoordinatorError: if the output is closed.
-        """
+        """Append bytes to the current partition."""
         self._require_open()
         if self._partition is None:
             self._partition = bytearray()
@@ -306,7 +242,6 @@ class RawOperatorStateOutput:
         """
         Persist the partitions and return their handle, or ``None`` if there are no partitions.
 
-        :raises CoordinatorError: if the output is closed.
         :raises StorageError: if the storage fails.
         """
         self._require_open()

@@ -1,11 +1,9 @@
 """
 Formats of operator state on storage: native streams, and Parquet in canonical savepoints.
 
-A stream has three parts:
-
-- a line with the magic word, the version, and the length of the JSON;
-- JSON with the name, the distribution mode and the pieces of each state, and the serializer snapshots of each piece;
-- the pieces, each as an Arrow IPC stream.
+A stream is a line with the magic word, the version and the number of pieces, followed by the pieces, each as an Arrow IPC
+stream. In both formats, the metadata of the schema of a piece has the name and the distribution mode of its state, and the
+serializer snapshots of the elements.
 
 The offset of an element is its row number in the pieces of its state. A broadcast map has the single offset 0.
 """
@@ -13,12 +11,14 @@ The offset of an element is its row number in the pieces of its state. A broadca
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import own_user_key_with
 from airflow_provider_statecheck.state.schemas import compatibility_of, compatibility_of_keys
@@ -79,22 +79,9 @@ class WrittenElements:
 
     def take(self, rows: Sequence[int]) -> WrittenElements:
         """Return the elements at row numbers, in their order."""
-        import pyarrow as pa
-
         if len(rows) == len(self) and list(rows) == list(range(len(self))):
             return self
         return WrittenElements(self.key, self.value, self.table.take(pa.array(rows, pa.int64())))
-
-    def can_join(self, other: WrittenElements) -> bool:
-        """Return whether serializer snapshots and Arrow types are equal."""
-        mine = self.key, self.value, self.table.schema
-        return mine == (other.key, other.value, other.table.schema)
-
-    def join(self, other: WrittenElements) -> WrittenElements:
-        """Return these elements followed by others."""
-        import pyarrow as pa
-
-        return WrittenElements(self.key, self.value, pa.concat_tables([self.table, other.table]))
 
 
 def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
@@ -104,13 +91,11 @@ def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
     Without elements, one empty piece remains because it contains the serializer snapshots.
     """
     found = list(pieces)
-    result: list[WrittenElements] = []
-    for piece in [piece for piece in found if len(piece)] or found[:1]:
-        if result and result[-1].can_join(piece):
-            result[-1] = result[-1].join(piece)
-        else:
-            result.append(piece)
-    return tuple(result)
+    kept = [piece for piece in found if len(piece)] or found[:1]
+    alike = groupby(kept, lambda piece: (piece.key, piece.value, piece.table.schema))
+    return tuple(
+        WrittenElements(key, value, pa.concat_tables(each.table for each in group)) for (key, value, _), group in alike
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +122,13 @@ class WrittenState:
 
 def encode(states: Sequence[WrittenState]) -> Iterator[bytes]:
     """Yield the bytes of a stream with the states."""
-    blocks = [[_ipc_stream(piece) for piece in state.pieces] for state in states]
-    header = {"states": [_state_header(*pair) for pair in zip(states, blocks, strict=True)]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    yield b"%s %d %d\n" % (MAGIC, VERSION, len(text))
-    yield text
-    for block in blocks:
-        yield from block
+    pieces = [(state, piece) for state in states for piece in state.pieces]
+    yield b"%s %d %d\n" % (MAGIC, VERSION, len(pieces))
+    for state, piece in pieces:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, piece.table.schema.with_metadata(_description(state, piece))) as writer:
+            writer.write_table(piece.table)
+        yield sink.getvalue().to_pybytes()
 
 
 def decode(data: bytes) -> tuple[WrittenState, ...]:
@@ -161,55 +146,34 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
             f"checkpoint."
         )
     _require_version(words[1])
-    begin = len(line) + 1
     try:
-        end = begin + int(words[2])
-        return _decode_states(json.loads(data[begin:end]), memoryview(data)[end:])
+        source = pa.BufferReader(memoryview(data)[len(line) + 1 :])
+        pieces = [_state_of(pa.ipc.open_stream(source).read_all()) for _ in range(int(words[2]))]
     except (LookupError, TypeError, ValueError, OSError) as error:
         raise CorruptStateError(
             f"Expected the columns of operator state, found damaged data: {error}; restore from another checkpoint."
         ) from error
+    groups = [list(group) for _, group in groupby(pieces, lambda state: state.stored_name)]
+    return tuple(replace(group[0], pieces=tuple(piece for each in group for piece in each.pieces)) for group in groups)
 
 
-def _ipc_stream(piece: WrittenElements) -> bytes:
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, piece.table.schema) as writer:
-        writer.write_table(piece.table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def _state_header(state: WrittenState, blocks: Sequence[bytes]) -> dict[str, Any]:
-    pieces = [
-        {
-            "key": None if piece.key is None else encode_snapshot(piece.key),
-            "value": encode_snapshot(piece.value),
-            "length": len(block),
-        }
-        for piece, block in zip(state.pieces, blocks, strict=True)
-    ]
-    return {"name": state.name, "mode": state.mode.value, "pieces": pieces}
+def _description(state: WrittenState, piece: WrittenElements) -> dict[bytes, str]:
+    """Return the metadata of the schema of a piece."""
+    description = {
+        "name": state.name,
+        "mode": state.mode.value,
+        "key": None if piece.key is None else encode_snapshot(piece.key),
+        "value": encode_snapshot(piece.value),
+    }
+    return {DESCRIPTION: json.dumps(description, sort_keys=True)}
 
 
-def _decode_states(header: Mapping[str, Any], blocks: memoryview) -> tuple[WrittenState, ...]:
-    states = []
-    for state in header["states"]:
-        pieces = []
-        for piece in state["pieces"]:
-            pieces.append(_decode_piece(piece, blocks[: piece["length"]]))
-            blocks = blocks[piece["length"] :]
-        states.append(WrittenState(state["name"], DistributionMode(state["mode"]), tuple(pieces)))
-    return tuple(states)
-
-
-def _decode_piece(piece: Mapping[str, Any], block: memoryview) -> WrittenElements:
-    import pyarrow as pa
-
-    key = None if piece["key"] is None else decode_snapshot(piece["key"])
-    with pa.ipc.open_stream(pa.py_buffer(block)) as reader:
-        return WrittenElements(key, decode_snapshot(piece["value"]), reader.read_all())
+def _state_of(table: Any) -> WrittenState:
+    """Return the state with one piece that a table with a description contains."""
+    described = json.loads(table.schema.metadata[DESCRIPTION])
+    key = None if described["key"] is None else decode_snapshot(described["key"])
+    piece = WrittenElements(key, decode_snapshot(described["value"]), table)
+    return WrittenState(described["name"], DistributionMode(described["mode"]), (piece,))
 
 
 def _require_version(version: bytes) -> None:
@@ -245,8 +209,6 @@ class ElementSerializers:
 
         :raises UnsupportedStateError: if an element has another type.
         """
-        import pyarrow as pa
-
         key, value = self.snapshots()
         if self.key is None:
             return WrittenElements(key, value, pa.table({VALUE: self.value.to_arrow(elements)}))
@@ -319,18 +281,8 @@ def encode_parquet(state: WrittenState) -> bytes:
 
     :raises UnsupportedStateError: if Parquet cannot hold a value.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
     (piece,) = state.pieces
-    description = {
-        "name": state.name,
-        "mode": state.mode.value,
-        "key": None if piece.key is None else encode_snapshot(piece.key),
-        "value": encode_snapshot(piece.value),
-    }
-    schema = portable_schema(piece.table.schema)
-    schema = schema.with_metadata({DESCRIPTION: json.dumps(description, sort_keys=True)})
+    schema = portable_schema(piece.table.schema).with_metadata(_description(state, piece))
     sink = pa.BufferOutputStream()
     table = to_portable(piece.table, schema)
     with storing():
@@ -345,23 +297,17 @@ def decode_parquet(data: bytes) -> WrittenState:
     :raises CorruptStateError: if the file is not one of an operator state.
     :raises UnsupportedStateError: if this release does not support a type.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
-        table = parquet.ParquetFile(pa.BufferReader(data)).read()
-        described = json.loads(table.schema.metadata[DESCRIPTION])
-        key = None if described["key"] is None else decode_snapshot(described["key"])
-        value = decode_snapshot(described["value"])
-        mode = DistributionMode(described["mode"])
-        columns = {} if key is None else {KEY: _column(table, KEY, restored_user_keys(key).arrow_type)}
-        columns[VALUE] = _column(table, VALUE, restored_serializer(value).arrow_type)
-        return WrittenState(described["name"], mode, (WrittenElements(key, value, pa.table(columns)),))
+        state = _state_of(parquet.ParquetFile(pa.BufferReader(data)).read())
+        (piece,) = state.pieces
+        columns = {} if piece.key is None else {KEY: _column(piece, KEY, restored_user_keys(piece.key))}
+        columns[VALUE] = _column(piece, VALUE, restored_serializer(piece.value))
+        return replace(state, pieces=(replace(piece, table=pa.table(columns)),))
     except (LookupError, TypeError, ValueError, OSError) as error:
         raise CorruptStateError(
             f"Expected operator state in a Parquet file, found damaged data: {error}; restore from another checkpoint."
         ) from error
 
 
-def _column(table: Any, name: str, wanted: Any) -> Any:
-    return conformed(table.column(name).combine_chunks(), wanted, name)
+def _column(piece: WrittenElements, name: str, serializer: TypeSerializer[Any]) -> Any:
+    return conformed(piece.column(name), serializer.arrow_type, name)

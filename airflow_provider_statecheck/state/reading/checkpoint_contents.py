@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StateSummary, StepOutcome
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
-from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, UnknownStateError
+from airflow_provider_statecheck.exceptions import StateCheckError, UnknownStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.progress import (
     Iterations,
@@ -33,7 +32,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import Checkpoi
 from airflow_provider_statecheck.state.reading.snapshot_reader import dataframe_columns
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
-from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, unpack_items
+from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, decoding, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
@@ -47,6 +46,7 @@ from airflow_provider_statecheck.storage.state_json import decode_state
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 log = logging.getLogger(__name__)
+_PROGRESS = "the progress of loops or of a source in the values of the checkpoint"
 Content = TypeVar("Content")
 
 
@@ -193,7 +193,7 @@ class CheckpointContents:
 
     def iterations(self) -> tuple[ReachedIteration, ...]:
         """Return the newest iteration of each loop of ``iterate`` that has a snapshot."""
-        with _readable_values():
+        with decoding(_PROGRESS):
             reached = Iterations(self._values.get("iterations", ())).loops
         return tuple(
             ReachedIteration(loop=describe(loop), iteration=each.number, is_converged=each.is_converged)
@@ -212,17 +212,26 @@ class CheckpointContents:
 
     def listing(self) -> ContentsListing:
         """Return all contents. What is damaged or missing is listed as unreadable, without an error."""
-        reads = _LenientReads()
+        unreadable: list[UnreadableContent] = []
+
+        def read(kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
+            try:
+                return call()
+            except UNREADABLE as error:
+                unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
+                return default
+
         snapshots = [
-            reads.read("snapshot", partial(self._snapshot, each), None, _full_name(each)) for each in self._snapshots
+            read("snapshot", partial(self._snapshot, each), None, describe((each.scope, each.name)))
+            for each in self._snapshots
         ]
         return ContentsListing(
             snapshots=tuple(each for each in snapshots if each is not None),
-            finished_items=reads.read("items", self.finished_items, ()),
-            iterations=reads.read("iterations", self.iterations, ()),
-            values=reads.read("values", self.values, {}),
-            states=reads.read("states", self.states, ()),
-            unreadable=tuple(reads.unreadable),
+            finished_items=read("items", self.finished_items, ()),
+            iterations=read("iterations", self.iterations, ()),
+            values=read("values", self.values, {}),
+            states=read("states", self.states, ()),
+            unreadable=tuple(unreadable),
         )
 
     @cached_property
@@ -231,13 +240,13 @@ class CheckpointContents:
 
     @cached_property
     def _items(self) -> dict[str, tuple[str, ...]]:
-        with _readable_values():
+        with decoding(_PROGRESS):
             loops = LoopProgress(self._values.get("loops", ())).loops
         return {describe(loop): items for loop, items in loops.items()} | self._items_of_source()
 
     def _items_of_source(self) -> dict[str, tuple[str, ...]]:
         ledger = source_ledger(self.checkpoint.storage, self.checkpoint.document)
-        with _readable_values():
+        with decoding(_PROGRESS):
             return {} if ledger is None else {SOURCE: tuple(sorted(ledger.finished_names))}
 
     @property
@@ -262,25 +271,6 @@ class CheckpointContents:
         )
 
 
-class _LenientReads:
-    """Reads that go on after a file that is damaged or missing."""
-
-    def __init__(self) -> None:
-        self.unreadable: list[UnreadableContent] = []
-
-    def read(self, kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
-        """Return what a function reads; note its error and return the default if it cannot."""
-        try:
-            return call()
-        except UNREADABLE as error:
-            self.unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
-            return default
-
-
-def _full_name(snapshot: NamedSnapshot) -> str:
-    return "/".join(filter(None, (describe_scope(snapshot.scope), snapshot.name)))
-
-
 def source_ledger(storage: CheckpointStorage, document: CheckpointDocument) -> Ledger | None:
     """
     Return the items of a stage's source with their progress; ``None`` for a stage or a source without items.
@@ -292,21 +282,11 @@ def source_ledger(storage: CheckpointStorage, document: CheckpointDocument) -> L
     stream = states.get(f"{document.uid}/{SOURCE}")
     if stream is None:
         return None
-    with _readable_values():
+    with decoding(_PROGRESS):
         value = decode_state(json.loads(read_state(storage, stream)))
         # A source of the user keeps its progress in a form of its own.
         has_items = isinstance(value, Mapping) and {"format", "listing", "progress"} <= value.keys()
         return decode_ledger(unpack_items(value["listing"]), value["progress"]) if has_items else None
-
-
-@contextmanager
-def _readable_values() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise CorruptStateError(
-            f"Expected the progress of loops or of a source in the values of the checkpoint, found invalid data: {error!r}."
-        ) from error
 
 
 def _states_of(function: FunctionState) -> Iterator[HeldState]:

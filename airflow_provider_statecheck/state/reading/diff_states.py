@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
+from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
     order_codes,
@@ -70,8 +71,6 @@ def diff_states(
     :raises CorruptStateError: if a state file is corrupt, also while reading.
     :raises StorageError: if the storage fails, also while reading.
     """
-    import pyarrow as pa
-
     view = StateView(namespaces=namespaces)
     checkpoints = [CheckpointStates.load(pointer, storage_options, allowed_locations) for pointer in (before, after)]
     diff = StateDiff(*(StateReader(each.storage, each.content(name, uid), view) for each in checkpoints))
@@ -97,8 +96,6 @@ class StateDiff:
     @property
     def schema(self) -> Any:
         """Return the Arrow schema of the differences."""
-        import pyarrow as pa
-
         columns = self._before.columns
         value = columns.schema.field(columns.value_name)
         kept = [field for field in columns.schema if field.name != columns.value_name]
@@ -111,9 +108,6 @@ class StateDiff:
             yield from self._compared(before, after).to_batches()
 
     def _compared(self, before: Any, after: Any) -> Any:
-        import numpy as np
-        import pyarrow as pa
-
         columns = self._before.columns
         before = columns.shown(before, self._before.now_ms)
         after = self._after.columns.shown(after, self._after.now_ms)
@@ -135,8 +129,6 @@ class StateDiff:
         )
 
     def _rows(self, change: str, before: Any, after: Any) -> Any:
-        import pyarrow as pa
-
         rows, value_name = (before if after is None else after), self._before.columns.value_name
         keys = [single(rows.column(name)) for name in rows.schema.names if name != value_name]
         missing = pa.nulls(rows.num_rows, rows.schema.field(value_name).type)
@@ -147,8 +139,6 @@ class StateDiff:
 
 def _codes(columns: StateColumns, before: Any, after: Any) -> Any:
     """Return a code for each row of both tables; equal keys have equal codes."""
-    import pyarrow as pa
-
     names = [name for name in before.schema.names if name != columns.value_name]
     joined = pa.concat_tables([before.select(names), after.select(names)])
     found = []
@@ -206,9 +196,6 @@ def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
 
 
 def _block_numbers(reader: StateReader, part: Part, touched: Any) -> list[int]:
-    import numpy as np
-    import pyarrow as pa
-
     firsts = reader.form.firsts(part, namespace=True)
     codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
     places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
@@ -225,8 +212,6 @@ def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
 
 
 def _part_without(part: Part, blocks: set[_Block]) -> Part | None:
-    import numpy as np
-
     return part.only(np.array([(part.path, offset) not in blocks for offset in part.offsets.tolist()], bool))
 
 
@@ -236,8 +221,6 @@ def _blocks_of(runs: _Runs) -> set[_Block]:
 
 def _joined(reader: StateReader, tables: Iterable[Any]) -> Any:
     """Concatenate tables, with a namespace column."""
-    import pyarrow as pa
-
     layout = reader.columns.layout
     schema = layout.schema(namespace=True, deleted=False)
     found = [layout.conform(table, namespace=True, deleted=False) for table in tables]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.progress import describe, describe_scope
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -116,6 +117,9 @@ class SnapshotReader:
     """
     Reads the rows of a snapshot.
 
+    Its members raise ``CorruptStateError`` if the snapshot was changed, ``CheckpointNotFoundError`` if its manifest or a file is
+    missing, and ``StorageError`` if the storage fails.
+
     :param columns: Names of the columns to read, by default all.
     """
 
@@ -132,8 +136,6 @@ class SnapshotReader:
         Return the columns that are read; several columns of a DataFrame may have one name.
 
         :raises InvalidConfigurationError: for an unknown name.
-        :raises CorruptStateError: if the snapshot was changed.
-        :raises CheckpointNotFoundError: if its manifest is missing.
         """
         known = dataframe_columns(next(iter(self._manifests.values())).schema_json)
         if self._names is None:
@@ -154,8 +156,6 @@ class SnapshotReader:
 
         :raises UnsupportedStateError: for a column that only Spark reads.
         """
-        import pyarrow as pa
-
         return pa.schema([(each.name, each.arrow_type) for each in self.columns])
 
     def batches(self, wanted: int | None = None) -> Iterator[Any]:
@@ -163,10 +163,7 @@ class SnapshotReader:
         Yield the rows as record batches.
 
         :param wanted: Number of rows that the caller is going to read, by default all.
-        :raises CorruptStateError: if a file was changed.
-        :raises CheckpointNotFoundError: if a file is missing.
         :raises UnsupportedStateError: if a file has a column that only Spark reads.
-        :raises StorageError: if the storage fails.
         """
         schema, stored = self.schema, [each.name_in_file for each in self.columns]
         for handle, manifest in self._manifests.items():
@@ -178,13 +175,9 @@ class SnapshotReader:
 
     def record_batches(self) -> Any:
         """Return the rows as a ``pyarrow.RecordBatchReader``; raises as :meth:`batches`, also while reading."""
-        import pyarrow as pa
-
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
     def _shown(self, batch: Any, schema: Any) -> Any:
-        import pyarrow as pa
-
         if _OTHER_CALENDAR & set(batch.schema.metadata or ()):
             self._refuse_times()
         arrays = [_as_written(batch.column(each.name_in_file), each) for each in self.columns]
@@ -297,14 +290,22 @@ def _only_spark_reads(column: DataFrameColumn) -> UnsupportedStateError:
 
 def _arrow_type(kind: Any) -> Any:
     try:
-        return _named_type(kind) if isinstance(kind, str) else _nested_type(kind)
+        return _type_of(kind)
+    except _NoArrowTypeError:
+        return None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"Expected a type in Spark's JSON format, found {kind!r:.200}.") from error
 
 
-def _named_type(name: str) -> Any:
-    import pyarrow as pa
+class _NoArrowTypeError(Exception):
+    """A type that only Spark reads."""
 
+
+def _type_of(kind: Any) -> Any:
+    return _named_type(kind) if isinstance(kind, str) else _nested_type(kind)
+
+
+def _named_type(name: str) -> Any:
     decimal = _DECIMAL.fullmatch(name)
     if decimal:
         return pa.decimal128(int(decimal.group(1)), int(decimal.group(2)))
@@ -325,48 +326,33 @@ def _named_type(name: str) -> Any:
         "void": pa.null(),
         "variant": pa.struct([pa.field(name, pa.binary(), nullable=False) for name in _VARIANT]),
     }
-    return next((found for pattern, found in parametric.items() if pattern.fullmatch(name)), plain.get(name))
+    found = next((found for pattern, found in parametric.items() if pattern.fullmatch(name)), plain.get(name))
+    if found is None:
+        raise _NoArrowTypeError
+    return found
 
 
 def _nested_type(kind: Mapping[str, Any]) -> Any:
-    makers: dict[str, Callable[[], Any]] = {
-        "udt": lambda: _arrow_type(kind["sqlType"]),
-        "array": lambda: _list_of(_arrow_type(kind["elementType"])),
-        "map": lambda: _map_of(_arrow_type(kind["keyType"]), _arrow_type(kind["valueType"])),
-        "struct": lambda: _struct_of([(str(each["name"]), _arrow_type(each["type"])) for each in kind["fields"]]),
-    }
-    return makers[kind["type"]]()
-
-
-def _list_of(element: Any) -> Any:
-    import pyarrow as pa
-
-    return None if element is None else pa.list_(pa.field("element", element))
-
-
-def _map_of(key: Any, value: Any) -> Any:
-    import pyarrow as pa
-
-    # The keys of an Arrow map are not null, so their type is not the null type.
-    return None if key in (None, pa.null()) or value is None else pa.map_(key, value)
-
-
-def _struct_of(fields: list[tuple[str, Any]]) -> Any:
-    import pyarrow as pa
-
-    return None if any(kind is None for _, kind in fields) else pa.struct([pa.field(*each) for each in fields])
+    if kind["type"] == "udt":
+        return _type_of(kind["sqlType"])
+    if kind["type"] == "array":
+        return pa.list_(pa.field("element", _type_of(kind["elementType"])))
+    if kind["type"] == "struct":
+        return pa.struct([pa.field(str(each["name"]), _type_of(each["type"])) for each in kind["fields"]])
+    key, value = _type_of(kind["keyType"]), _type_of(kind["valueType"])
+    if key == pa.null():
+        # The keys of an Arrow map are not null, so their type is not the null type.
+        raise _NoArrowTypeError
+    return pa.map_(key, value)
 
 
 def _is_stored_as(stored: Any, wanted: Any) -> bool:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_struct(stored) and types.is_struct(wanted):
+    if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
         return stored.num_fields == wanted.num_fields and all(map(_is_field_as, count(), stored, wanted))
-    if types.is_map(stored) and types.is_map(wanted):
+    if pa.types.is_map(stored) and pa.types.is_map(wanted):
         keys = _is_stored_as(stored.key_type, wanted.key_type)
         return keys and _is_stored_as(stored.item_type, wanted.item_type)
-    if types.is_list(stored) and types.is_list(wanted):
+    if pa.types.is_list(stored) and pa.types.is_list(wanted):
         return _is_stored_as(stored.value_type, wanted.value_type)
     # Spark's default timestamps and its intervals have no type of their own in Parquet.
     reinterpreted = {pa.timestamp("us", "UTC"): pa.timestamp("us"), pa.duration("us"): pa.int64()}

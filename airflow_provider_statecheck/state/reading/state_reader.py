@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
     NAMESPACE,
@@ -121,8 +122,6 @@ class StateReader:
 
     def record_batches(self) -> Any:
         """Return the unexpired rows as a ``pyarrow.RecordBatchReader``, which reads lazily."""
-        import pyarrow as pa
-
         batches = (batch for table in self.tables() for batch in table.to_batches())
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
@@ -265,8 +264,6 @@ class StateColumns:
     @cached_property
     def schema(self) -> Any:
         """Return the Arrow schema of the columns."""
-        import pyarrow as pa
-
         fields = [*zip(self.key_names, self.keys.arrow_types, strict=True)]
         fields += [(NAMESPACE, pa.string())] if self.namespaces else []
         if self.state.key_serializer is not None:
@@ -287,8 +284,6 @@ class StateColumns:
 
     def named(self, table: Any) -> Any:
         """Return rows of the state backend in these columns."""
-        import pyarrow as pa
-
         found = [single(table.column(name)) for name in self.layout.key_names]
         found += [_namespaces_of(table)] if self.namespaces else []
         found += [single(table.column(USER_KEY))] if self.state.is_map else []
@@ -296,14 +291,10 @@ class StateColumns:
 
     @property
     def _value_type(self) -> Any:
-        import pyarrow as pa
-
         value = self.state.serializer.arrow_type
         return pa.list_(value) if self.state.kind is StateKind.LIST else value
 
     def _time_field(self) -> list[tuple[str, Any]]:
-        import pyarrow as pa
-
         if not self.with_times or self.state.ttl is None:
             return []
         time = pa.timestamp("us", "UTC")
@@ -311,8 +302,6 @@ class StateColumns:
 
     def _cells(self, cells: Any) -> list[Any]:
         """Return the value column, and the time column if requested."""
-        import pyarrow.compute as pc
-
         if self.state.ttl is None:
             return [cells]
         if self.state.kind is not StateKind.LIST:
@@ -323,8 +312,6 @@ class StateColumns:
         return [with_elements(cells, column) for column in columns]
 
     def _times(self, milliseconds: Any) -> list[Any]:
-        import pyarrow as pa
-
         if not self.with_times:
             return []
         return [milliseconds.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))]
@@ -344,16 +331,12 @@ def key_column_names(names: list[str]) -> tuple[str, ...]:
 
 
 def _namespaces_of(table: Any) -> Any:
-    import pyarrow as pa
-
     if NAMESPACE in table.schema.names:
         return single(table.column(NAMESPACE))
     return pa.repeat(pa.scalar("", pa.string()), table.num_rows)
 
 
 def _require_no_namespace(table: Any, name: str) -> None:
-    import pyarrow.compute as pc
-
     if NAMESPACE not in table.schema.names or not table.num_rows:
         return
     if pc.any(pc.not_equal(table.column(NAMESPACE), "")).as_py():

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, NoReturn
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordField, RecordSerializer
 from airflow_provider_statecheck.state.serializers.record_shapes import DictShape
@@ -64,8 +65,6 @@ def decode_type(name: str) -> Any:
 
 
 def _type_of_name(name: str) -> Any:
-    import pyarrow as pa
-
     plain = {str(found): found for found in (getattr(pa, factory)() for factory in _PLAIN)}
     if name in plain:
         return plain[name]
@@ -89,35 +88,29 @@ _FLOAT_BITS = {16: 11, 32: 24, 64: 53}
 
 def is_widening(old: Any, new: Any) -> bool:
     """Return whether the type ``new`` represents every value of the type ``old`` exactly."""
-    import pyarrow.types as pat
-
-    if pat.is_integer(old):
+    if pa.types.is_integer(old):
         return _holds_integers(old, new)
-    if pat.is_floating(old):
-        return bool(pat.is_floating(new)) and new.bit_width > old.bit_width
-    if pat.is_decimal(old):
+    if pa.types.is_floating(old):
+        return bool(pa.types.is_floating(new)) and new.bit_width > old.bit_width
+    if pa.types.is_decimal(old):
         return _holds_decimals(new, old.precision - old.scale, old.scale)
-    pairs = ((pat.is_string, pat.is_large_string), (pat.is_binary, pat.is_large_binary))
+    pairs = ((pa.types.is_string, pa.types.is_large_string), (pa.types.is_binary, pa.types.is_large_binary))
     return any(narrow(old) and wide(new) for narrow, wide in pairs)
 
 
 def _holds_integers(old: Any, new: Any) -> bool:
-    import pyarrow.types as pat
-
-    signed = pat.is_signed_integer(old)
+    signed = pa.types.is_signed_integer(old)
     bits = old.bit_width - signed
-    if pat.is_integer(new):
-        new_signed = pat.is_signed_integer(new)
+    if pa.types.is_integer(new):
+        new_signed = pa.types.is_signed_integer(new)
         return (new_signed or not signed) and new.bit_width - new_signed > bits
-    if pat.is_floating(new):
+    if pa.types.is_floating(new):
         return bool(_FLOAT_BITS[new.bit_width] >= bits)
     return _holds_decimals(new, len(str(2**bits)), 0)
 
 
 def _holds_decimals(new: Any, whole_digits: int, scale: int) -> bool:
-    import pyarrow.types as pat
-
-    return bool(pat.is_decimal(new)) and new.scale >= scale and new.precision - new.scale >= whole_digits
+    return bool(pa.types.is_decimal(new)) and new.scale >= scale and new.precision - new.scale >= whole_digits
 
 
 _PYTHON_BITS = 64
@@ -143,8 +136,6 @@ class ArrowSerializer(TypeSerializer[Any]):
         return self._arrow_type
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         if not self._python_types.issuperset(map(type, values)):
             values = self._without_numpy(values)
         self._require_zones(values)
@@ -154,10 +145,6 @@ class ArrowSerializer(TypeSerializer[Any]):
             self._reject_first_of(values, error)
         self._require_exact(values, array)
         return array
-
-    def from_arrow(self, array: Any) -> list[Any]:
-        found: list[Any] = array.to_pylist()
-        return found
 
     @cached_property
     def own(self) -> Own:
@@ -187,24 +174,17 @@ class ArrowSerializer(TypeSerializer[Any]):
 
     @cached_property
     def _has_zone(self) -> bool | None:
-        import pyarrow.types as pat
-
-        return self._arrow_type.tz is not None if pat.is_timestamp(self._arrow_type) else None
-
-    @cached_property
-    def _may_have_zone(self) -> bool:
-        import pyarrow.types as pat
-
-        return bool(pat.is_timestamp(self._arrow_type) or pat.is_time(self._arrow_type))
+        """Return whether values have a time zone, ``None`` for types other than timestamps and times of day."""
+        if pa.types.is_timestamp(self._arrow_type):
+            return self._arrow_type.tz is not None
+        return False if pa.types.is_time(self._arrow_type) else None
 
     @cached_property
     def _may_round(self) -> bool:
         """Return whether Arrow rounds values silently, to fewer bits or to a coarser unit of time."""
-        import pyarrow.types as pat
-
-        if pat.is_floating(self._arrow_type):
+        if pa.types.is_floating(self._arrow_type):
             return bool(self._arrow_type.bit_width < _PYTHON_BITS)
-        return bool(getattr(self._arrow_type, "unit", "us") != "us" and not pat.is_date(self._arrow_type))
+        return bool(getattr(self._arrow_type, "unit", "us") != "us" and not pa.types.is_date(self._arrow_type))
 
     def _without_numpy(self, values: Sequence[Any]) -> list[Any]:
         plain = [value.item() if type(value).__module__ == "numpy" else value for value in values]
@@ -214,10 +194,10 @@ class ArrowSerializer(TypeSerializer[Any]):
         return plain
 
     def _require_zones(self, values: Sequence[Any]) -> None:
-        if not self._may_have_zone:
+        if self._has_zone is None:
             return
         for value in values:
-            if value is not None and (value.tzinfo is not None) != bool(self._has_zone):
+            if value is not None and (value.tzinfo is not None) != self._has_zone:
                 self._reject(value)
 
     def _require_exact(self, values: Sequence[Any], array: Any) -> None:
@@ -232,8 +212,6 @@ class ArrowSerializer(TypeSerializer[Any]):
                     self._reject(value)
 
     def _reject_first_of(self, values: Sequence[Any], error: Exception) -> NoReturn:
-        import pyarrow as pa
-
         for value in values:
             try:
                 pa.array([value], self._arrow_type)
@@ -257,19 +235,17 @@ class ArrowSerializer(TypeSerializer[Any]):
 
 
 def _python_types(arrow_type: Any) -> tuple[type, ...]:
-    import pyarrow.types as pat
-
     checks: tuple[tuple[Any, tuple[type, ...]], ...] = (
-        (pat.is_boolean, (bool,)),
-        (pat.is_integer, (int,)),
-        (pat.is_floating, (float, int)),
-        (pat.is_decimal, (Decimal,)),
-        (lambda t: pat.is_string(t) or pat.is_large_string(t), (str,)),
-        (lambda t: pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t), (bytes,)),
-        (pat.is_date, (date,)),
-        (pat.is_timestamp, (datetime,)),
-        (pat.is_time, (time,)),
-        (pat.is_duration, (timedelta,)),
+        (pa.types.is_boolean, (bool,)),
+        (pa.types.is_integer, (int,)),
+        (pa.types.is_floating, (float, int)),
+        (pa.types.is_decimal, (Decimal,)),
+        (lambda t: pa.types.is_string(t) or pa.types.is_large_string(t), (str,)),
+        (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t), (bytes,)),
+        (pa.types.is_date, (date,)),
+        (pa.types.is_timestamp, (datetime,)),
+        (pa.types.is_time, (time,)),
+        (pa.types.is_duration, (timedelta,)),
     )
     return next((types for check, types in checks if check(arrow_type)), ())
 
@@ -280,16 +256,14 @@ _EXACT_INTEGERS_OF_A_FLOAT = 2**53
 
 def _plain_of(arrow_type: Any) -> Plain | None:
     """Return the cheap test of the values of an Arrow type, or ``None`` if it has none."""
-    import pyarrow.types as pat
-
     kinds: tuple[tuple[Callable[[Any], bool], Callable[[Any], Plain]], ...] = (
-        (pat.is_integer, _integers),
-        (pat.is_float64, lambda _: Plain(float)),
-        (lambda t: pat.is_string(t) or pat.is_large_string(t), lambda _: Plain(str, _has_bytes)),
-        (pat.is_boolean, lambda _: Plain(bool)),
-        (lambda t: pat.is_binary(t) or pat.is_large_binary(t), lambda _: Plain(bytes)),
-        (pat.is_date32, lambda _: Plain(date)),
-        (lambda t: pat.is_timestamp(t) and t.unit == "us" and t.tz is None, lambda _: Plain(datetime, _is_local)),
+        (pa.types.is_integer, _integers),
+        (pa.types.is_float64, lambda _: Plain(float)),
+        (lambda t: pa.types.is_string(t) or pa.types.is_large_string(t), lambda _: Plain(str, _has_bytes)),
+        (pa.types.is_boolean, lambda _: Plain(bool)),
+        (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t), lambda _: Plain(bytes)),
+        (pa.types.is_date32, lambda _: Plain(date)),
+        (lambda t: pa.types.is_timestamp(t) and t.unit == "us" and t.tz is None, lambda _: Plain(datetime, _is_local)),
     )
     return next((plain(arrow_type) for holds, plain in kinds if holds(arrow_type)), None)
 
@@ -301,11 +275,9 @@ def _quick_own(arrow_type: Any, plain: Plain | None, own: Own) -> Own:
     :param plain: The cheap test; a value that passes is returned unchanged.
     :param own: The fallback for all other values.
     """
-    import pyarrow.types as pat
-
-    if pat.is_decimal128(arrow_type):
+    if pa.types.is_decimal128(arrow_type):
         return _decimals(arrow_type, own)
-    if pat.is_float64(arrow_type):
+    if pa.types.is_float64(arrow_type):
         return _floats(own)
     if plain is None:
         return own
@@ -322,9 +294,7 @@ def _quick_own(arrow_type: Any, plain: Plain | None, own: Own) -> Own:
 
 
 def _integers(arrow_type: Any) -> Plain:
-    import pyarrow.types as pat
-
-    bits, is_signed = arrow_type.bit_width, pat.is_signed_integer(arrow_type)
+    bits, is_signed = arrow_type.bit_width, pa.types.is_signed_integer(arrow_type)
     bounds = (-(1 << bits - 1), (1 << bits - 1) - 1) if is_signed else (0, (1 << bits) - 1)
     return Plain(int, bounds=bounds)
 
@@ -374,14 +344,12 @@ def serializer_of_arrow_type(arrow_type: Any) -> TypeSerializer[Any]:
 
     :raises UnsupportedStateError: if state cannot have a column of the type.
     """
-    import pyarrow.types as pat
-
-    if pat.is_struct(arrow_type):
+    if pa.types.is_struct(arrow_type):
         fields = [RecordField(name=field.name, serializer=_field_serializer(field)) for field in arrow_type]
         return RecordSerializer(DictShape([field.name for field in arrow_type]), fields)
-    if pat.is_map(arrow_type):
+    if pa.types.is_map(arrow_type):
         return DictSerializer(serializer_of_arrow_type(arrow_type.key_type), _field_serializer(arrow_type.item_field))
-    if pat.is_list(arrow_type):
+    if pa.types.is_list(arrow_type):
         return CollectionSerializer(list, _field_serializer(arrow_type.value_field))
     return ArrowSerializer(arrow_type)
 

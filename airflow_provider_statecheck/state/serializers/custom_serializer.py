@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array
+from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.state.serializers.arrow_serializer import ArrowSerializer
+from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array, with_nulls
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
@@ -52,26 +54,12 @@ class CustomSerializer(Protocol[T]):
         ...
 
 
-class OpaqueSerializer(TypeSerializer[bytes]):
+class OpaqueSerializer(ArrowSerializer):
     """Serializer that passes through the bytes of a user-defined serializer whose code is not available."""
 
     def __init__(self, snapshot: SerializerSnapshot) -> None:
+        super().__init__(pa.binary())
         self._snapshot = snapshot
-
-    @property
-    def arrow_type(self) -> Any:
-        import pyarrow as pa
-
-        return pa.binary()
-
-    def to_arrow(self, values: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
-        return pa.array(values, self.arrow_type)
-
-    def from_arrow(self, array: Any) -> list[Any]:
-        found: list[Any] = array.to_pylist()
-        return found
 
     def config(self) -> dict[str, Any]:
         return dict(self._snapshot.config)
@@ -110,13 +98,9 @@ class SerializerAdapter(TypeSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         serialize = self.custom.serialize
         return pa.array([None if value is None else serialize(value) for value in values], self.arrow_type)
 
@@ -125,11 +109,9 @@ class SerializerAdapter(TypeSerializer[Any]):
         return [None if data is None else deserialize(data) for data in array.to_pylist()]
 
     def copy(self, value: Any) -> Any:
-        return None if value is None else self.custom.deserialize(self.custom.serialize(value))
+        return self.custom.deserialize(self.custom.serialize(value))
 
     def freezing(self) -> Freezing:
-        import pyarrow as pa
-
         def write(frozen: Sequence[Any]) -> Any:
             return pa.array(frozen, self.arrow_type)
 
@@ -166,8 +148,6 @@ def migrate_each(convert: Callable[[bytes], bytes]) -> Callable[[Any], Any]:
     """Return a ``migrate`` function for ``Compatibility`` that converts the bytes of each value."""
 
     def migrate(array: Any) -> Any:
-        import pyarrow as pa
-
         return pa.array([None if data is None else convert(data) for data in array.to_pylist()], pa.binary())
 
     return migrate
@@ -221,8 +201,6 @@ class TtlSerializer(TypeSerializer[TtlValue]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.struct([("value", self.inner.arrow_type), ("last_access_ms", pa.int64())])
 
     @property
@@ -264,17 +242,12 @@ class TtlSerializer(TypeSerializer[TtlValue]):
         return incompatible("had no times of last use")
 
     def _structs_of(self, values: Sequence[Any], write: Callable[[Sequence[Any]], Any]) -> Any:
-        import pyarrow as pa
-
         inner = write([None if value is None else value[0] for value in values])
         times = pa.array([None if value is None else value[1] for value in values], pa.int64())
         return _structs(inner, times, nulls_of(values))
 
     def _with_times(self, values: list[Any], array: Any) -> list[TtlValue | None]:
-        found: list[TtlValue | None] = list(map(_ttl_value, zip(values, array.field(1).to_pylist(), strict=True)))
-        if array.null_count:
-            return [item if valid else None for item, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
-        return found
+        return with_nulls(array, list(map(_ttl_value, zip(values, array.field(1).to_pylist(), strict=True))))
 
     @property
     def _identity(self) -> Any:
@@ -282,6 +255,4 @@ class TtlSerializer(TypeSerializer[TtlValue]):
 
 
 def _structs(values: Any, times: Any, nulls: Any) -> Any:
-    import pyarrow as pa
-
     return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=nulls)

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -120,22 +121,18 @@ def resolve_part(new: TypeSerializer[Any], old: SerializerSnapshot, default: Any
     return after_migration(reason, lambda array: _filled(migrated(verdict, array), default()), merges=True)
 
 
-def require_no_none(part: TypeSerializer[Any], array: Any, allowed: int, place: str) -> None:
+def require_no_none(part: TypeSerializer[Any], array: Any, place: str) -> None:
     """
     Reject ``None`` in a part that is not optional.
 
-    :param allowed: The number of nulls that stem from a parent value of ``None``.
     :param place: The description of the part for the error message.
-    :raises UnsupportedStateError: if the array has more nulls.
+    :raises UnsupportedStateError: if the array has a null.
     """
-    if array.null_count > allowed and not isinstance(part, OptionalSerializer):
+    if array.null_count and not isinstance(part, OptionalSerializer):
         raise UnsupportedStateError(f"Expected {place} to have a value, found None; declare its type as optional.")
 
 
 def _filled(array: Any, default: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not array.null_count:
         return array
     both = pa.concat_arrays([array, default])
@@ -145,8 +142,6 @@ def _filled(array: Any, default: Any) -> Any:
 
 def offsets_of(values: Sequence[Any]) -> Any:
     """Return the Arrow list offsets of a sequence of collections."""
-    import pyarrow as pa
-
     return pa.array(
         list(accumulate((len(value) if value is not None else 0 for value in values), initial=0)), pa.int32()
     )
@@ -154,16 +149,11 @@ def offsets_of(values: Sequence[Any]) -> Any:
 
 def nulls_of(values: Sequence[Any]) -> Any:
     """Return the null mask of a sequence of values, or ``None`` without nulls."""
-    import pyarrow as pa
-
     return pa.array([value is None for value in values], pa.bool_()) if any(value is None for value in values) else None
 
 
 def offsets_of_array(array: Any) -> Any:
     """Return the list offsets of an Arrow array from 0, also for a slice."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     bounds = array.offsets
     lengths = pc.subtract(bounds.slice(1), bounds.slice(0, len(array)))
     if array.null_count:
@@ -177,18 +167,16 @@ def nulls_of_array(array: Any) -> Any:
     return array.is_null() if array.null_count else None
 
 
+def with_nulls(array: Any, values: list[Any]) -> list[Any]:
+    """Return the values of an Arrow array with ``None`` for those that are null in the array."""
+    if not array.null_count:
+        return values
+    return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
+
+
 def list_array(offsets: Any, elements: Any, nulls: Any) -> Any:
     """Return an Arrow array of lists."""
-    import pyarrow as pa
-
-    return pa.ListArray.from_arrays(offsets, elements, type=pa.list_(elements.type), mask=nulls)
-
-
-def map_array(offsets: Any, keys: Any, values: Any, nulls: Any) -> Any:
-    """Return an Arrow array of maps."""
-    import pyarrow as pa
-
-    return pa.MapArray.from_arrays(offsets, keys, values, type=pa.map_(keys.type, values.type), mask=nulls)
+    return pa.ListArray.from_arrays(offsets, elements, mask=nulls)
 
 
 def entries_of_array(array: Any) -> tuple[Any, Any]:
@@ -205,33 +193,32 @@ def with_elements(array: Any, elements: Any) -> Any:
     return list_array(offsets_of_array(array), elements, nulls_of_array(array))
 
 
+def with_entries(array: Any, keys: Any, values: Any) -> Any:
+    """Return the maps of an array with their entries replaced by as many others."""
+    return pa.MapArray.from_arrays(offsets_of_array(array), keys, values, mask=nulls_of_array(array))
+
+
 def differing(a: Any, b: Any) -> Any:
     """
     Return a boolean Arrow array without nulls that is true where two arrays of equal type and length differ.
 
     Null equals null, and NaN equals NaN.
     """
-    import pyarrow.compute as pc
-
     nulls_differ = pc.not_equal(a.is_null(), b.is_null())
     both = pc.and_(a.is_valid(), b.is_valid())
     return pc.or_(nulls_differ, pc.and_(both, _values_differ(a, b)))
 
 
 def _values_differ(a: Any, b: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     kind = a.type
-    if types.is_struct(kind):
+    if pa.types.is_struct(kind):
         fields = map(differing, a.flatten(), b.flatten())
         return reduce(pc.or_, fields, pa.repeat(pa.scalar(False), len(a)))
-    if types.is_map(kind) or types.is_list(kind):
+    if pa.types.is_map(kind) or pa.types.is_list(kind):
         return _lists_differ(a, b)
-    if types.is_null(kind):
+    if pa.types.is_null(kind):
         return pa.repeat(pa.scalar(False), len(a))
-    if types.is_floating(kind):
+    if pa.types.is_floating(kind):
         a, b = a.cast(pa.float64()), b.cast(pa.float64())
         are_nan = pc.and_(pc.is_nan(a), pc.is_nan(b))
         return pc.fill_null(pc.and_(pc.not_equal(a, b), pc.invert(are_nan)), True)
@@ -239,9 +226,6 @@ def _values_differ(a: Any, b: Any) -> Any:
 
 
 def _lists_differ(a: Any, b: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
     lengths_of_a, lengths_of_b = (np.diff(offsets_of_array(each).to_numpy()) for each in (a, b))
     differ = lengths_of_a != lengths_of_b
     same = np.flatnonzero(~differ)
@@ -254,8 +238,6 @@ def _lists_differ(a: Any, b: Any) -> Any:
 
 def _elements(lists: Any) -> Any:
     """Return the elements of lists as one array, the entries of maps as structs."""
-    import pyarrow as pa
-
     if not pa.types.is_map(lists.type):
         return lists.flatten()
     keys, values = entries_of_array(lists)
@@ -274,16 +256,13 @@ def portable_type(kind: Any, of_unknown: OfUnknown = lambda kind: kind) -> Any:
 
     :param of_unknown: Returns the result for a type without such an equivalent; by default the type itself.
     """
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_struct(kind):
+    if pa.types.is_struct(kind):
         return pa.struct([(field.name, portable_type(field.type, of_unknown)) for field in kind])
-    if types.is_map(kind):
+    if pa.types.is_map(kind):
         return pa.map_(portable_type(kind.key_type, of_unknown), portable_type(kind.item_type, of_unknown))
-    if types.is_list(kind):
+    if pa.types.is_list(kind):
         return pa.list_(portable_type(kind.value_type, of_unknown))
-    if types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind):
         # Timestamps with a time zone are in UTC in Spark.
         return pa.timestamp("us", "UTC" if kind.tz else None)
     return _wider_types().get(kind) or _plain_type(kind) or of_unknown(kind)
@@ -291,8 +270,6 @@ def portable_type(kind: Any, of_unknown: OfUnknown = lambda kind: kind) -> Any:
 
 def portable_schema(schema: Any) -> Any:
     """Return a schema with portable types, where a type has an equivalent."""
-    import pyarrow as pa
-
     return pa.schema([(field.name, portable_type(field.type)) for field in schema])
 
 
@@ -302,8 +279,6 @@ def to_portable(table: Any, schema: Any) -> Any:
 
     :raises UnsupportedStateError: if a value is out of the range of its portable type.
     """
-    import pyarrow as pa
-
     with storing():
         # Arrow fails to cast a list of nulls, even to its own type.
         columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(table.columns, schema, strict=True)]
@@ -317,8 +292,6 @@ def storing() -> Iterator[None]:
 
     :raises UnsupportedStateError: if the block fails because of a type or a value.
     """
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -329,8 +302,6 @@ def storing() -> Iterator[None]:
 
 
 def _wider_types() -> dict[Any, Any]:
-    import pyarrow as pa
-
     return {
         pa.uint8(): pa.int16(),
         pa.uint16(): pa.int32(),
@@ -343,25 +314,22 @@ def _wider_types() -> dict[Any, Any]:
 
 
 def _plain_type(kind: Any) -> Any:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_fixed_size_binary(kind):
+    if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
-    if types.is_duration(kind):
+    if pa.types.is_duration(kind):
         return pa.duration("us")
-    if types.is_time(kind):
+    if pa.types.is_time(kind):
         # Spark's type for times of day is disabled in most sessions.
         return pa.string()
-    if types.is_decimal(kind):
+    if pa.types.is_decimal(kind):
         return _decimal(kind)
-    is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    return kind if is_number or types.is_string(kind) or types.is_binary(kind) or types.is_date32(kind) else None
+    is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return (
+        kind if is_number or pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_date32(kind) else None
+    )
 
 
 def _decimal(kind: Any) -> Any:
-    import pyarrow as pa
-
     # A negative scale is valid in Arrow only.
     precision, scale = kind.precision - min(kind.scale, 0), max(kind.scale, 0)
     return pa.decimal128(precision, scale) if precision <= 38 else None
@@ -374,41 +342,35 @@ def conformed(array: Any, wanted: Any, place: str) -> Any:
     :param place: Name of the column or field, for error messages.
     :raises UnsupportedStateError: if fields are missing or unexpected, or if a value does not fit the type.
     """
-    import pyarrow as pa
-    from pyarrow import types
-
     if array.type == wanted:
         return array
-    if types.is_null(array.type):
+    if pa.types.is_null(array.type):
         return pa.nulls(len(array), wanted)
-    if types.is_dictionary(array.type):
+    if pa.types.is_dictionary(array.type):
         return conformed(array.dictionary_decode(), wanted, place)
-    if types.is_struct(array.type) and types.is_struct(wanted):
+    if pa.types.is_struct(array.type) and pa.types.is_struct(wanted):
         return _struct(array, wanted, place)
-    if types.is_map(array.type) and types.is_map(wanted):
+    if pa.types.is_map(array.type) and pa.types.is_map(wanted):
         keys, values = entries_of_array(array)
         keys, values = conformed(keys, wanted.key_type, place), conformed(values, wanted.item_type, place)
-        return map_array(offsets_of_array(array), keys, values, nulls_of_array(array))
-    if types.is_list(array.type) and types.is_list(wanted):
-        elements = conformed(array.flatten(), wanted.value_type, place)
-        return list_array(offsets_of_array(array), elements, nulls_of_array(array))
-    if _family(array.type) != _family(wanted) and not (types.is_string(array.type) and types.is_time(wanted)):
+        return with_entries(array, keys, values)
+    if pa.types.is_list(array.type) and pa.types.is_list(wanted):
+        return with_elements(array, conformed(array.flatten(), wanted.value_type, place))
+    if _family(array.type) != _family(wanted) and not (pa.types.is_string(array.type) and pa.types.is_time(wanted)):
         raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}; convert it first.")
     try:
-        converted = _times_of_day(array, wanted) if types.is_time(wanted) else array.cast(wanted)
+        converted = _times_of_day(array, wanted) if pa.types.is_time(wanted) else array.cast(wanted)
     except (pa.ArrowException, ValueError) as error:
         raise UnsupportedStateError(
             f"Expected {place} to be of type {wanted}, found {array.type}; convert it first: {error}"
         ) from error
-    if types.is_floating(array.type) or types.is_floating(wanted):
+    if pa.types.is_floating(array.type) or pa.types.is_floating(wanted):
         _require_exact(array, converted, place)
     return converted
 
 
 def _require_exact(array: Any, converted: Any, place: str) -> None:
     # A cast to or from a floating-point type rounds without an error.
-    import pyarrow.compute as pc
-
     changed = array.filter(differing(array, converted.cast(array.type, safe=False)))
     if len(changed):
         raise UnsupportedStateError(
@@ -419,32 +381,26 @@ def _require_exact(array: Any, converted: Any, place: str) -> None:
 
 def _family(kind: Any) -> Any:
     """Return the family of a type; a cast within a family retains the meaning of the value."""
-    from pyarrow import types
-
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "text"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return "bytes"
-    if types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind):
         return "moment" if kind.tz else "time on the clock"
-    if types.is_time(kind):
+    if pa.types.is_time(kind):
         return "time of day"
-    return "duration" if types.is_duration(kind) else kind
+    return "duration" if pa.types.is_duration(kind) else kind
 
 
 def _times_of_day(array: Any, wanted: Any) -> Any:
-    import pyarrow as pa
-
     if not pa.types.is_string(array.type):
         return array.cast(wanted)
     return pa.array([None if text is None else time.fromisoformat(text) for text in array.to_pylist()], wanted)
 
 
 def _struct(array: Any, wanted: Any, place: str) -> Any:
-    import pyarrow as pa
-
     fields = dict(zip([field.name for field in array.type], array.flatten(), strict=True))
     names = [field.name for field in wanted]
     if sorted(fields) != sorted(names):

@@ -16,6 +16,7 @@ from operator import call, is_
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     OptionalSerializer,
     nulls_of_array,
@@ -73,8 +74,6 @@ class RecordSerializer(TypeSerializer[Any]):
 
     @cached_property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.struct([(field.name, field.serializer.arrow_type) for field in self.fields])
 
     @cached_property
@@ -83,19 +82,20 @@ class RecordSerializer(TypeSerializer[Any]):
         return tuple(field.name for field in self.fields)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-
         has_nulls = require_class(values, self.shape.type, self.shape.name)
         return self._structs(values, has_nulls, lambda present: self.shape.columns(present, self.names))
 
     def from_arrow(self, array: Any) -> list[Any]:
-        return _with_nulls(array, self._records)
+        return _read_present(
+            array, lambda present: self.shape.build(dict(zip(self.names, self._values(present), strict=True)))
+        )
 
     @cached_property
     def is_immutable(self) -> bool:
         return not (self.shape.can_be_changed or self._copies)
 
     def copy(self, value: Any) -> Any:
-        if value is None or self.is_immutable:
+        if self.is_immutable:
             return value
         parts = zip(self._copies.items(), self._take_copied(value), strict=True)
         return self.shape.with_values(
@@ -125,9 +125,6 @@ class RecordSerializer(TypeSerializer[Any]):
         placed.append(("", _resolve_dropped(matches, config["fields"])))
         placed.append(("", _resolve_order(self, matches)))
         return whole(placed, lambda: _rearranged(self, matches), lambda array: _converted(array, self, matches))
-
-    def _records(self, array: Any) -> list[Any]:
-        return self.shape.build(dict(zip(self.names, self._values(array), strict=True)))
 
     def _validated(self, value: Any) -> Any:
         row = self._validated_row(value)
@@ -160,15 +157,13 @@ class RecordSerializer(TypeSerializer[Any]):
         self, rows: Sequence[Any], has_nulls: bool, columns_of: Callable[[Sequence[Any]], Iterable[Sequence[Any]]]
     ) -> Any:
         """Return an Arrow array of structs, with null for ``None``; ``columns_of`` gets the other rows."""
-        import pyarrow as pa
-
         columns = columns_of([row for row in rows if row is not None] if has_nulls else rows)
         arrays = [self._column(field, column) for field, column in zip(self.fields, columns, strict=True)]
         structs = pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
         return structs.take(_places(rows)) if has_nulls else structs
 
     def _rows(self, array: Any) -> list[Any]:
-        return _with_nulls(array, lambda present: list(zip(*self._values(present), strict=True)))
+        return _read_present(array, lambda present: list(zip(*self._values(present), strict=True)))
 
     def _values(self, array: Any) -> list[list[Any]]:
         return [field.serializer.from_arrow(array.field(i)) for i, field in enumerate(self.fields)]
@@ -179,7 +174,7 @@ class RecordSerializer(TypeSerializer[Any]):
             column = field.serializer.to_arrow(values)
         except UnsupportedStateError as error:
             raise UnsupportedStateError(f"In {place}: {error}") from error
-        require_no_none(field.serializer, column, 0, place)
+        require_no_none(field.serializer, column, place)
         return column
 
     @cached_property
@@ -242,7 +237,7 @@ def _compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]
     return check
 
 
-def _with_nulls(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
+def _read_present(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
     """Apply ``read`` to the non-null values of an array and return ``None`` for the others."""
     if not array.null_count:
         return read(array)
@@ -251,8 +246,6 @@ def _with_nulls(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
 
 
 def _places(values: Sequence[Any]) -> Any:
-    import pyarrow as pa
-
     places: list[int | None] = []
     count = 0
     for value in values:
@@ -331,15 +324,11 @@ def _rearranged(new: RecordSerializer, matches: Sequence[_Match]) -> RecordSeria
 
 
 def _converted(array: Any, new: RecordSerializer, matches: Sequence[_Match]) -> Any:
-    import pyarrow as pa
-
     columns = [_column(array, match) for match in matches]
     return pa.StructArray.from_arrays(columns, fields=list(new.arrow_type), mask=nulls_of_array(array))
 
 
 def _column(array: Any, match: _Match) -> Any:
-    import pyarrow as pa
-
     if match.source is not None:
         return migrated(match.verdict, array.field(match.source))
     default = _default_of(match.field)

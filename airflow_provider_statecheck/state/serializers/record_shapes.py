@@ -213,9 +213,6 @@ class HashableDictShape(DictShape):
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
         return HashableRecord({**record, **values})
 
-    def row_maker(self, names: Sequence[str]) -> None:
-        return None
-
 
 def _taker(getter: Callable[..., Callable[[Any], Any]], names: Sequence[Any]) -> RowTaker:
     take: Callable[[Any], Any] = getter(*names) if names else lambda _: ()

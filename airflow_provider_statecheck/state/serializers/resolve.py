@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StateMigrationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.arrow_serializer import (
     ArrowSerializer,
     decode_type,
@@ -87,8 +88,6 @@ def _resolved(declared: Any, outer: _Outer) -> TypeSerializer[Any]:
 
 
 def _scalar(declared: Any) -> TypeSerializer[Any] | None:
-    import pyarrow as pa
-
     if isinstance(declared, pa.DataType):
         return serializer_of_arrow_type(declared)
     plain = _plain_type(declared) if isinstance(declared, type) else None
@@ -102,8 +101,6 @@ def _scalar(declared: Any) -> TypeSerializer[Any] | None:
 
 
 def _plain_type(declared: type) -> Any:
-    import pyarrow as pa
-
     return {
         bool: pa.bool_(),
         int: pa.int64(),

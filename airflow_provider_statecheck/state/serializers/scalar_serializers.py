@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import Enum, Flag
 from functools import cached_property, lru_cache
@@ -13,23 +13,23 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
     list_array,
-    map_array,
     nulls_of,
-    nulls_of_array,
     offsets_of,
     offsets_of_array,
     require_no_none,
     resolve_part,
     with_elements,
+    with_entries,
+    with_nulls,
 )
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
-    Freezing,
     Own,
     Plain,
     TypeSerializer,
@@ -60,13 +60,9 @@ class DatetimeSerializer(TypeSerializer[datetime]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.struct([("local", pa.timestamp("us")), ("zone", pa.string()), ("fold", pa.bool_())])
 
     def to_arrow(self, values: Sequence[datetime | None]) -> Any:
-        import pyarrow as pa
-
         require_class(values, datetime, "datetime.datetime")
         clock = [v if v is None or v.tzinfo is None else v.replace(tzinfo=None) for v in values]
         local = pa.array(clock, pa.timestamp("us"))
@@ -133,20 +129,12 @@ class EnumNames(TypeSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.string()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         for value in {*values} - {*self._names, None}:
             self._reject(value)
         return pa.array(map(self._canonical, values), self.arrow_type)
-
-    def from_arrow(self, array: Any) -> list[Any]:
-        found: list[Any] = array.to_pylist()
-        return found
 
     def config(self) -> dict[str, Any]:
         return {"names": list(self._names)} | ({"aliases": self._aliases} if self._aliases else {})
@@ -198,8 +186,6 @@ class EnumSerializer(EnumNames):
         self._enum = enum
 
     def to_arrow(self, values: Sequence[Enum | None]) -> Any:
-        import pyarrow as pa
-
         for kind in {*map(type, values)} - {self._enum, NoneType}:
             self._reject(next(value for value in values if type(value) is kind))
         return pa.array([None if value is None else value._name_ for value in values], self.arrow_type)
@@ -227,13 +213,9 @@ class UuidSerializer(TypeSerializer[UUID]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.binary(16)
 
     def to_arrow(self, values: Sequence[UUID | None]) -> Any:
-        import pyarrow as pa
-
         require_class(values, UUID, "uuid.UUID")
         return pa.array([None if value is None else value.bytes for value in values], self.arrow_type)
 
@@ -265,14 +247,12 @@ class CollectionSerializer(TypeSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
         require_class(values, self.collection, f"a {self.collection.__name__}")
         elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
-        require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
+        require_no_none(self.element, elements, f"each element of a {self.collection.__name__}")
         offsets = offsets_of(values)
         if self.collection in (set, frozenset):
             # Equal sets need equal lists: the key of a map is searched for, and a difference is a change.
@@ -282,19 +262,18 @@ class CollectionSerializer(TypeSerializer[Any]):
     def from_arrow(self, array: Any) -> list[Any]:
         elements = self.element.from_arrow(array.flatten())
         lists = [elements[start:end] for start, end in pairwise(offsets_of_array(array).to_pylist())]
-        found: list[Any] = lists if self.collection is list else list(map(self.collection, lists))
-        if array.null_count:
-            return [value if valid else None for value, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
-        return found
+        return with_nulls(array, lists if self.collection is list else list(map(self.collection, lists)))
 
     @property
     def is_immutable(self) -> bool:
         return self.collection in (tuple, frozenset) and self.element.is_immutable
 
-    def copy(self, value: Any) -> Any:
-        if value is None or self.is_immutable:
-            return value
-        return self.collection(value if self.element.is_immutable else map(self.element.copy, value))
+    @cached_property
+    def copy(self) -> Callable[[Any], Any]:
+        kind: Any = self.collection
+        if self.element.is_immutable:
+            return super().copy if self.is_immutable else kind
+        return lambda value: kind(map(self.element.copy, value))
 
     @cached_property
     def own(self) -> Own:
@@ -310,10 +289,6 @@ class CollectionSerializer(TypeSerializer[Any]):
             return value if is_shared else kind(value)
 
         return owned
-
-    def freezing(self) -> Freezing:
-        thaw = self.collection if self.element.is_immutable else self.copy
-        return Freezing(self.own, None if self.is_immutable else thaw, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
         return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
@@ -372,8 +347,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
 
     @property
     def arrow_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.map_(self.key.arrow_type, self.value.arrow_type)
 
     def to_arrow(self, values: Sequence[dict[Any, Any] | None]) -> Any:
@@ -383,20 +356,20 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         items = self.value.to_arrow(list(chain.from_iterable(value.values() for value in present)))
         if keys.null_count:
             raise UnsupportedStateError("Expected no key of a dict to be None, found None; leave the entry out.")
-        require_no_none(self.value, items, 0, "each value of a dict")
-        return map_array(offsets_of(values), keys, items, nulls_of(values))
+        require_no_none(self.value, items, "each value of a dict")
+        return pa.MapArray.from_arrays(offsets_of(values), keys, items, mask=nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[dict[Any, Any] | None]:
         keys, values = entries_of_array(array)
         pairs = list(zip(self.key.from_arrow(keys), self.value.from_arrow(values), strict=True))
         bounds = pairwise(offsets_of_array(array).to_pylist())
-        valid = array.is_valid().to_pylist()
-        return [dict(pairs[start:end]) if ok else None for ok, (start, end) in zip(valid, bounds, strict=True)]
+        return with_nulls(array, [dict(pairs[start:end]) for start, end in bounds])
 
-    def copy(self, value: Any) -> Any:
-        if value is None or self.value.is_immutable:
-            return value if value is None else dict(value)
-        return {key: self.value.copy(item) for key, item in value.items()}
+    @cached_property
+    def copy(self) -> Callable[[Any], Any]:
+        if self.value.is_immutable:
+            return dict
+        return lambda value: {key: self.value.copy(item) for key, item in value.items()}
 
     def own(self, value: Any) -> Any:
         if type(value) is dict and None not in value:
@@ -405,9 +378,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
             except UnsupportedStateError:
                 pass  # The conversion to Arrow raises the detailed error.
         return super().own(value)
-
-    def freezing(self) -> Freezing:
-        return Freezing(self.own, dict if self.value.is_immutable else self.copy, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
         return {"key": encode_snapshot(self.key.snapshot()), "value": encode_snapshot(self.value.snapshot())}
@@ -418,7 +388,7 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         return whole(
             [("key of the dict", key), ("value of the dict", value)],
             lambda: DictSerializer(serializer_from_now_on(key, self.key), serializer_from_now_on(value, self.value)),
-            lambda array: _converted(array, key, value),
+            lambda array: _with_migrated_entries(array, key, value),
         )
 
     @property
@@ -426,7 +396,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
         return (self.key, self.value)
 
 
-def _converted(array: Any, key: Compatibility, value: Compatibility) -> Any:
+def _with_migrated_entries(array: Any, key: Compatibility, value: Compatibility) -> Any:
     keys, values = entries_of_array(array)
-    offsets, nulls = offsets_of_array(array), nulls_of_array(array)
-    return map_array(offsets, migrated(key, keys), migrated(value, values), nulls)
+    return with_entries(array, migrated(key, keys), migrated(value, values))

@@ -123,9 +123,10 @@ class TypeSerializer(ABC, Generic[T]):
         :raises UnsupportedStateError: if a value has another type, or the column would not restore an equal value.
         """
 
-    @abstractmethod
     def from_arrow(self, array: Any) -> list[T | None]:
-        """Return the values of an array as new objects."""
+        """Return the values of an array as new objects; by default those of Arrow."""
+        found: list[T | None] = array.to_pylist()
+        return found
 
     def config(self) -> dict[str, Any]:
         """Return the parameters of the serializer as JSON values; none by default."""
@@ -146,7 +147,7 @@ class TypeSerializer(ABC, Generic[T]):
         return None
 
     def copy(self, value: T) -> T:
-        """Return a copy of a value that shares no mutable object with it."""
+        """Return a copy of a value, which is not ``None``, that shares no mutable object with it."""
         return value
 
     def own(self, value: Any) -> Any:

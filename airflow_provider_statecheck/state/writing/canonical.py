@@ -18,7 +18,6 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     KeyedStateHandle,
-    KeyGroupRange,
     OperatorState,
     OperatorStateHandle,
     OperatorSubtaskState,
@@ -31,12 +30,12 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import is_known
 from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
-from airflow_provider_statecheck.state.operator.stream_format import WrittenState
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
     CheckpointStates,
     StateContent,
@@ -47,7 +46,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
 from airflow_provider_statecheck.state.schemas import StateSchema, loses_nothing, schema_of_all
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
-from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, encode_snapshot
+from airflow_provider_statecheck.state.serializers.serializer import encode_snapshot
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -160,81 +159,60 @@ class CanonicalCopies(StateCopies):
             restored = read_restored((h, partial(read_state, self.storage, h.stream)) for h in subtask.managed_operator)
             written: list[OperatorStateHandle] = []
             for name, state in restored.items():
-                handles = broadcast.get(name) or self._written_elements(operator.uid, index, state)
+                handles = broadcast.get(name)
+                if handles is None:
+                    handles = self._parquet.write_elements(operator.uid, index, state)
+                    self.size_bytes += sum(each.state_size for each in handles)
                 written += handles
                 if state.mode is DistributionMode.BROADCAST:
                     broadcast[name] = handles
             yield index, tuple(written)
 
-    def _written_elements(self, uid: str, subtask: int, state: WrittenState) -> tuple[OperatorStateHandle, ...]:
-        handles = self._parquet.write_elements(uid, subtask, state)
-        self.size_bytes += sum(each.state_size for each in handles)
-        return handles
-
     def _keyed(self, operator: OperatorState) -> Iterator[tuple[int, KeyedStateHandle]]:
-        convert = self._as_before if self._max_parallelism is None else self._regrouped
-        for index, files in convert(operator):
-            handle = files.handle(self._source.document.checkpoint_id)
+        max_parallelism = self._max_parallelism or operator.max_parallelism
+        ranges = key_group_ranges(operator.parallelism, max_parallelism)
+        files = [KeyedFiles(self._parquet, operator.uid, i, owned, max_parallelism) for i, owned in enumerate(ranges)]
+        if self._max_parallelism is None:
+            self._write_as_before(operator, files)
+        else:
+            self._write_regrouped(operator, files)
+        for index, each in enumerate(files):
+            handle = each.handle(self._source.document.checkpoint_id)
             if handle is not None:
                 yield index, handle
 
-    def _as_before(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
-        ranges = key_group_ranges(operator.parallelism, operator.max_parallelism)
+    def _write_as_before(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
         subtasks = [
-            tuple(self._contents(operator, tuple(handles_of_subtask(operator, index)))) for index in range(len(ranges))
+            tuple(self._contents(operator, tuple(handles_of_subtask(operator, index)))) for index in range(len(files))
         ]
         common = _common_schemas(content.schema for contents in subtasks for content in contents)
-        for index, owned in enumerate(ranges):
-            files: KeyedFiles | None = None
-            for written in subtasks[index]:
+        for each, contents in zip(files, subtasks, strict=True):
+            for written in contents:
                 content = replace(written, schema=common.get(written.schema.name, written.schema))
-                files = files or self._keyed_files(operator, index, owned, content.key, operator.max_parallelism)
-                files.write(content.schema, self._reader(content).rows(content.all_key_groups))
-            if files is not None:
-                yield index, files
+                each.write(content.key, content.schema, self._reader(content).rows(content.all_key_groups))
 
-    def _regrouped(self, operator: OperatorState) -> Iterator[tuple[int, KeyedFiles]]:
-        assert self._max_parallelism is not None  # noqa: S101 - for the type checker
-        ranges = key_group_ranges(operator.parallelism, self._max_parallelism)
-        files: list[KeyedFiles] = []
+    def _write_regrouped(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
         for content in self._contents(operator, tuple(owned_handles(operator))):
-            files = files or [
-                self._keyed_files(operator, index, owned, content.key, self._max_parallelism)
-                for index, owned in enumerate(ranges)
-            ]
             with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing(spill.uri))) as spilled:
-                found = self._runs_of(content, ranges, spill, spilled)
+                found = self._runs_of(content, files, spill, spilled)
                 for each, runs in zip(files, found, strict=True):
-                    each.write(content.schema, runs.rows())
-        yield from enumerate(files)
+                    each.write(content.key, content.schema, runs.rows())
 
     def _runs_of(
-        self, content: StateContent, ranges: Sequence[KeyGroupRange], spill: LocalSpill, spilled: PartBytes
+        self, content: StateContent, files: Sequence[KeyedFiles], spill: LocalSpill, spilled: PartBytes
     ) -> tuple[StateRuns, ...]:
-        """Return the rows of a state in their new key groups, for each range of them."""
-        assert self._max_parallelism is not None  # noqa: S101 - for the type checker
+        """Return the rows of a state in their new key groups, for the range of each writer."""
+        ranges = [each.owned for each in files]
         reader = self._reader(content)
         reading = Reading(spilled, BlockCache(0), ArrowStateSettings())
         runs = tuple(StateRuns(reader.form, reading) for _ in ranges)
-        for table in self._rows_in_new_groups(reader, self._max_parallelism):
+        for table in self._rows_in_new_groups(reader, files[0].max_parallelism):
             for each, part in zip(runs, split_by_ranges(table, ranges), strict=True):
                 each.add(part)
             if sum(each.memory_bytes for each in runs) > self._bytes_at_once:
                 for each in runs:
                     each.spill(spill.open_stream)
         return runs
-
-    def _keyed_files(
-        self, operator: OperatorState, index: int, owned: KeyGroupRange, key: SerializerSnapshot, max_parallelism: int
-    ) -> KeyedFiles:
-        return KeyedFiles(
-            files=self._parquet,
-            uid=operator.uid,
-            subtask=index,
-            owned=owned,
-            key=key,
-            max_parallelism=max_parallelism,
-        )
 
     def _contents(self, operator: OperatorState, handles: tuple[KeyedStateHandle, ...]) -> Iterator[StateContent]:
         for handle in handles:
@@ -293,8 +271,6 @@ def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
 
 
 def _with_groups(columns: StateColumns, table: Any, max_parallelism: int) -> Any:
-    import pyarrow as pa
-
     keys = [single(table.column(name)) for name in columns.layout.key_names]
     groups = pa.array(columns.keys.key_groups_of(keys, max_parallelism), pa.int32())
     return table.set_column(table.schema.get_field_index(KEY_GROUP), KEY_GROUP, groups)

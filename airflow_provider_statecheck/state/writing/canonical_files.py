@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa, parquet, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
     NAMESPACE,
@@ -126,9 +127,13 @@ class CanonicalFiles:
         return tuple(handles)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class KeyedFiles:
-    """Writer of the keyed states of a subtask."""
+    """
+    Writer of the keyed states of a subtask.
+
+    The methods raise ``StorageError`` if the storage fails.
+    """
 
     files: CanonicalFiles
     """Writer of the savepoint."""
@@ -136,18 +141,19 @@ class KeyedFiles:
     """Uid of the operator."""
     subtask: int
     owned: KeyGroupRange
-    key: SerializerSnapshot
     max_parallelism: int
+    _key: SerializerSnapshot | None = None
     _states: dict[str, StateFiles] = field(default_factory=dict)
 
-    def write(self, state: StateSchema, tables: Iterable[Any]) -> None:
+    def write(self, key: SerializerSnapshot, state: StateSchema, tables: Iterable[Any]) -> None:
         """
         Write the sorted tables of a state.
 
+        :param key: Type of the keys, equal for all states.
         :param tables: Tables in the layout of the state backends.
-        :raises StorageError: if the storage fails.
         """
-        columns = StateColumns(restored_keys(self.key), registered(state), with_times=True, namespaces=True)
+        self._key = key
+        columns = StateColumns(restored_keys(key), registered(state), with_times=True, namespaces=True)
         schema, conform = columns.layout.schema(namespace=True, deleted=False), columns.layout.conform
         open_file = partial(ParquetPartFile, columns=columns, description=self._description(state))
         numbers = count()
@@ -161,17 +167,16 @@ class KeyedFiles:
         Write the index of the files and return their handle, ``None`` without rows.
 
         :param checkpoint_id: Checkpoint id in the handle.
-        :raises StorageError: if the storage fails.
         """
         states = tuple(self._states.values())
-        if not states:
+        if self._key is None or not states:
             return None
         return KeyedStateHandle(
             backend_id=CANONICAL_ID,
             key_group_range=self.owned,
             checkpoint_id=checkpoint_id,
             shared=tuple((part.path, part.handle) for files in states for run in files.runs for part in run),
-            meta=self._write_index(encode_meta(SnapshotMeta(self.key, self.max_parallelism, states))),
+            meta=self._write_index(encode_meta(SnapshotMeta(self._key, self.max_parallelism, states))),
         )
 
     def _write_index(self, data: bytes) -> StreamStateHandle:
@@ -185,7 +190,7 @@ class KeyedFiles:
         return BufferedStateOutputStream(partial(self.files.write, uri), buffer_size=_BUFFER_BYTES, inline_threshold=0)
 
     def _description(self, state: StateSchema) -> dict[str, Any]:
-        schemas = encode_schemas(OperatorSchemas(key=self.key, keyed=(state,)))
+        schemas = encode_schemas(OperatorSchemas(key=self._key, keyed=(state,)))
         return {"uid": self.uid, "number_of_key_groups": self.max_parallelism, "schemas": schemas}
 
 
@@ -206,9 +211,6 @@ class ParquetPartFile(PartFile):
         columns: StateColumns,
         description: dict[str, Any],
     ) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         super().__init__(schema, stream, compression)
         self._columns = columns
         self._description = description
@@ -230,8 +232,6 @@ class ParquetPartFile(PartFile):
 
     @cached_property
     def _stored_schema(self) -> Any:
-        import pyarrow as pa
-
         schema = self._columns.schema
         expiry = [pa.field(EXPIRES_AT, schema.field(LAST_ACCESS).type)] if self._lifetime else []
         stored = portable_schema(pa.schema([(KEY_GROUP, pa.int32()), *schema, *expiry]))
@@ -239,8 +239,6 @@ class ParquetPartFile(PartFile):
 
     @cached_property
     def _lifetime(self) -> Any:
-        import pyarrow as pa
-
         state = self._columns.state.schema()
         return pa.scalar(min(state.ttl_ms * 1000, _LONGEST_US), pa.duration("us")) if state.ttl_ms is not None else None
 
@@ -266,8 +264,6 @@ class ParquetPartFile(PartFile):
         return f"{hashlib.sha256(handle.uri.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.parquet"
 
     def _stored(self, rows: Any) -> Any:
-        import pyarrow as pa
-
         named = self._columns.named(rows)
         expiry = [_later(single(named.column(LAST_ACCESS)), self._lifetime)] if self._lifetime else []
         arrays = [single(rows.column(KEY_GROUP)), *map(single, named.columns), *expiry]
@@ -275,9 +271,6 @@ class ParquetPartFile(PartFile):
 
 
 def _later(times: Any, lifetime: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_list(times.type):
         return with_elements(times, _later(times.flatten(), lifetime))
     return pc.add(times, lifetime)
@@ -308,9 +301,6 @@ class NewRows:
         :raises InvalidConfigurationError: if the columns differ, or if a key is missing or duplicate.
         :raises UnsupportedStateError: if a value does not fit its type.
         """
-        import numpy as np
-        import pyarrow as pa
-
         columns = self._columns(namespaces=NAMESPACE in data.schema.names)
         _require_columns(columns, data)
         schema = self.layout.schema(namespace=columns.namespaces, deleted=False)
@@ -325,8 +315,6 @@ class NewRows:
         return StateColumns(self.keys, self.state, self.state.ttl is not None, namespaces)
 
     def _arrays(self, columns: StateColumns, data: Any) -> dict[str, Any]:
-        import pyarrow as pa
-
         keys = self.keys.normalized_columns([single(data.column(name)) for name in columns.key_names])
         arrays: dict[str, Any] = dict(zip(self.layout.key_names, keys, strict=True))
         arrays[KEY_GROUP] = pa.array(self.keys.key_groups_of(keys, self.max_parallelism))
@@ -355,8 +343,6 @@ class NewRows:
         return timed_cells(values, times)
 
     def _require_values(self, values: Any, name: str) -> None:
-        import pyarrow.compute as pc
-
         snapshot = self.state.serializer.snapshot()
         if self.state.kind is StateKind.MAP:
             # An entry with the value None is valid.
@@ -372,8 +358,6 @@ class NewRows:
         require_values(snapshot, values.flatten(), f"each element of {name}")
 
     def _require_unique(self, rows: Any, ordered: Any, order: Any) -> None:
-        import numpy as np
-
         duplicates = np.flatnonzero(ordered[1:] == ordered[:-1])
         if len(duplicates):
             row = rows.slice(int(order[duplicates[0]]), 1).to_pylist()[0]
@@ -393,8 +377,6 @@ def _require_columns(columns: StateColumns, data: Any) -> None:
 
 
 def _milliseconds(times: Any, wanted: Any) -> Any:
-    import pyarrow as pa
-
     times = conformed(times, wanted, LAST_ACCESS)
     if pa.types.is_list(wanted):
         return with_elements(times, _milliseconds(times.flatten(), wanted.value_type))

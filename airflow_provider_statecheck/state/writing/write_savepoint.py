@@ -28,6 +28,7 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     UnknownStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -95,8 +96,6 @@ def write_savepoint(
     :raises CheckpointNotFoundError: if the base or one of its files is missing.
     :raises StorageError: if the storage fails; the written files are deleted.
     """
-    import pyarrow as pa
-
     table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
     given = GivenState(
         state=state,
@@ -146,7 +145,6 @@ class GivenState:
 class StateTarget:
     """State that a savepoint replaces or adds, and the parallelism of its operator."""
 
-    stage: str
     function: str
     uid: str
     """Uid of the operator."""
@@ -284,15 +282,8 @@ def write_subtask(
     :raises StorageError: if the storage fails.
     """
     owned = key_group_range_of(subtask, parallelism, new.max_parallelism)
-    written = KeyedFiles(
-        files=files,
-        uid=uid,
-        subtask=subtask,
-        owned=owned,
-        key=new.keys.snapshot(),
-        max_parallelism=new.max_parallelism,
-    )
-    written.write(new.state.schema(), [rows])
+    written = KeyedFiles(files, uid, subtask, owned, new.max_parallelism)
+    written.write(new.keys.snapshot(), new.state.schema(), [rows])
     return written.handle(_FIRST)
 
 
@@ -303,7 +294,6 @@ def _target_of(given: GivenState, schema: Any, base: CheckpointStates | None) ->
     parallelism = min(given.parallelism, max_parallelism) if function is None else function.operator.parallelism
     require_parallelism(parallelism, max_parallelism)
     return StateTarget(
-        stage=given.stage,
         function=given.function,
         uid=f"{given.stage}/{given.function}" if function is None else function.operator.uid,
         rows=rows,

@@ -104,24 +104,6 @@ class TestInitialization:
         assert managed.is_restored() is True
         assert managed.get_operator_state_store() is context.get_operator_state_store()
 
-    @pytest.mark.parametrize(
-        "method",
-        [
-            "is_restored",
-            "get_restored_checkpoint_id",
-            "get_operator_state_store",
-            "get_keyed_state_store",
-            "get_managed_initialization_context",
-            "get_raw_operator_state_inputs",
-        ],
-    )
-    def test_it_is_of_no_use_after_the_call(self, method: str) -> None:
-        context = initialization(keyed_state_store=keyed_store())
-        getattr(context, method)()
-        context.end()
-        with pytest.raises(CoordinatorError, match="during initialize_state"):
-            getattr(context, method)()
-
 
 class TestSnapshot:
     def test_it_tells_id_and_time(self) -> None:
@@ -140,28 +122,33 @@ class TestSnapshot:
         context = StateSnapshotContext(CHECKPOINT, STREAMS)
         assert context.get_raw_operator_state_output() is context.get_raw_operator_state_output()
 
-    @pytest.mark.parametrize(
-        "method",
-        [
-            "get_checkpoint_id",
-            "get_checkpoint_timestamp",
-            "get_checkpoint_stream_factory",
-            "get_raw_operator_state_output",
-        ],
-    )
-    def test_it_is_of_no_use_after_the_call(self, method: str) -> None:
-        context = StateSnapshotContext(CHECKPOINT, STREAMS)
-        getattr(context, method)()
-        context.end()
-        with pytest.raises(CoordinatorError, match="during snapshot_state"):
-            getattr(context, method)()
-
     def test_raw_output_is_of_no_use_after_the_call(self) -> None:
         context = StateSnapshotContext(CHECKPOINT, STREAMS)
         output = context.get_raw_operator_state_output()
         context.end()
         with pytest.raises(CoordinatorError, match="found it closed"):
             output.write(b"late")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        name
+        for each in (StateInitializationContext, StateSnapshotContext)
+        for name in dir(each)
+        if name[:3] in ("is_", "get")
+    ],
+)
+def test_a_context_is_of_no_use_after_the_call(method: str) -> None:
+    of_snapshot = hasattr(StateSnapshotContext, method)
+    context: Any = (
+        StateSnapshotContext(CHECKPOINT, STREAMS) if of_snapshot else initialization(keyed_state_store=keyed_store())
+    )
+    getattr(context, method)()
+    context.end()
+    call = "snapshot_state" if of_snapshot else "initialize_state"
+    with pytest.raises(CoordinatorError, match=f"during {call}"):
+        getattr(context, method)()
 
 
 class TestRuntime:

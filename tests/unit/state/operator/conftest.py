@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+
+
+@pytest.fixture
+def backend() -> DefaultOperatorStateBackend:
+    return DefaultOperatorStateBackend()
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from airflow_provider_statecheck.state.descriptors import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.states import BroadcastState, OperatorStateStore, PartitionableListState
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, OperatorStateStore
+from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from tests.unit.state.operator.snapshots import numbers, rates, restored, saved
@@ -29,11 +29,6 @@ GETS: list[Get] = [
     lambda store, name: store.get_broadcast_state(rates(name)),
 ]
 each_kind = pytest.mark.parametrize("get", GETS, ids=["list", "union", "broadcast"])
-
-
-@pytest.fixture
-def backend() -> DefaultOperatorStateBackend:
-    return DefaultOperatorStateBackend()
 
 
 @each_kind
@@ -173,29 +168,17 @@ def test_element_that_does_not_fit_is_refused_when_it_is_put() -> None:
     assert dict(rules) == {}
 
 
-def test_an_empty_list_is_no_none() -> None:
-    assert list(PartitionableListState[int]().get()) == []
-
-
-def test_elements_keep_their_order() -> None:
+def test_elements_keep_their_order_and_a_list_without_elements_is_no_none() -> None:
     state = PartitionableListState([1])
     state.add(2)
     state.add_all([3, 4])
     assert list(state.get()) == list(state) == [1, 2, 3, 4]
-
-
-def test_update_replaces_all_elements() -> None:
-    state = PartitionableListState([1])
     state.update(iter([5, 6]))
     assert list(state.get()) == [5, 6]
-    state.update([])
-    assert list(state.get()) == []
-
-
-def test_clear_removes_all_elements() -> None:
-    state = PartitionableListState([1])
-    state.clear()
-    assert list(state.get()) == []
+    for empty in (lambda: state.update([]), state.clear):
+        state.add(7)
+        empty()
+        assert list(state.get()) == []
 
 
 def test_the_list_may_change_while_it_is_read() -> None:
@@ -247,9 +230,6 @@ def test_an_entry_may_have_no_value(state: State) -> None:
     state.put("n", None)
     assert state.contains("n")
     assert state.get("n") is None
-
-
-def test_clear_removes_all_entries(state: State) -> None:
     state.clear()
     assert list(state.immutable_entries()) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import time
 from decimal import Decimal
@@ -37,7 +36,8 @@ from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies,
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory, StateWriting
+from tests.unit.state.operator import snapshots
+from tests.unit.state.operator.snapshots import Handles, saved_subtask
 
 LIST = ListStateDescriptor("items", int)
 UNION = ListStateDescriptor("times", time)
@@ -59,14 +59,9 @@ EMPTY_DOCUMENT = CheckpointDocument(
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> CheckpointStorage:
-    return CheckpointStorage.open(tmp_path.as_uri())
-
-
-@pytest.fixture
-def saved(storage: CheckpointStorage) -> OperatorState:
+def saved(storage: CheckpointStorage, streams: FsCheckpointStreamFactory) -> OperatorState:
     """State of three subtasks in a canonical savepoint."""
-    subtasks = {index: written(storage, index) for index in range(SUBTASKS)}
+    subtasks = {index: written(streams, index) for index in range(SUBTASKS)}
     document = replace(EMPTY_DOCUMENT, operator_states=(operator_of(subtasks),))
     savepoint = write_savepoint(
         storage,
@@ -89,26 +84,17 @@ def operator_of(subtasks: dict[int, OperatorSubtaskState]) -> OperatorState:
     )
 
 
-def streams(storage: CheckpointStorage) -> CheckpointStreamFactory:
-    base, writing = storage.base_uri, StateWriting(epoch=2, inline_threshold=0)
-    return FsCheckpointStreamFactory(
-        storage=storage, exclusive=f"{base}/chk-1", shared=f"{base}/shared", writing=writing
-    )
-
-
 def directory(storage: CheckpointStorage) -> str:
     return f"{storage.base_uri}/savepoint-000000-000000000000"
 
 
-def written(storage: CheckpointStorage, index: int) -> OperatorSubtaskState:
+def written(streams: FsCheckpointStreamFactory, index: int) -> OperatorSubtaskState:
     backend = DefaultOperatorStateBackend()
     backend.get_list_state(LIST).update([10 * index, 10 * index + 1])
     backend.get_union_list_state(UNION).update([time(index)])
     backend.get_broadcast_state(RATES).put("eur", 1.5)
     backend.get_list_state(EMPTY)
-    handle = backend.snapshot(1, 0, streams(storage)).run().handle
-    assert handle is not None
-    return OperatorSubtaskState(managed_operator=(handle,))
+    return saved_subtask(backend, streams)
 
 
 def restored(storage: CheckpointStorage, state: OperatorState, parallelism: int) -> list[DefaultOperatorStateBackend]:
@@ -151,31 +137,25 @@ def test_subtasks_share_one_file_of_a_broadcast_map(storage: CheckpointStorage, 
     assert [len(subtask.managed_operator) for subtask in saved.subtask_states.values()] == [4, 4, 4]
 
 
-def test_size_is_that_of_the_files(storage: CheckpointStorage) -> None:
+def test_size_is_that_of_the_files(storage: CheckpointStorage, streams: FsCheckpointStreamFactory) -> None:
     copies = CanonicalCopies(storage, directory(storage), EMPTY_DOCUMENT)
-    copies.of_operator(operator_of({index: written(storage, index) for index in range(SUBTASKS)}))
+    copies.of_operator(operator_of({index: written(streams, index) for index in range(SUBTASKS)}))
     assert copies.size_bytes == sum(storage.list_files(directory(storage)).values()) > 0
 
 
-def test_elements_of_several_types_are_in_several_files(storage: CheckpointStorage) -> None:
-    subtasks: list[OperatorSubtaskState] = []
+def test_elements_of_several_types_are_in_several_files(
+    storage: CheckpointStorage, streams: FsCheckpointStreamFactory
+) -> None:
+    handles: Handles = ()
     for kind, value in ((pa.int32(), 1), (pa.int64(), 2)):
         backend = DefaultOperatorStateBackend()
         backend.get_list_state(ListStateDescriptor("items", kind)).update([value])
-        handle = backend.snapshot(1, 0, streams(storage)).run().handle
-        assert handle is not None
-        subtasks.append(OperatorSubtaskState(managed_operator=(handle,)))
-    both = OperatorSubtaskState(managed_operator=(*subtasks[0].managed_operator, *subtasks[1].managed_operator))
-    [copied] = copies(storage, both)
+        handles += snapshots.saved(backend, streams)
+    operator = operator_of({0: OperatorSubtaskState(managed_operator=handles)})
+    copied = CanonicalCopies(storage, directory(storage), EMPTY_DOCUMENT).of_operator(operator).subtask_states[0]
     assert len(copied.managed_operator) == 2
     backend = DefaultOperatorStateBackend.restore(storage, copied.managed_operator)
     assert list(backend.get_list_state(ListStateDescriptor("items", pa.int64())).get()) == [1, 2]
-
-
-def copies(storage: CheckpointStorage, *subtasks: OperatorSubtaskState) -> Sequence[OperatorSubtaskState]:
-    operator = operator_of(dict(enumerate(subtasks)))
-    copied = CanonicalCopies(storage, directory(storage), EMPTY_DOCUMENT).of_operator(operator)
-    return [copied.subtask_states[index] for index in range(len(subtasks))]
 
 
 def test_damaged_file_is_refused(storage: CheckpointStorage, saved: OperatorState) -> None:

@@ -44,11 +44,6 @@ def again(storage: CheckpointStorage, streams: FsCheckpointStreamFactory) -> Aga
     return lambda backend: restored(storage, saved(backend, streams))
 
 
-@pytest.fixture
-def backend() -> DefaultOperatorStateBackend:
-    return DefaultOperatorStateBackend()
-
-
 Backend = DefaultOperatorStateBackend
 
 
@@ -131,6 +126,7 @@ def test_registered_but_empty_state_restores_to_empty_state(backend: Backend, ag
 def test_state_that_nobody_asks_for_is_carried_on(backend: Backend, again: Again) -> None:
     backend.get_list_state(numbers("kept", Point)).add(Point(1, "a"))
     backend.get_broadcast_state(rates("map")).put("a", 0.5)
+    backend.get_list_state(numbers("empty"))
     found = again(again(again(backend)))
     assert found.schemas() == backend.schemas()
     assert list(found.get_list_state(numbers("kept", Point))) == [Point(1, "a")]
