@@ -13,11 +13,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from airflow_provider_statecheck.checkpoint.codec import decode
+from airflow_provider_statecheck.checkpoint.codec import decode, form_of
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -36,21 +36,10 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_json import (
-    UriForm,
-    boolean,
-    decode_master_state,
-    decode_operator_state,
-    encode_master_state,
-    encode_operator_state,
-)
 from airflow_provider_statecheck.storage.uris import (
     OF_DIRECTORY,
     OF_JOB,
     RelativeUris,
-    directory_of,
-    job_directory_of,
-    lengthen,
     redact,
 )
 
@@ -243,6 +232,7 @@ def named_snapshots(handles: Iterable[SnapshotHandle]) -> tuple[NamedSnapshot, .
 class InlineStateHandle:
     """State that is small enough to be stored in the metadata."""
 
+    TAG: ClassVar[str] = "inline"
     value: dict[str, Any]
 
 
@@ -271,8 +261,15 @@ def encode_metadata(document: CheckpointDocument, *, uri: str) -> bytes:
     :param uri: URI of the metadata file.
     :raises InvalidConfigurationError: if the state contains a URI that is not absolute.
     """
-    values = _to_json(document, _relative_uris(document, uri))
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    uris = _uris_of(document, uri)
+    text = json.dumps(
+        _marked(document, uris),
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        check_circular=False,
+        default=partial(_form_of, uris),
+    )
     # File names may contain surrogates, which strict UTF-8 cannot encode.
     body = text.encode("utf-8", "surrogatepass")
     return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
@@ -289,8 +286,8 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     header, _, body = data.partition(b"\n")
     _require_header(header, body, uri)
     try:
-        return _from_json(json.loads(body), partial(lengthen, metadata_uri=uri))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return decode(CheckpointDocument, json.loads(body, object_hook=partial(_with_absolute_uri, RelativeUris(uri))))
+    except (ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
 
 
@@ -305,17 +302,6 @@ def find_document(storage: CheckpointStorage, directory: str) -> CheckpointDocum
         return decode_metadata(storage.read_bytes(uri), uri=uri)
     except UNREADABLE:
         return None
-
-
-def is_relocatable(document: CheckpointDocument, *, uri: str) -> bool:
-    """
-    Return whether a checkpoint can be restored after it was moved.
-
-    A savepoint moves with its directory, a checkpoint with the directory of its job.
-
-    :param uri: URI of the metadata file.
-    """
-    return _relative_to(document, uri).cover(document_uris(document))
 
 
 def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
@@ -433,72 +419,31 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         )
 
 
-def _relative_uris(document: CheckpointDocument, uri: str) -> RelativeUris:
-    if document.properties.is_savepoint and not is_relocatable(document, uri=uri):
-        # Mixed URIs would leave the savepoint half restorable after a move.
-        return RelativeUris(OF_DIRECTORY, None)
-    return _relative_to(document, uri)
+def _uris_of(document: CheckpointDocument, metadata_uri: str) -> RelativeUris:
+    if not document.properties.is_savepoint:
+        return RelativeUris(metadata_uri, OF_JOB)
+    uris = RelativeUris(metadata_uri, OF_DIRECTORY)
+    # Mixed URIs would leave the savepoint half restorable after a move.
+    return uris if _are_covered(document, uris) else RelativeUris(metadata_uri)
 
 
-def _relative_to(document: CheckpointDocument, uri: str) -> RelativeUris:
-    if document.properties.is_savepoint:
-        return RelativeUris(OF_DIRECTORY, directory_of(uri))
-    return RelativeUris(OF_JOB, job_directory_of(uri))
+def _are_covered(document: CheckpointDocument, uris: RelativeUris) -> bool:
+    return all(map(uris.covers, document_uris(document)))
 
 
-def _to_json(document: CheckpointDocument, uris: RelativeUris) -> dict[str, Any]:
-    kind = "file" if isinstance(document.state, FileStateHandle) else "inline"
-    return _values(document) | {
-        "snapshots": [_shortened(handle, uris) for handle in document.snapshots],
-        "state": {"kind": kind} | _shortened(document.state, uris),
-        "properties": _values(document.properties),
-        "operator_states": [encode_operator_state(state, uris.shorten) for state in document.operator_states],
-        "master_states": [encode_master_state(state) for state in document.master_states],
-        "parts": [_to_json(part, uris) for part in document.parts],
-        "relocatable": uris.cover(document_uris(document)),
-    }
+def _marked(document: CheckpointDocument, uris: RelativeUris) -> CheckpointDocument:
+    parts = tuple(_marked(part, uris) for part in document.parts)
+    return replace(document, parts=parts, relocatable=_are_covered(document, uris))
 
 
-def _shortened(record: Any, uris: RelativeUris) -> dict[str, Any]:
-    values = _values(record)
-    return values | {"uri": uris.shorten(values["uri"])} if "uri" in values else values
+def _form_of(uris: RelativeUris, value: Any) -> Any:
+    form = form_of(value)
+    if isinstance(form, dict) and "uri" in form:
+        form["uri"] = uris.shorten(form["uri"])
+    return form
 
 
-def _values(record: Any) -> dict[str, Any]:
-    # asdict() would deep-copy the inline state.
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def _from_json(values: dict[str, Any], restore: UriForm) -> CheckpointDocument:
-    return CheckpointDocument(
-        **_known(CheckpointDocument, values)
-        | {
-            "snapshots": tuple(_snapshot(item, restore(item["uri"])) for item in values["snapshots"]),
-            "state": _state(values["state"], restore),
-            "properties": decode(CheckpointProperties, values.get("properties", {})),
-            "operator_states": tuple(
-                decode_operator_state(state, restore) for state in values.get("operator_states", ())
-            ),
-            "master_states": tuple(map(decode_master_state, values.get("master_states", ()))),
-            "parts": tuple(_from_json(part, restore) for part in values.get("parts", ())),
-            "has_commit": boolean(values.get("has_commit", False)),
-            "relocatable": boolean(values["relocatable"]) if "relocatable" in values else None,
-        }
-    )
-
-
-def _snapshot(values: dict[str, Any], uri: str) -> SnapshotHandle:
-    scope = tuple((str(loop), str(item)) for loop, item in values["scope"])
-    return SnapshotHandle(**_known(SnapshotHandle, values) | {"scope": scope, "uri": uri})
-
-
-def _state(values: dict[str, Any], restore: UriForm) -> InlineStateHandle | FileStateHandle:
-    if values["kind"] == "inline":
-        return InlineStateHandle(value=values["value"])
-    return FileStateHandle(**_known(FileStateHandle, values) | {"uri": restore(values["uri"])})
-
-
-def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    # Later releases may add optional fields without a new version.
-    names = {f.name for f in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
+def _with_absolute_uri(uris: RelativeUris, form: dict[str, Any]) -> dict[str, Any]:
+    if "uri" in form:
+        form["uri"] = uris.lengthen(form["uri"])
+    return form

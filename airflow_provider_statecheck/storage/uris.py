@@ -168,17 +168,20 @@ OF_DIRECTORY = "dir:"
 _SPECIAL_NAMES = frozenset(("", ".", ".."))
 
 
-@dataclass(frozen=True, slots=True)
 class RelativeUris:
     """
-    Shortens URIs below a directory.
+    URIs in the form in which a metadata file names them.
 
-    :param prefix: Prefix that marks a shortened URI.
-    :param base: The directory; ``None`` to keep all URIs absolute.
+    :param metadata_uri: URI of the metadata file.
+    :param prefix: Prefix that marks the shortened URIs of files below its directory; ``None`` to keep all URIs absolute.
     """
 
-    prefix: str
-    base: str | None
+    def __init__(self, metadata_uri: str, prefix: str | None = None) -> None:
+        directory = metadata_uri.rstrip("/").rpartition("/")[0]
+        # The directory of a checkpoint is in that of its job.
+        self._bases = {OF_DIRECTORY: f"{directory}/", OF_JOB: f"{directory.rpartition('/')[0]}/"}
+        self._prefix = prefix
+        self._base = None if prefix is None else self._bases[prefix]
 
     def shorten(self, uri: str) -> str:
         """
@@ -186,54 +189,32 @@ class RelativeUris:
 
         :raises InvalidConfigurationError: if the URI is not absolute and would be read as a shortened one.
         """
-        if self.covers(uri):
-            return f"{self.prefix}{uri.removeprefix(f'{self.base}/')}"
-        if is_relative(uri):
+        if self._base is not None and self.covers(uri):
+            return f"{self._prefix}{uri[len(self._base) :]}"
+        if self._base_of(uri) is not None:
             raise InvalidConfigurationError(f"Expected an absolute URI such as file:///data/x, found {redact(uri)!r}.")
         return uri
 
     def covers(self, uri: str) -> bool:
         """Return whether a URI is below the directory."""
-        return (
-            self.base is not None
-            and uri.startswith(f"{self.base}/")
-            and _is_plain_path(uri.removeprefix(f"{self.base}/"))
-        )
+        return self._base is not None and uri.startswith(self._base) and _is_plain_path(uri[len(self._base) :])
 
-    def cover(self, uris: Iterable[str]) -> bool:
-        """Return whether all URIs are below the directory."""
-        return all(map(self.covers, uris))
+    def lengthen(self, written: str) -> str:
+        """
+        Return the absolute URI of a written one, with any prefix.
 
+        :raises ValueError: if a relative URI leads out of its directory.
+        """
+        base = self._base_of(written)
+        if base is None:
+            return written
+        if not _is_plain_path(written[4:]):
+            raise ValueError(f"{written!r} leads out of its directory")
+        return f"{base}{written[4:]}"
 
-def lengthen(written: str, metadata_uri: str) -> str:
-    """
-    Return the absolute URI of a written one.
-
-    :param metadata_uri: URI of the metadata file that contains it.
-    :raises ValueError: if a relative URI leads out of its directory.
-    """
-    if not is_relative(written):
-        return written
-    prefix, path = written[:4], written[4:]
-    if not _is_plain_path(path):
-        raise ValueError(f"{written!r} leads out of its directory")
-    base = directory_of(metadata_uri) if prefix == OF_DIRECTORY else job_directory_of(metadata_uri)
-    return f"{base}/{path}"
-
-
-def is_relative(written: str) -> bool:
-    """Return whether a written URI is relative. A URI whose scheme equals a prefix is absolute."""
-    return written.startswith((OF_JOB, OF_DIRECTORY)) and not written[4:].startswith("//")
-
-
-def directory_of(metadata_uri: str) -> str:
-    """Return the directory of a metadata file."""
-    return metadata_uri.rstrip("/").rpartition("/")[0]
-
-
-def job_directory_of(metadata_uri: str) -> str:
-    """Return the directory of the job whose checkpoint a metadata file describes."""
-    return directory_of(directory_of(metadata_uri))
+    def _base_of(self, written: str) -> str | None:
+        # A URI whose scheme equals a prefix is absolute.
+        return None if written.startswith("//", 4) else self._bases.get(written[:4])
 
 
 def _is_plain_path(path: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
@@ -21,7 +22,6 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOption
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
 from airflow_provider_statecheck.storage.uris import AllowedLocations
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 from airflow_provider_statecheck.storage.views.state_files import (
@@ -59,7 +59,7 @@ class TaskReport:
         values = {
             "vertex": self.vertex,
             "subtask": self.subtask,
-            "states": [encode_operator_state(state, str) for state in self.states],
+            "states": encode(self.states),
             "committables": list(self.committables),
             "rows": self.rows,
             "keys": self.keys,
@@ -75,7 +75,7 @@ class TaskReport:
     def decode(cls, data: bytes) -> TaskReport:
         """Decode a report."""
         values = json.loads(data)
-        states = tuple(decode_operator_state(state, str) for state in values["states"])
+        states = decode(tuple[OperatorState, ...], values["states"])
         sizes = {uid: tuple(StateSize(*each) for each in found) for uid, found in values["sizes"].items()}
         decoded = {"states": states, "committables": tuple(values["committables"]), "sizes": sizes}
         return cls(**{**values, **decoded})
