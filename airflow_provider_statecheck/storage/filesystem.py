@@ -25,15 +25,14 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.uris import (
-    LOCAL_SCHEMES,
     AllowedLocations,
     conceal,
     harmless,
+    is_local,
     normalise_base,
     open_filesystem,
     redact,
     require_deletable,
-    scheme_of,
     serves,
 )
 
@@ -90,7 +89,7 @@ class CheckpointStorage:
     @property
     def is_local(self) -> bool:
         """Whether the checkpoint directory is on a local filesystem."""
-        return _is_local(self.base_uri)
+        return is_local(self.base_uri)
 
     def allowing(self, *uris: str | None, locations: Iterable[str] = ()) -> Self:
         """
@@ -213,7 +212,7 @@ class CheckpointStorage:
 
         :raises StorageError: if any part of the directory cannot be listed.
         """
-        if _is_local(directory):
+        if is_local(directory):
             return self._read(directory, lambda _, root: file_operations.list_files(Path(root)))
         return self._read(directory, _list_objects)
 
@@ -247,7 +246,7 @@ class CheckpointStorage:
         Only local storage is affected: object stores have no directories, and HDFS clients can delete a directory only
         together with its files.
         """
-        if _is_local(uri):
+        if is_local(uri):
             self.call(uri, lambda _, path: file_operations.remove_empty_directories(Path(path)))
 
     def _info(self, uri: str) -> dict[str, Any] | None:
@@ -387,10 +386,6 @@ def _changed_error(uri: str, expected: str, found: str) -> CorruptStateError:
 
 def _not_found_error(uri: str) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(f"Expected a file at {redact(uri)}, found none.", uri=redact(uri))
-
-
-def _is_local(uri: str) -> bool:
-    return scheme_of(uri) in LOCAL_SCHEMES
 
 
 def _relative_path(path: str, root: str) -> str:

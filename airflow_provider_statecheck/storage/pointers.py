@@ -41,12 +41,9 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact, scheme_of
-from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer, write_metadata
+from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer, write_metadata
 
 log = logging.getLogger(__name__)
-
-NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-"""Placeholder pointer of a checkpoint in memory; it cannot be resolved."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _MISSING_VALUES = ("none", "null")

@@ -101,6 +101,11 @@ def scheme_of(uri: str) -> str:
     return match.group(1).lower()
 
 
+def is_local(uri: str) -> bool:
+    """Return whether a URI is on a local filesystem."""
+    return scheme_of(uri) in LOCAL_SCHEMES
+
+
 def redact(text: str) -> str:
     """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks."""
     return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))

@@ -14,6 +14,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -419,9 +420,9 @@ class LocalSpill:
             self._is_created = False
 
 
-class LocalStream:
+class LocalStream(CheckpointStateOutputStream):
     """
-    ``CheckpointStateOutputStream`` to a local file that no checkpoint references.
+    Stream to a local file that no checkpoint references.
 
     Its methods raise ``StorageError`` if the local disk is full.
     """
@@ -430,26 +431,27 @@ class LocalStream:
         self._path = path
         self._file = path.open("xb")
 
+    @override
     def write(self, data: bytes) -> None:
-        """Write bytes."""
         with _spilling():
             self._file.write(data)
 
+    @override
     def get_pos(self) -> int:
-        """Return the number of bytes written."""
         return self._file.tell()
 
+    @override
     def flush_to_file(self) -> None:
         """Do nothing, because the stream is a file."""
 
+    @override
     def close_and_get_handle(self) -> FileStateHandle:
-        """Close the file and return its handle."""
         with _spilling():
             self._file.close()
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
+    @override
     def close(self) -> None:
-        """Discard the file."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.ids import epoch_name, new_key
-from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
@@ -29,6 +29,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
 from airflow_provider_statecheck.storage.uris import scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import (
@@ -36,6 +37,7 @@ from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
     CompletedCheckpointStorageLocation,
+    open_metadata_stream,
 )
 
 _SAME_SERVER = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "memory": "memory"}
@@ -328,13 +330,29 @@ class CheckpointStorageWorkerView(Protocol):
         ...
 
 
-class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
-    """Storage location of one checkpoint."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStorageLocation(CheckpointStreamFactory):
+    """
+    Storage location of one checkpoint.
 
-    @property
-    def location_reference(self) -> CheckpointStorageLocationReference:
-        """Return the reference that tasks resolve to this location."""
-        ...
+    :param streams: Factory of the state streams.
+    :param exclusive: Directory of the checkpoint.
+    :param storage: Storage of the directory; ``None`` for metadata in the memory of this process.
+    :param location_reference: Reference that tasks resolve to this location.
+    """
+
+    streams: CheckpointStreamFactory
+    exclusive: str
+    storage: CheckpointStorage | None
+    location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
+
+    @override
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
+        return self.streams.create_checkpoint_state_output_stream(scope)
+
+    @override
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        return self.streams.could_reuse_state_handle(handle)
 
     def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
         """
@@ -342,7 +360,7 @@ class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
 
         :raises StorageError: if metadata already exists, or the storage fails.
         """
-        ...
+        return open_metadata_stream(self.storage, self.exclusive)
 
     def dispose_on_failure(self) -> None:
         """
@@ -350,7 +368,8 @@ class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
 
         :raises StorageError: if a part may still exist.
         """
-        ...
+        if self.storage is not None:
+            self.storage.delete_directory(self.exclusive)
 
 
 class CheckpointStorageCoordinatorView(Protocol):

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, epoch_name
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -29,7 +29,6 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata, encode_metadata
@@ -40,52 +39,10 @@ _PLACE = re.compile(r"/([0-9a-f]{32}/chk-\d+)$")
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
 MAX_INLINE_THRESHOLD = 1024 * 1024
 DEFAULT_WRITE_BUFFER = 4096
-MAX_NAME_ATTEMPTS = 10
+_MAX_NAME_ATTEMPTS = 10
 DEFAULT_INLINE_BUDGET = 16 * 1024 * 1024
 _DIGEST_LENGTH = 32
-
-
-class CheckpointStateOutputStream(Protocol):
-    """
-    Output stream of one piece of state, for use by a single thread.
-
-    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step, discards
-    the state.
-    """
-
-    def write(self, data: bytes) -> None:
-        """
-        Append bytes.
-
-        :raises StorageError: if the stream is closed, or the storage fails.
-        """
-        ...
-
-    def get_pos(self) -> int:
-        """Return the number of bytes written, including buffered bytes."""
-        ...
-
-    def flush_to_file(self) -> None:
-        """
-        Write the state to a file, even if it is below the inline threshold; an empty stream creates no file.
-
-        :raises StorageError: if the stream is closed, or the storage fails.
-        """
-        ...
-
-    def close_and_get_handle(self) -> StreamStateHandle | None:
-        """
-        Store the state and return its handle, or ``None`` for an empty stream.
-
-        With file merging, the bytes are durable only after ``make_durable`` of the worker view.
-
-        :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
-        """
-        ...
-
-    def close(self) -> None:
-        """Discard the written bytes, unless their handle was returned."""
-        ...
+Created = TypeVar("Created")
 
 
 class CheckpointStreamFactory(Protocol):
@@ -120,6 +77,21 @@ class CompletedCheckpointStorageLocation(Protocol):
         :raises StorageError: if a part may still exist.
         """
         ...
+
+
+NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
+"""Placeholder pointer of a checkpoint in memory; it cannot be resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class NonPersistentCompletedCheckpointStorageLocation:
+    """Completed checkpoint with metadata in memory."""
+
+    metadata_handle: ByteStreamStateHandle
+    external_pointer: str = NOT_ADDRESSABLE
+
+    def dispose(self) -> None:
+        """Do nothing, because there is no directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +180,12 @@ Publish = Callable[[bytes], StreamStateHandle]
 """Function that stores the bytes of a closed stream outside its handle."""
 
 
-class BufferedStateOutputStream(CheckpointStateOutputStream):
+class CheckpointStateOutputStream:
     """
-    Buffers bytes on this machine, and stores them when it is closed: a file on an object store exists only as a whole.
+    Output stream of one piece of state, for use by a single thread.
+
+    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step, discards
+    the state. Bytes are buffered on this machine until then: a file on an object store exists only as a whole.
 
     :param publish: Stores state that is not inline.
     :param buffer_size: Bytes held in memory before they spill to a local temporary file.
@@ -229,24 +204,38 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
         self._position = 0
         self._wants_file = False
 
-    @override
     def write(self, data: bytes) -> None:
+        """
+        Append bytes.
+
+        :raises StorageError: if the stream is closed, or the storage fails.
+        """
         self._require_open()
         with self._closing_on_failure():
             self._buffer.write(data)
         self._position += len(data)
 
-    @override
     def get_pos(self) -> int:
+        """Return the number of bytes written, including buffered bytes."""
         return self._position
 
-    @override
     def flush_to_file(self) -> None:
+        """
+        Write the state to a file, even if it is below the inline threshold; an empty stream creates no file.
+
+        :raises StorageError: if the stream is closed, or the storage fails.
+        """
         self._require_open()
         self._wants_file = self._wants_file or self._position > 0
 
-    @override
     def close_and_get_handle(self) -> StreamStateHandle | None:
+        """
+        Store the state and return its handle, or ``None`` for an empty stream.
+
+        With file merging, the bytes are durable only after ``make_durable`` of the worker view.
+
+        :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
+        """
         self._require_open()
         with self._closing_on_failure():
             self._buffer.seek(0)
@@ -255,8 +244,8 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
         self.close()
         return handle
 
-    @override
     def close(self) -> None:
+        """Discard the written bytes, unless their handle was returned."""
         self._buffer.close()
 
     def _handle_of(self, data: bytes) -> StreamStateHandle:
@@ -282,38 +271,53 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
 
 def open_state_stream(
     storage: CheckpointStorage, directory: str, writing: StateWriting, new_name: Callable[[int], str] = epoch_name
-) -> BufferedStateOutputStream:
+) -> CheckpointStateOutputStream:
     """
     Open a stream that publishes its state as one new file, without creating the file.
 
     :param new_name: Returns a new unique file name for an epoch.
     """
-    return BufferedStateOutputStream(
-        lambda data: _write_new_file(storage, directory, data, lambda: new_name(writing.epoch)),
-        buffer_size=writing.effective_buffer_size,
-        inline_threshold=writing.inline_threshold,
+
+    def publish(data: bytes) -> FileStateHandle:
+        return create_under_free_name(
+            lambda: f"{directory}/{new_name(writing.epoch)}", lambda uri: _write_new_file(storage, uri, data)
+        )
+
+    return CheckpointStateOutputStream(
+        publish, buffer_size=writing.effective_buffer_size, inline_threshold=writing.inline_threshold
     )
 
 
-def _write_new_file(
-    storage: CheckpointStorage, directory: str, data: bytes, new_name: Callable[[], str]
-) -> FileStateHandle:
-    taken: StorageError | None = None
-    for _ in range(MAX_NAME_ATTEMPTS):
-        uri = f"{directory}/{new_name()}"
+def create_under_free_name(new_uri: Callable[[], str], create: Callable[[str], Created]) -> Created:
+    """
+    Create a file or directory whose name is free, without overwriting any.
+
+    :param new_uri: Returns a URI with a random name.
+    :param create: Creates it; raises an error for which ``is_taken`` returns true, if the name is taken.
+    :raises StorageError: if the storage fails, or ten random names are taken.
+    """
+    taken: Exception | None = None
+    for _ in range(_MAX_NAME_ATTEMPTS):
         try:
-            return write_file(storage, uri, data)
-        except StorageError as error:
+            return create(new_uri())
+        except (StorageError, FileExistsError) as error:
             if not is_taken(error):
-                # The name is unique, therefore a file there can only hold this state or a part of it.
-                with contextlib.suppress(StateCheckError):
-                    storage.delete_file(uri)
                 raise
             taken = error
     raise StorageError(
-        f"Expected a free file name in {redact(directory)}, found {MAX_NAME_ATTEMPTS} random names taken.",
-        uri=redact(directory),
+        f"Expected a free name, found {_MAX_NAME_ATTEMPTS} random names taken; the last is {redact(str(taken))}"
     ) from taken
+
+
+def _write_new_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHandle:
+    try:
+        return write_file(storage, uri, data)
+    except StorageError as error:
+        if not is_taken(error):
+            # The name is unique, therefore a file there can only hold this state or a part of it.
+            with contextlib.suppress(StateCheckError):
+                storage.delete_file(uri)
+        raise
 
 
 def write_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHandle:
@@ -380,12 +384,17 @@ class CheckpointMetadataOutputStream:
         self._buffer.close()
 
 
-def open_metadata_stream(storage: CheckpointStorage, directory: str) -> CheckpointMetadataOutputStream:
+def open_metadata_stream(storage: CheckpointStorage | None, directory: str) -> CheckpointMetadataOutputStream:
     """
     Open the metadata stream of a directory.
 
+    :param storage: Storage of the directory; ``None`` for metadata in the memory of this process.
     :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
     """
+    if storage is None:
+        return CheckpointMetadataOutputStream(
+            lambda data: NonPersistentCompletedCheckpointStorageLocation(ByteStreamStateHandle(uuid.uuid4().hex, data))
+        )
     uri = f"{directory}/{METADATA_FILE}"
     if storage.exists(uri):
         raise StorageError(

@@ -24,13 +24,12 @@ from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HE
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import (
-    NOT_ADDRESSABLE,
     find_source,
     pointer_uri,
     resolve_checkpoint,
 )
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
+from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer
 from tests.unit.written_stage import WrittenStage
 
 
