@@ -45,18 +45,14 @@ _TRANSIENT_CODES = frozenset(
         "OperationTimedOut",
     }
 )
+# Python has classes of its own for the errors of broken connections and time-outs.
 _TRANSIENT_ERRNO = frozenset(
     {
         errno.EAGAIN,
-        errno.ECONNABORTED,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
         errno.EHOSTUNREACH,
         errno.ENETDOWN,
         errno.ENETRESET,
         errno.ENETUNREACH,
-        errno.EPIPE,
-        errno.ETIMEDOUT,
     }
 )
 _TRANSIENT_CLASSES = frozenset(

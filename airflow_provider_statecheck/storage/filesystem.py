@@ -24,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
+from airflow_provider_statecheck.storage.file_operations import ignoring_missing
 from airflow_provider_statecheck.storage.uris import (
     AllowedLocations,
     conceal,
@@ -62,7 +63,10 @@ class CheckpointStorage:
     ) -> None:
         self._fs = filesystem
         self.base_uri = base_uri
-        self._options = MappingProxyType(dict(options or {}))
+        self.options: Mapping[str, Any] = MappingProxyType(dict(options or {}))
+        """Options with which another process can open the storage; they may contain credentials."""
+        self.is_local = is_local(base_uri)
+        """Whether the checkpoint directory is on a local filesystem."""
         self._retries = retries or RetryPolicy()
         self.allowed = AllowedLocations().around(base_uri)
         """The locations that may be read."""
@@ -80,16 +84,6 @@ class CheckpointStorage:
         """
         base = normalise_base(base_uri)
         return cls(open_filesystem(base, storage_options), base, options=storage_options)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Options with which another process can open the storage; they may contain credentials."""
-        return self._options
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the checkpoint directory is on a local filesystem."""
-        return is_local(self.base_uri)
 
     def allowing(self, *uris: str | None, locations: Iterable[str] = ()) -> Self:
         """
@@ -283,9 +277,9 @@ class CheckpointStorage:
                 # The clients of some object stores raise errors that are not OSErrors.
                 if isinstance(error, FileNotFoundError) and not is_missing_bucket(error):
                     raise _not_found_error(uri) from error
-                reason = conceal(str(error), self._options) or type(error).__name__
+                reason = conceal(str(error), self.options) or type(error).__name__
                 message = f"The storage failed at {redact(uri)}: {reason.rstrip('.')}.{advice(error)}"
-                raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
+                raise StorageError(message, uri=redact(uri)) from harmless(error, self.options)
 
 
 def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:
@@ -304,7 +298,7 @@ def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:
 
 def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool) -> None:
     try:
-        (file_operations.replace if overwrite else file_operations.create)(filesystem, path, data)
+        file_operations.write(filesystem, path, data, overwrite=overwrite)
     except Exception as error:
         if is_missing_bucket(error):
             raise
@@ -351,23 +345,17 @@ def _list_objects(filesystem: Any, root: str) -> dict[str, int]:
 
 
 def _list_directories(filesystem: Any, root: str) -> list[str]:
-    try:
+    entries: list[dict[str, Any]] = []
+    with ignoring_missing():
         entries = filesystem.ls(root, detail=True)
-    except FileNotFoundError as error:
-        if is_missing_bucket(error):
-            raise
-        return []
     # Object stores may list the marker object of the directory itself.
     found = (_relative_path(str(entry["name"]), root) for entry in entries if entry["type"] == "directory")
     return sorted(name for name in found if name)
 
 
 def _delete_file(filesystem: Any, path: str) -> None:
-    try:
+    with ignoring_missing():
         filesystem.rm_file(path)
-    except FileNotFoundError as error:
-        if is_missing_bucket(error):
-            raise
 
 
 def _other_content_error(uri: str) -> StorageError:

@@ -245,13 +245,11 @@ def _require_claimable(document: CheckpointDocument, directory: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WrittenSavepoint:
-    """Metadata location and size of a savepoint, reported to the coordinator."""
+    """Metadata and size of a savepoint, reported to the coordinator."""
 
-    metadata_uri: str
-    metadata_size: int
-    metadata_sha256: str
+    metadata: FileStateHandle
     state_size_bytes: int
 
 
@@ -274,13 +272,7 @@ def write_copies(
     """
     copy = replace(copies.of_document(source), checkpoint_id=checkpoint_id, request_key=request_key)
     document = replace(copy, properties=properties)
-    file = write_metadata(copies.storage, copies.directory, document)
-    return WrittenSavepoint(
-        metadata_uri=file.uri,
-        metadata_size=file.size,
-        metadata_sha256=file.sha256,
-        state_size_bytes=copies.size_bytes,
-    )
+    return WrittenSavepoint(write_metadata(copies.storage, copies.directory, document), copies.size_bytes)
 
 
 class StateCopies:

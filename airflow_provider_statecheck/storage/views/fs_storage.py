@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -33,7 +32,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
-from airflow_provider_statecheck.storage.uris import is_local, normalise_base, redact, scheme_of
+from airflow_provider_statecheck.storage.uris import is_local, normalise_base, scheme_of
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStateToolset,
     CheckpointStorageAccess,
@@ -342,12 +341,11 @@ def make_directory(storage: CheckpointStorage, uri: str) -> None:
 
     :raises StorageError: if the storage fails, or a file has this name.
     """
-    with suppress(FileExistsError):
-        _create_directory(storage, uri)
-    if is_local(uri) and not storage.is_directory(uri):
-        raise StorageError(
-            f"Expected a directory at {redact(uri)}, found a file; choose another directory.", uri=redact(uri)
-        )
+    if is_local(uri):
+        storage.call(uri, lambda _, path: file_operations.make_directory(Path(path)))
+    else:
+        # Writes create missing directories, so only the access is checked.
+        storage.exists(uri)
 
 
 def make_savepoint_directory(
@@ -364,25 +362,13 @@ def make_savepoint_directory(
     """
 
     def create(uri: str) -> str:
-        _create_directory(storage, uri)
+        if is_local(uri):
+            storage.call(uri, lambda _, path: file_operations.make_new_directory(Path(path)))
+        elif storage.exists(uri):
+            raise FileExistsError(uri)
         return uri
 
     return create_under_free_name(lambda: new_uri(target, job_id), create)
-
-
-def _create_directory(storage: CheckpointStorage, uri: str) -> None:
-    if not is_local(uri):
-        if storage.exists(uri):
-            raise FileExistsError(uri)
-        return
-    try:
-        file_operations.make_new_directory(Path(uri.partition("://")[2]))
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"Expected to create the directory {redact(uri)}, found: {error}", uri=redact(uri)
-        ) from error
 
 
 def require_savepoint_target(external: str | None, default: str | None) -> str:

@@ -29,6 +29,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.failures import is_taken
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata, encode_metadata
@@ -57,45 +58,31 @@ class CheckpointStreamFactory(Protocol):
         ...
 
 
-class CompletedCheckpointStorageLocation(Protocol):
-    """Location of a completed checkpoint."""
-
-    @property
-    def external_pointer(self) -> str:
-        """Return the external pointer that resolves to the checkpoint."""
-        ...
-
-    @property
-    def metadata_handle(self) -> StreamStateHandle:
-        """Return the handle of the metadata."""
-        ...
-
-    def dispose(self) -> None:
-        """
-        Delete the checkpoint's directory; a missing directory is success.
-
-        :raises StorageError: if a part may still exist.
-        """
-        ...
-
-
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
 """Placeholder pointer of a checkpoint in memory; it cannot be resolved."""
 
 
 @dataclass(frozen=True, slots=True)
-class NonPersistentCompletedCheckpointStorageLocation:
-    """Completed checkpoint with metadata in memory."""
+class CompletedCheckpointStorageLocation:
+    """
+    Location of a completed checkpoint; here, of one with metadata in memory.
 
-    metadata_handle: ByteStreamStateHandle
-    external_pointer: str = NOT_ADDRESSABLE
+    :param external_pointer: Pointer that resolves to the checkpoint.
+    """
+
+    external_pointer: str
+    metadata_handle: StreamStateHandle
 
     def dispose(self) -> None:
-        """Do nothing, because there is no directory."""
+        """
+        Delete the checkpoint's directory, if there is one; a missing directory is success.
+
+        :raises StorageError: if a part may still exist.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedPointer:
+class ResolvedPointer(CompletedCheckpointStorageLocation):
     """
     Completed checkpoint in a directory, which a pointer names.
 
@@ -103,7 +90,6 @@ class ResolvedPointer:
     :param storage: Storage that may read the checkpoint and the files that its metadata names.
     """
 
-    external_pointer: str
     metadata_handle: FileStateHandle
     storage: CheckpointStorage = field(compare=False, repr=False)
 
@@ -137,13 +123,8 @@ class ResolvedPointer:
                 uri=redact(self.metadata_uri),
             )
 
+    @override
     def dispose(self) -> None:
-        """
-        Delete the directory.
-
-        :raises InvalidConfigurationError: if it is not the directory of a checkpoint or savepoint.
-        :raises StorageError: if a part may still exist.
-        """
         self.storage.delete_directory(self.external_pointer)
 
 
@@ -393,7 +374,9 @@ def open_metadata_stream(storage: CheckpointStorage | None, directory: str) -> C
     """
     if storage is None:
         return CheckpointMetadataOutputStream(
-            lambda data: NonPersistentCompletedCheckpointStorageLocation(ByteStreamStateHandle(uuid.uuid4().hex, data))
+            lambda data: CompletedCheckpointStorageLocation(
+                NOT_ADDRESSABLE, ByteStreamStateHandle(uuid.uuid4().hex, data)
+            )
         )
     uri = f"{directory}/{METADATA_FILE}"
     if storage.exists(uri):
