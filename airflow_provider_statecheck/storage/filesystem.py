@@ -63,10 +63,7 @@ class CheckpointStorage:
     ) -> None:
         self._fs = filesystem
         self.base_uri = base_uri
-        self.options: Mapping[str, Any] = MappingProxyType(dict(options or {}))
-        """Options with which another process can open the storage; they may contain credentials."""
-        self.is_local = is_local(base_uri)
-        """Whether the checkpoint directory is on a local filesystem."""
+        self._options = MappingProxyType(dict(options or {}))
         self._retries = retries or RetryPolicy()
         self.allowed = AllowedLocations().around(base_uri)
         """The locations that may be read."""
@@ -84,6 +81,16 @@ class CheckpointStorage:
         """
         base = normalise_base(base_uri)
         return cls(open_filesystem(base, storage_options), base, options=storage_options)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options with which another process can open the storage; they may contain credentials."""
+        return self._options
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the checkpoint directory is on a local filesystem."""
+        return is_local(self.base_uri)
 
     def allowing(self, *uris: str | None, locations: Iterable[str] = ()) -> Self:
         """
@@ -277,9 +284,9 @@ class CheckpointStorage:
                 # The clients of some object stores raise errors that are not OSErrors.
                 if isinstance(error, FileNotFoundError) and not is_missing_bucket(error):
                     raise _not_found_error(uri) from error
-                reason = conceal(str(error), self.options) or type(error).__name__
+                reason = conceal(str(error), self._options) or type(error).__name__
                 message = f"The storage failed at {redact(uri)}: {reason.rstrip('.')}.{advice(error)}"
-                raise StorageError(message, uri=redact(uri)) from harmless(error, self.options)
+                raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
 
 
 def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:

@@ -161,7 +161,7 @@ def find_source(
     pointer = pointer_uri(pointer)
     try:
         resolved = resolve_checkpoint(storage, pointer)
-        document, data = resolved.read()
+        document, file = resolved.read()
     except (CheckpointNotFoundError, IncompatibleCheckpointError, StorageError) as error:
         return _unreadable(pointer, mode, error)
     if mode is RestoreMode.CLAIM:
@@ -171,9 +171,9 @@ def find_source(
         return None
     return RestoreSource(
         pointer=resolved.external_pointer,
-        metadata_uri=resolved.metadata_uri,
-        metadata_size=len(data),
-        metadata_sha256=hashlib.sha256(data).hexdigest(),
+        metadata_uri=file.uri,
+        metadata_size=file.size,
+        metadata_sha256=file.sha256,
         full_size_bytes=part.named_bytes,
         mode=mode,
         part=part.uid if document.is_of_several else "",

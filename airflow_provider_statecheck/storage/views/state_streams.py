@@ -98,9 +98,9 @@ class ResolvedPointer(CompletedCheckpointStorageLocation):
         """Return the URI of the metadata file."""
         return self.metadata_handle.uri
 
-    def read(self) -> tuple[CheckpointDocument, bytes]:
+    def read(self) -> tuple[CheckpointDocument, FileStateHandle]:
         """
-        Return the checkpoint's metadata, decoded and as bytes.
+        Return the checkpoint's metadata, and the handle of its file with the checksum.
 
         :raises CheckpointNotFoundError: if the metadata file was deleted in the meantime.
         :raises CorruptStateError: if the file was changed, or replaced by that of another checkpoint.
@@ -110,7 +110,7 @@ class ResolvedPointer(CompletedCheckpointStorageLocation):
         data = self.storage.read_bytes(self.metadata_uri)
         document = decode_metadata(data, uri=self.metadata_uri)
         self._require_in_place(document)
-        return document, data
+        return document, _handle_of(self.metadata_uri, data)
 
     def _require_in_place(self, document: CheckpointDocument) -> None:
         # The names of other directories, such as those of savepoints, do not tell what they contain.
@@ -308,6 +308,10 @@ def write_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHa
     :raises StorageError: if the storage fails, or the file exists with other bytes.
     """
     storage.write_bytes(uri, data)
+    return _handle_of(uri, data)
+
+
+def _handle_of(uri: str, data: bytes) -> FileStateHandle:
     return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
 
 
