@@ -204,7 +204,7 @@ def write(filesystem: Any, path: str, data: bytes, *, overwrite: bool) -> None:
     if not overwrite:
         if _is_created_conditionally(filesystem, path, data):
             return
-        _require_free(filesystem, path)  # a local retry must not need disk space
+        _require_missing(filesystem, path, path)  # a local retry must not need disk space
     if _is_local(filesystem):
         with publishing(Path(path), overwrite=overwrite) as temporary:
             temporary.write_bytes(data)
@@ -226,11 +226,11 @@ def _is_created_conditionally(filesystem: Any, path: str, data: bytes) -> bool:
     return True
 
 
-def _require_free(filesystem: Any, path: str) -> None:
+def _require_missing(filesystem: Any, path: str, target: str) -> None:
     # Not fsspec's exists(), which returns False for every error.
     with suppress(FileNotFoundError):
         filesystem.info(path)
-        raise FileExistsError(path)
+        raise FileExistsError(target)
 
 
 def _publish_by_rename(filesystem: Any, path: str, data: bytes, *, overwrite: bool) -> None:
@@ -242,16 +242,10 @@ def _publish_by_rename(filesystem: Any, path: str, data: bytes, *, overwrite: bo
         if overwrite:
             _remove(filesystem, path)
         filesystem.mv(temporary, path)
-        _require_renamed(filesystem, temporary, path)
+        # WebHDFS raises no error if the target was created in the meantime.
+        _require_missing(filesystem, temporary, path)
     finally:
         _remove(filesystem, temporary)
-
-
-def _require_renamed(filesystem: Any, temporary: str, path: str) -> None:
-    # WebHDFS raises no error if the target was created in the meantime.
-    with suppress(FileNotFoundError):
-        filesystem.info(temporary)
-        raise FileExistsError(path)
 
 
 def _remove(filesystem: Any, path: str) -> None:
@@ -279,7 +273,9 @@ def copy_file(source_filesystem: Any, source: str, target_filesystem: Any, targe
         target_filesystem.cp_file(source, target)
     else:
         _copy_to_remote(source_filesystem, source, target_filesystem, target)
-    _require_equal_sizes(source_filesystem, source, target_filesystem, target)
+    expected, found = source_filesystem.info(source)["size"], target_filesystem.info(target)["size"]
+    if expected != found:
+        raise OSError(f"copied {found} of {expected} bytes; the file changed while it was copied")
 
 
 def _copy_to_local(source_filesystem: Any, source: str, target: Path) -> None:
@@ -298,12 +294,6 @@ def _copy_to_remote(source_filesystem: Any, source: str, target_filesystem: Any,
         local_copy = Path(scratch, "copy")
         source_filesystem.get_file(source, str(local_copy))
         target_filesystem.put_file(str(local_copy), target)
-
-
-def _require_equal_sizes(source_filesystem: Any, source: str, target_filesystem: Any, target: str) -> None:
-    expected, found = source_filesystem.info(source)["size"], target_filesystem.info(target)["size"]
-    if expected != found:
-        raise OSError(f"copied {found} of {expected} bytes; the file changed while it was copied")
 
 
 def _is_local(filesystem: Any) -> bool:

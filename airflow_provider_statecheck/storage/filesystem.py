@@ -317,7 +317,10 @@ def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool
             raise
         # Equal bytes mean that an earlier try of this write succeeded.
         elif not _holds(filesystem, path, data):
-            raise _other_content_error(uri) from error
+            raise StorageError(
+                f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
+                uri=redact(uri),
+            ) from error
 
 
 def _holds(filesystem: Any, path: str, data: bytes) -> bool:
@@ -363,13 +366,6 @@ def _list_directories(filesystem: Any, root: str) -> list[str]:
 def _delete_file(filesystem: Any, path: str) -> None:
     with ignoring_missing():
         filesystem.rm_file(path)
-
-
-def _other_content_error(uri: str) -> StorageError:
-    return StorageError(
-        f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
-        uri=redact(uri),
-    )
 
 
 def _changed_error(uri: str, expected: str, found: str) -> CorruptStateError:

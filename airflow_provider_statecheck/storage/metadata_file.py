@@ -5,6 +5,8 @@ Files that move together with the metadata have relative URIs. A savepoint is se
 its own directory; if it references a file outside that directory, it cannot be moved and all its URIs are absolute.
 Checkpoints of a job share files, so URIs below the job's directory are relative to that directory and all others are
 absolute.
+
+All functions that access the storage raise :class:`StorageError` if it fails.
 """
 
 from __future__ import annotations
@@ -166,68 +168,6 @@ class SnapshotHandle:
     """Number of parts of the finished step; 0 while parts are missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedSnapshot:
-    """The snapshot of a step, in one piece or in parts."""
-
-    handles: tuple[SnapshotHandle, ...]
-    """The snapshot, or its parts in the order of their numbers; at least one."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the step."""
-        return self.handles[0].name
-
-    @property
-    def scope(self) -> tuple[tuple[str, str], ...]:
-        """Return the enclosing loops and their items, outermost first."""
-        return self.handles[0].scope
-
-    @property
-    def parts(self) -> int:
-        """Return the number of parts; 0 for a snapshot in one piece."""
-        return len(self.handles) if self.handles[0].part else 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether all parts of the step are finished."""
-        return not self.parts or all(handle.of_parts == self.parts for handle in self.handles)
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of all files."""
-        return sum(handle.size_bytes for handle in self.handles)
-
-    @property
-    def rows(self) -> int | None:
-        """Return the number of rows; ``None`` if it is unknown."""
-        counts = [handle.rows for handle in self.handles]
-        return None if None in counts else sum(count for count in counts if count is not None)
-
-    @property
-    def files(self) -> int:
-        """Return the number of files."""
-        return sum(handle.files for handle in self.handles)
-
-    @property
-    def seconds(self) -> float:
-        """Return the time spent on computing and writing the step."""
-        return round(sum(handle.seconds for handle in self.handles), 3)
-
-    @property
-    def newest(self) -> SnapshotHandle:
-        """Return the snapshot, or the part that was written last."""
-        return max(self.handles, key=lambda handle: (handle.epoch, handle.part))
-
-
-def named_snapshots(handles: Iterable[SnapshotHandle]) -> tuple[NamedSnapshot, ...]:
-    """Return the snapshots of steps in the order of their first handles, with the parts of each step together."""
-    found: dict[tuple[tuple[tuple[str, str], ...], str], list[SnapshotHandle]] = {}
-    for handle in handles:
-        found.setdefault((handle.scope, handle.name), []).append(handle)
-    return tuple(NamedSnapshot(tuple(sorted(each, key=lambda handle: handle.part))) for each in found.values())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineStateHandle:
     """State that is small enough to be stored in the metadata."""
@@ -292,11 +232,7 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
 
 
 def find_document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
-    """
-    Return the checkpoint in a directory, or ``None`` if its metadata is missing, damaged or incompatible.
-
-    :raises StorageError: if the storage fails.
-    """
+    """Return the checkpoint in a directory, or ``None`` if its metadata is missing, damaged or incompatible."""
     uri = f"{directory}/{METADATA_FILE}"
     try:
         return decode_metadata(storage.read_bytes(uri), uri=uri)
@@ -315,10 +251,9 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
     """
     if checkpoint.metadata_uri is None:
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
-    size, digest = checkpoint.metadata_size, checkpoint.metadata_sha256
     # An earlier attempt may have used another checkpoint directory, so the location comes from the row.
     data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
-        checkpoint.metadata_uri, size=size, sha256=digest
+        checkpoint.metadata_uri, size=checkpoint.metadata_size, sha256=checkpoint.metadata_sha256
     )
     return _restored_part(decode_metadata(data, uri=checkpoint.metadata_uri), checkpoint)
 

@@ -4,6 +4,8 @@ Pointers to checkpoints, and self-contained savepoints.
 Operators, scripts, commands and storage views all resolve their pointers with this module.
 
 A savepoint holds copies of all files that its metadata names, in one directory. The directory can be moved as a whole.
+
+All functions and methods that access the storage raise :class:`StorageError` if it fails.
 """
 
 from __future__ import annotations
@@ -46,7 +48,6 @@ from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSA
 log = logging.getLogger(__name__)
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
-_MISSING_VALUES = ("none", "null")
 
 
 def pointer_uri(pointer: Any) -> str:
@@ -73,7 +74,6 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> Resol
     :raises InvalidConfigurationError: if the pointer is missing or empty.
     :raises InvalidPointerError: if the text is not a URI; pointers of other storages may not be.
     :raises PointerNotFoundError: if there is no such file or directory, or the directory has no metadata.
-    :raises StorageError: if the storage fails.
     """
     uri = _require_uri(pointer)
     storage = storage.allowing(uri)
@@ -91,12 +91,11 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> Resol
 
 
 def _require_uri(pointer: Any) -> str:
-    if not isinstance(pointer, str):
-        raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {pointer!r}; give a pointer.")
+    if not isinstance(pointer, str) or not pointer.strip():
+        found = "an empty pointer" if isinstance(pointer, str) else repr(pointer)
+        raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {found}; give its directory.")
     uri = pointer.strip().rstrip("/")
-    if not pointer.strip():
-        raise InvalidConfigurationError("Expected the URI of a checkpoint, found an empty pointer; give its directory.")
-    if uri.lower() in _MISSING_VALUES:
+    if uri.lower() in ("none", "null"):
         raise InvalidConfigurationError(
             f"Expected the URI of a checkpoint, found {uri!r}, which a template writes for a missing value; give a pointer, "
             f"or None."
@@ -268,7 +267,6 @@ def write_copies(
     :param source: Metadata of the checkpoint.
     :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
-    :raises StorageError: if the storage fails.
     """
     copy = replace(copies.of_document(source), checkpoint_id=checkpoint_id, request_key=request_key)
     document = replace(copy, properties=properties)

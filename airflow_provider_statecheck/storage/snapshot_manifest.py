@@ -270,20 +270,6 @@ _FEW_ROWS = 1024
 _SMALL_BUFFER_BYTES = 64 * 1024
 
 
-def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
-    """
-    Read all pages of a file and verify their checksums.
-
-    :return: Number of rows of the file.
-    :raises CorruptStateError: if a page was changed.
-    :raises NotImplementedError: for a type that only Spark supports.
-    """
-    rows = 0
-    for batch in read_batches(storage, uri, file):
-        rows += batch.num_rows
-    return rows
-
-
 def read_batches(
     storage: CheckpointStorage,
     uri: str,

@@ -86,20 +86,20 @@ _SCALARS: dict[type, tuple[str, Callable[[Any, str], Any]]] = {
 }
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    "bytes": lambda v: base64.b64decode(v, validate=True),
-    "date": date.fromisoformat,
-    "datetime": partial(_decode_time, datetime),
-    "decimal": Decimal,
-    "float": float,
-    "frozenset": lambda items: frozenset(map(_decode, items)),
-    "int": lambda v: int(v, 16),
-    "set": lambda items: set(map(_decode, items)),
-    "str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
-    "time": partial(_decode_time, time),
-    "timedelta": _decode_timedelta,
-    "tuple": lambda items: tuple(map(_decode, items)),
-    "uuid": UUID,
-    "dict": lambda pairs: {_decode(key): _decode(value) for key, value in pairs},
+    "$bytes": lambda v: base64.b64decode(v, validate=True),
+    "$date": date.fromisoformat,
+    "$datetime": partial(_decode_time, datetime),
+    "$decimal": Decimal,
+    "$float": float,
+    "$frozenset": lambda items: frozenset(map(_decode, items)),
+    "$int": lambda v: int(v, 16),
+    "$set": lambda items: set(map(_decode, items)),
+    "$str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
+    "$time": partial(_decode_time, time),
+    "$timedelta": _decode_timedelta,
+    "$tuple": lambda items: tuple(map(_decode, items)),
+    "$uuid": UUID,
+    "$dict": lambda pairs: {_decode(key): _decode(value) for key, value in pairs},
 }
 
 
@@ -184,13 +184,7 @@ def _decode(encoded: Any) -> Any:
     if not isinstance(encoded, dict):
         return encoded
     try:
-        return _decode_tagged(encoded)
+        ((tag, content),) = encoded.items()
+        return _DECODERS[tag](content)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise CorruptStateError(f"Expected a saved value, found {reprlib.repr(encoded)}: {error}") from error
-
-
-def _decode_tagged(encoded: dict[str, Any]) -> Any:
-    ((tag, content),) = encoded.items()
-    if not tag.startswith("$"):
-        raise ValueError(f"{tag!r} is not a type tag")
-    return _DECODERS[tag[1:]](content)

@@ -233,19 +233,7 @@ def _is_plain_directory(path: str) -> bool:
     return _SPECIAL_NAMES.isdisjoint(path.split("/"))
 
 
-_SECRET_WORDS = (
-    "key",
-    "secret",
-    "token",
-    "passw",
-    "passphrase",
-    "pwd",
-    "auth",
-    "credential",
-    "signature",
-    "connection_string",
-    "sas",
-)
+_SECRET_NAME = re.compile("key|secret|token|passw|passphrase|pwd|auth|credential|signature|connection_string|sas")
 # gcsfs accepts these names of credential sources as a token. As secrets, they would be masked in every log.
 _CREDENTIAL_SOURCES = frozenset({"anon", "cloud", "browser", "cache", "google_default"})
 _SHORTEST_SECRET = 4
@@ -259,17 +247,13 @@ def secrets_in(options: Any, *, named: bool = False) -> Iterator[str]:
     """
     if isinstance(options, Mapping):
         for name, value in options.items():
-            yield from secrets_in(value, named=named or _is_secret_name(str(name)))
+            plain = str(name).lower().replace("-", "_")
+            yield from secrets_in(value, named=named or _SECRET_NAME.search(plain) is not None)
     elif isinstance(options, list | tuple):
         for value in options:
             yield from secrets_in(value, named=named)
     elif named and isinstance(options, str) and len(options) >= _SHORTEST_SECRET and options not in _CREDENTIAL_SOURCES:
         yield options
-
-
-def _is_secret_name(name: str) -> bool:
-    plain = name.lower().replace("-", "_")
-    return any(word in plain for word in _SECRET_WORDS)
 
 
 def conceal(text: str, options: Mapping[str, Any]) -> str:
@@ -302,7 +286,13 @@ def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
     :raises InvalidConfigurationError: if the scheme is unknown, its package is not installed, or the options are invalid.
     :raises StorageError: if the filesystem cannot be reached.
     """
-    kind = _filesystem_class(scheme_of(uri), uri)
+    import fsspec
+
+    require_known_filesystem(uri)
+    try:
+        kind = fsspec.get_filesystem_class(scheme_of(uri))
+    except (ImportError, ValueError) as error:
+        raise _not_installed(uri, error) from error
     try:
         # A cached listing would hide the files of other writers.
         return kind(**{**_options_in(kind, uri), **options, "use_listings_cache": False})
@@ -354,16 +344,6 @@ def is_filesystem_known(uri: str) -> bool:
     return scheme in EXTRAS or scheme in fsspec.registry or scheme in fsspec.available_protocols()
 
 
-def _filesystem_class(scheme: str, uri: str) -> Any:
-    import fsspec
-
-    require_known_filesystem(uri)
-    try:
-        return fsspec.get_filesystem_class(scheme)
-    except (ImportError, ValueError) as error:
-        raise _not_installed(uri, error) from error
-
-
 def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
     extra = EXTRAS.get(scheme_of(uri))
     hint = f"pip install 'airflow-provider-statecheck[{extra}]'" if extra else HINTS.get(scheme_of(uri), str(error))
@@ -404,8 +384,9 @@ class AllowedLocations:
         :raises LocationNotAllowedError: if it is not.
         """
         if not self._cover(uri):
+            places = redact(", ".join(place.removesuffix("/") for place in self.places))
             raise LocationNotAllowedError(
-                f"Expected files of checkpoints and savepoints in {', '.join(map(_shown, self.places))}, found "
+                f"Expected files of checkpoints and savepoints in {places}, found "
                 f"{redact(uri)!r}, which was not opened. If you trust the checkpoint that references it, add its "
                 f"location to {SETTING}, in the section [statecheck] or as an argument.",
                 uri=redact(uri),
@@ -457,10 +438,6 @@ def _place_around(uri: str) -> str:
 def _resolved(place: str) -> str:
     scheme, _, path = place.partition("://")
     return f"{scheme}://{os.path.realpath(path).rstrip('/')}/" if scheme in LOCAL_SCHEMES else place
-
-
-def _shown(place: str) -> str:
-    return redact(place.removesuffix("/"))
 
 
 def parse_locations(value: Any) -> tuple[str, ...]:

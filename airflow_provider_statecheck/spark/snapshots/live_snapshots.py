@@ -20,13 +20,13 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, last_part
-from airflow_provider_statecheck.state.progress import Scope, StepKey, describe
+from airflow_provider_statecheck.state.progress import NamedSnapshot, Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, NamedSnapshot, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
-    read_pages,
+    read_batches,
     verify_footer,
 )
 from airflow_provider_statecheck.storage.uris import redact
@@ -334,7 +334,8 @@ def _text(error: BaseException) -> str:
 def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_undecodable: bool) -> str:
     try:
         verify_footer(storage, uri, file)
-        read_pages(storage, uri, file)
+        for _ in read_batches(storage, uri, file):
+            pass  # reading verifies the checksums
     except UNREADABLE as problem:
         return str(problem)
     except (StorageError, NotImplementedError) as error:

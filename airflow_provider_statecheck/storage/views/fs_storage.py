@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
     STATE_DIRECTORY,
     JobId,
@@ -161,8 +162,7 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
         return self._streams(self._storage.allowing(path), path, path)
 
     def _exclusive(self, checkpoint_id: int) -> str:
-        if checkpoint_id < 0:
-            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
+        require("the checkpoint id", checkpoint_id, lambda found: found >= 0, "at least 0")
         return checkpoint_uri(self._storage.base_uri, self._attempt.job_id, checkpoint_id)
 
     def _streams(self, storage: CheckpointStorage, exclusive: str, shared: str) -> CheckpointStreamFactory:
@@ -252,8 +252,7 @@ class MemoryBackendCheckpointStorageAccess(FsCheckpointStorageAccess):
         savepoint_dir: str | None = None,
         max_state_size: int = DEFAULT_MAX_STATE_SIZE,
     ) -> None:
-        if max_state_size <= 0:
-            raise InvalidConfigurationError(f"Expected a maximum state size above 0 bytes, found {max_state_size}.")
+        require("the maximum state size", max_state_size, lambda size: size > 0, "above 0 bytes")
         # Savepoints and pointers may refer to any filesystem, also without a checkpoint directory.
         super().__init__(storage or CheckpointStorage.open(_NO_DIRECTORY), attempt, savepoint_dir=savepoint_dir)
         self._has_directory = storage is not None

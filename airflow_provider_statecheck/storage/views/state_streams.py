@@ -1,4 +1,8 @@
-"""Output streams of state and metadata, and the spill of inline state above a budget."""
+"""
+Output streams of state and metadata, and the spill of inline state above a budget.
+
+All functions and methods that access the storage raise :class:`StorageError` if it fails.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Protocol, TypeVar
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, epoch_name
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -42,7 +47,6 @@ MAX_INLINE_THRESHOLD = 1024 * 1024
 DEFAULT_WRITE_BUFFER = 4096
 _MAX_NAME_ATTEMPTS = 10
 DEFAULT_INLINE_BUDGET = 16 * 1024 * 1024
-_DIGEST_LENGTH = 32
 Created = TypeVar("Created")
 
 
@@ -93,11 +97,6 @@ class ResolvedPointer(CompletedCheckpointStorageLocation):
     metadata_handle: FileStateHandle
     storage: CheckpointStorage = field(compare=False, repr=False)
 
-    @property
-    def metadata_uri(self) -> str:
-        """Return the URI of the metadata file."""
-        return self.metadata_handle.uri
-
     def read(self) -> tuple[CheckpointDocument, FileStateHandle]:
         """
         Return the checkpoint's metadata, and the handle of its file with the checksum.
@@ -105,23 +104,20 @@ class ResolvedPointer(CompletedCheckpointStorageLocation):
         :raises CheckpointNotFoundError: if the metadata file was deleted in the meantime.
         :raises CorruptStateError: if the file was changed, or replaced by that of another checkpoint.
         :raises IncompatibleCheckpointError: if the file is not metadata of a known version.
-        :raises StorageError: if the storage fails.
         """
-        data = self.storage.read_bytes(self.metadata_uri)
-        document = decode_metadata(data, uri=self.metadata_uri)
-        self._require_in_place(document)
-        return document, _handle_of(self.metadata_uri, data)
-
-    def _require_in_place(self, document: CheckpointDocument) -> None:
+        uri = self.metadata_handle.uri
+        data = self.storage.read_bytes(uri)
+        document = decode_metadata(data, uri=uri)
         # The names of other directories, such as those of savepoints, do not tell what they contain.
         place = _PLACE.search(self.external_pointer)
         found = f"{document.job_id}/chk-{document.checkpoint_id}"
         if place is not None and place.group(1) != found:
             raise CorruptStateError(
-                f"Expected the metadata of {place.group(1)} in {redact(self.metadata_uri)}, found that of {found}; the file was "
+                f"Expected the metadata of {place.group(1)} in {redact(uri)}, found that of {found}; the file was "
                 f"replaced by that of another checkpoint.",
-                uri=redact(self.metadata_uri),
+                uri=redact(uri),
             )
+        return document, _handle_of(uri, data)
 
     @override
     def dispose(self) -> None:
@@ -144,12 +140,9 @@ class StateWriting:
     write_buffer_size: int = DEFAULT_WRITE_BUFFER
 
     def __post_init__(self) -> None:
-        if not 0 <= self.inline_threshold <= MAX_INLINE_THRESHOLD:
-            raise InvalidConfigurationError(
-                f"Expected an inline threshold from 0 to {MAX_INLINE_THRESHOLD} bytes, found {self.inline_threshold}."
-            )
-        if self.write_buffer_size <= 0:
-            raise InvalidConfigurationError(f"Expected a write buffer above 0 bytes, found {self.write_buffer_size}.")
+        bounds = f"from 0 to {MAX_INLINE_THRESHOLD} bytes"
+        require("the inline threshold", self.inline_threshold, lambda size: 0 <= size <= MAX_INLINE_THRESHOLD, bounds)
+        require("the write buffer", self.write_buffer_size, lambda size: size > 0, "above 0 bytes")
 
     @property
     def effective_buffer_size(self) -> int:
@@ -316,12 +309,8 @@ def _handle_of(uri: str, data: bytes) -> FileStateHandle:
 
 
 def write_named_by_content(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
-    """
-    Publish a file whose name contains an epoch and a digest of the data; a repeated call writes the same file.
-
-    :raises StorageError: if the storage fails.
-    """
-    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]}", data)
+    """Publish a file whose name contains an epoch and a digest of the data; a repeated call writes the same file."""
+    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:32]}", data)
 
 
 class CheckpointMetadataOutputStream:
@@ -354,11 +343,7 @@ class CheckpointMetadataOutputStream:
             raise StorageError("Expected an open metadata stream, found a closed stream; open another stream.")
 
     def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
-        """
-        Publish the metadata and return the completed location; the call may be repeated after a failure.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Publish the metadata and return the completed location; the call may be repeated after a failure."""
         self.flush()
         completed = self._publish(self._buffer.getvalue())
         self.close()
@@ -427,8 +412,7 @@ def spill_above_budget(
     :raises InvalidConfigurationError: if the budget is negative.
     :raises StorageError: if the storage fails; files may remain in the directory of the checkpoint.
     """
-    if budget < 0:
-        raise InvalidConfigurationError(f"Expected an inline budget of at least 0 bytes, found {budget}.")
+    require("the inline budget", budget, lambda size: size >= 0, "at least 0 bytes")
     files = {h: write_named_by_content(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
     if not files:
         return tuple(states)

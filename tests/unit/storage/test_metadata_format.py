@@ -334,7 +334,7 @@ class TestRelocation:
         (tmp_path / "savepoint-012345-0123456789ab").rename(tmp_path / "archive" / "kept")
 
         place = resolve_checkpoint(storage, f"{storage.base_uri}/archive/kept")
-        moved = decode_metadata(storage.read_bytes(place.metadata_uri), uri=place.metadata_uri).state
+        moved = decode_metadata(storage.read_bytes(place.metadata_handle.uri), uri=place.metadata_handle.uri).state
         assert isinstance(moved, FileStateHandle)
         assert storage.read_verified(moved.uri, size=moved.size, sha256=moved.sha256) == b"state"
 
