@@ -172,6 +172,9 @@ def _decoder(kind: Any) -> Callable[[Any], Any]:
         return partial(_fixed_tuple, tuple((place, each, _decoder(each)) for place, each in enumerate(arguments)))
     if origin is dict:
         return partial(_mapping, arguments[0], _decoder(arguments[1]))
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a named tuple, which is a list in JSON
+        values = _decoder(types.GenericAlias(tuple, tuple(get_type_hints(kind).values())))
+        return lambda data: kind(*values(data))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return partial(_member, kind, {each.value: each for each in kind})
     return partial(_dataclass if is_dataclass(kind) else _plain, kind)

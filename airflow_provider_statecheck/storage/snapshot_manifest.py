@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_statecheck.checkpoint.codec import decode, form_of
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, MANIFEST_FILE
@@ -51,8 +51,7 @@ class SnapshotWriter(StrEnum):
     """Python on the executors; files outside the manifest are left over from repeated tasks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFile:
+class SnapshotFile(NamedTuple):
     """A Parquet file of a snapshot."""
 
     name: str
