@@ -7,6 +7,7 @@ a newer server may send, and sets missing fields to their defaults.
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import types
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
@@ -30,6 +32,7 @@ _NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
+    bytes: "bytes as base64",
     datetime: "a time such as 2026-01-01T00:00:00+00:00",
 }
 _PLAIN = (str, int, float, bool, types.NoneType)
@@ -39,27 +42,42 @@ def encode(value: Any) -> Any:
     """
     Encode a message as values for ``json.dumps``.
 
-    :param value: A dataclass whose fields are numbers, texts, enums, aware times, tuples, mappings with text keys, or
-        dataclasses of these.
+    :param value: A dataclass whose fields are numbers, texts, bytes, enums, aware times, tuples, mappings, or dataclasses of
+        these. The keys of mappings are texts or whole numbers. Classes that are alternatives of a field have a ``TAG``,
+        which is encoded with their fields.
     """
     if type(value) in _PLAIN:  # most values; a text enum is of none of these classes
         return value
+    form = form_of(value)
+    if isinstance(form, list):
+        return [encode(each) for each in form]
+    return {key: encode(each) for key, each in form.items()} if isinstance(form, dict) else form
+
+
+def form_of(value: Any) -> Any:
+    """Return a list, an object, a text or a number for a value without a JSON form; its elements are not encoded."""
     if is_dataclass(value):
-        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
+        form = {name: getattr(value, name) for name in _names_of(value.__class__)}
+        return {**form, "kind": value.TAG} if hasattr(value, "TAG") else form
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, tuple | list):
-        return [encode(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
-        return {key: encode(each) for key, each in value.items()}
-    return value
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+@functools.cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 _LISTS = (list, tuple, types.GeneratorType)
 # One encoder for all calls takes less time than json.dumps(), which makes one for each.
-to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=encode).encode
+to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=form_of).encode
 """Returns the JSON of a value for ``json.dumps``, in which messages are also allowed."""
 
 
@@ -137,52 +155,88 @@ def decode(kind: type[Message], data: Any) -> Message:
     :param kind: Class of the message, or any type that a field can have.
     :raises MalformedMessageError: if the data do not match; the error names the field.
     """
-    return _decode(kind, data)  # type: ignore[no-any-return]
+    wanted: Any = kind
+    return _decoder(wanted)(data)  # type: ignore[no-any-return]
 
 
-def _decode(kind: Any, data: Any) -> Any:
-    if type(data) is kind:  # most values, which need no conversion
-        return data
-    origin = get_origin(kind)
+@functools.cache
+def _decoder(kind: Any) -> Callable[[Any], Any]:
+    # Made once for each type, because reading a type takes longer than decoding most of its values.
+    kind = getattr(kind, "__supertype__", kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return None if data is None else _decode(_non_optional(kind), data)
+        return _union_decoder(arguments)
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return partial(_tuple, arguments[0], _decoder(arguments[0]))
     if origin is tuple:
-        return _tuple(get_args(kind), data)
+        return partial(_fixed_tuple, tuple((place, each, _decoder(each)) for place, each in enumerate(arguments)))
     if origin is dict:
-        return _mapping(get_args(kind)[1], data)
-    if is_dataclass(kind):
-        return _dataclass(kind, data)
-    return _plain(getattr(kind, "__supertype__", kind), data)
+        return partial(_mapping, arguments[0], _decoder(arguments[1]))
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a named tuple, which is a list in JSON
+        values = _decoder(types.GenericAlias(tuple, tuple(get_type_hints(kind).values())))
+        return lambda data: kind(*values(data))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return partial(_member, kind, {each.value: each for each in kind})
+    return partial(_dataclass if is_dataclass(kind) else _plain, kind)
+
+
+def _union_decoder(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
+    found = [each for each in kinds if each is not types.NoneType]
+    decoder = _decoder(found[0]) if len(found) == 1 else partial(_tagged, {each.TAG: each for each in found})
+    return decoder if len(found) == len(kinds) else lambda data: None if data is None else decoder(data)
+
+
+def _tagged(kinds: Mapping[Any, Any], data: Any) -> Any:
+    tag = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(tag, str) or tag not in kinds:
+        raise MalformedMessageError(f"an object whose kind is one of {', '.join(map(repr, kinds))}")
+    return _dataclass(kinds[tag], data)
 
 
 def _dataclass(kind: Any, data: Any) -> Any:
-    hints, sent = _hints(kind), _of_form(Mapping, data, "an object")
-    found = {f.name: _below(f.name, hints[f.name], sent[f.name]) for f in fields(kind) if f.name in sent}
-    for each in fields(kind):
-        if each.name not in found and each.default is MISSING and each.default_factory is MISSING:
-            raise MalformedMessageError("a value", (each.name,))
-    return _accepted(kind, lambda: kind(**found))
+    sent, found = data if type(data) is dict else _of_form(Mapping, data, "an object"), {}
+    for name, hint, decoder, is_required in _form(kind):
+        if name in sent:
+            value = sent[name]
+            found[name] = value if type(value) is hint else _below(name, decoder, value)
+        elif is_required:
+            raise MalformedMessageError("a value", (name,))
+    return _accepted(kind, partial(kind, **found))
 
 
-def _mapping(kind: Any, data: Any) -> dict[str, Any]:
-    return {str(key): _below(key, kind, each) for key, each in _of_form(Mapping, data, "an object").items()}
+@functools.cache
+def _form(kind: Any) -> tuple[tuple[str, Any, Callable[[Any], Any], bool], ...]:
+    hints = {name: getattr(hint, "__supertype__", hint) for name, hint in get_type_hints(kind).items()}
+    return tuple(
+        (f.name, hints[f.name], _decoder(hints[f.name]), f.default is MISSING and f.default_factory is MISSING)
+        for f in fields(kind)
+    )
 
 
-def _tuple(kinds: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
+def _mapping(key: Any, decoder: Callable[[Any], Any], data: Any) -> dict[Any, Any]:
+    # The keys of JSON are texts.
+    items = _of_form(Mapping, data, "an object").items()
+    return {_accepted(key, partial(key, name)): _below(name, decoder, each) for name, each in items}
+
+
+def _tuple(kind: Any, decoder: Callable[[Any], Any], data: Any) -> tuple[Any, ...]:
     # A text is iterable too and must not be decoded as a list.
     items = _of_form(list | tuple, data, "a list")
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        if all(type(each) is kinds[0] for each in items):
-            return tuple(items)
-        return tuple(_below(place, kinds[0], each) for place, each in enumerate(items))
-    if len(items) != len(kinds):
-        raise MalformedMessageError(f"a list of {len(kinds)}")
-    return tuple(_below(place, kind, each) for place, (kind, each) in enumerate(zip(kinds, items, strict=True)))
+    if kind in _PLAIN and all(type(each) is kind for each in items):
+        return tuple(items)
+    return tuple([_below(place, decoder, each) for place, each in enumerate(items)])
 
 
-def _below(place: str | int, kind: Any, data: Any) -> Any:
+def _fixed_tuple(form: tuple[tuple[int, Any, Callable[[Any], Any]], ...], data: Any) -> tuple[Any, ...]:
+    items = _of_form(list | tuple, data, "a list")
+    if len(items) != len(form):
+        raise MalformedMessageError(f"a list of {len(form)}")
+    return tuple([items[i] if type(items[i]) is kind else _below(i, decode, items[i]) for i, kind, decode in form])
+
+
+def _below(place: str | int, decoder: Callable[[Any], Any], data: Any) -> Any:
     try:
-        return _decode(kind, data)
+        return decoder(data)
     except MalformedMessageError as error:
         raise error.below(place) from error.__cause__
 
@@ -193,15 +247,22 @@ def _of_form(form: Any, data: Any, expected: str) -> Any:
     return data
 
 
+def _member(kind: Any, members: Mapping[Any, Enum], data: Any) -> Enum:
+    try:
+        return members[data]
+    except (KeyError, TypeError) as error:
+        raise MalformedMessageError(_form_of(kind)) from error
+
+
 def _plain(kind: Any, data: Any) -> Any:
-    if kind is Any:
+    if kind is Any or type(data) is kind:
         return data
     if kind is datetime:
-        return _accepted(kind, lambda: datetime.fromisoformat(data))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _accepted(kind, lambda: kind(data))
+        return _accepted(kind, partial(datetime.fromisoformat, data))
+    if kind is bytes:
+        return _accepted(kind, partial(base64.b64decode, data, validate=True))
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return _accepted(kind, lambda: float(data))
+        return _accepted(kind, partial(float, data))
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
         raise MalformedMessageError(_form_of(kind))
     return data
@@ -218,15 +279,6 @@ def _form_of(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {', '.join(repr(each.value) for each in kind)}"
     return _NAMES.get(kind, f"a valid {kind.__name__}")
-
-
-def _non_optional(kind: Any) -> Any:
-    return next(each for each in get_args(kind) if each is not types.NoneType)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return {name: getattr(hint, "__supertype__", hint) for name, hint in get_type_hints(kind).items()}
 
 
 Reply = TypeVar("Reply")

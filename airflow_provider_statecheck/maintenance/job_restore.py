@@ -31,6 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -45,7 +46,6 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
-from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
     uri = pointer_uri(pointer)
     storage = open_storage(uri)
     found = resolve_checkpoint(storage, uri)
-    document, data = found.read()
+    document, file = found.read()
     _require_of_job(document, found.external_pointer, job)
     problems = CheckpointVerifier(storage).verify_pointer(uri).problems
     if problems:
@@ -146,7 +146,7 @@ def read_savepoint(open_storage: Callable[[str], CheckpointStorage], pointer: st
             f"Expected the savepoint {redact(found.external_pointer)} to be complete, found: {'; '.join(problems)}. Nothing was "
             f"changed; restore its files from a backup, or restore another savepoint."
         )
-    parts = tuple(_part(found, data, each, job.job_id) for each in document.parts)
+    parts = tuple(_part(found.external_pointer, file, each, job.job_id) for each in document.parts)
     return JobSavepoint(pointer=found.external_pointer, parts=parts)
 
 
@@ -166,12 +166,12 @@ def _require_of_job(document: CheckpointDocument, pointer: str, job: JobRecord) 
         )
 
 
-def _part(found: ResolvedPointer, data: bytes, part: CheckpointDocument, job_id: JobId) -> SavepointPart:
+def _part(pointer: str, file: FileStateHandle, part: CheckpointDocument, job_id: JobId) -> SavepointPart:
     source = RestoreSource(
-        pointer=found.external_pointer,
-        metadata_uri=found.metadata_uri,
-        metadata_size=len(data),
-        metadata_sha256=hashlib.sha256(data).hexdigest(),
+        pointer=pointer,
+        metadata_uri=file.uri,
+        metadata_size=file.size,
+        metadata_sha256=file.sha256,
         full_size_bytes=part.named_bytes,
         part=part.uid,
         run=part.run,

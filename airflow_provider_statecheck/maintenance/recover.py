@@ -44,13 +44,13 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage
+from airflow_provider_statecheck.state.progress import named_snapshots
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
     CheckpointDocument,
     decode_metadata,
     document_uris,
-    named_snapshots,
 )
 from airflow_provider_statecheck.storage.uris import redact
 

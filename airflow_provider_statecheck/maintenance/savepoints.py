@@ -462,9 +462,9 @@ def _message(begun: CheckpointRecord, source: CheckpointRecord, written: Written
     return EndSavepoint(
         job_id=begun.job_id,
         checkpoint_id=begun.checkpoint_id,
-        metadata_uri=written.metadata_uri,
-        metadata_size=written.metadata_size,
-        metadata_sha256=written.metadata_sha256,
+        metadata_uri=written.metadata.uri,
+        metadata_size=written.metadata.size,
+        metadata_sha256=written.metadata.sha256,
         state_size_bytes=written.state_size_bytes,
         counts=dict(source.counts),
         summary=source.summary,

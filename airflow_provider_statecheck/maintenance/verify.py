@@ -30,8 +30,8 @@ from airflow_provider_statecheck.storage.metadata_file import (
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotManifest,
+    read_batches,
     read_manifest,
-    read_pages,
     verify_files,
     verify_footers,
 )
@@ -197,7 +197,7 @@ class CheckpointVerifier:
         for file in manifest.files:
             uri = f"{handle.uri}/{DATA_DIRECTORY}/{file.name}"
             try:
-                rows += read_pages(self._storage, uri, file)
+                rows += sum(batch.num_rows for batch in read_batches(self._storage, uri, file))
             except UNREADABLE as error:
                 problems.append(str(error))
             except NotImplementedError as error:

@@ -57,9 +57,10 @@ from airflow_provider_statecheck.spark.checkpoint_files import (
 )
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
+from airflow_provider_statecheck.state.progress import named_snapshots
 from airflow_provider_statecheck.storage.discarding import EffectDiscards
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import DocumentCache, SnapshotHandle, named_snapshots, state_uris
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache, SnapshotHandle, state_uris
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
 
 log = logging.getLogger(__name__)

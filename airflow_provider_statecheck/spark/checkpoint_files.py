@@ -262,9 +262,9 @@ class StageSavepoints:
             AcknowledgeCheckpoint(
                 attempt=self._attempt,
                 checkpoint_id=pending.checkpoint_id,
-                metadata_uri=written.metadata_uri,
-                metadata_size=written.metadata_size,
-                metadata_sha256=written.metadata_sha256,
+                metadata_uri=written.metadata.uri,
+                metadata_size=written.metadata.size,
+                metadata_sha256=written.metadata.sha256,
                 state_size_bytes=written.state_size_bytes,
                 full_size_bytes=written.state_size_bytes,
                 counts=dict(source.counts),

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_statecheck.checkpoint.codec import require_count
+from airflow_provider_statecheck.checkpoint.codec import decode, encode, require_count
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
@@ -40,7 +40,6 @@ from airflow_provider_statecheck.state.writing.write_savepoint import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import read_verified_manifest
-from airflow_provider_statecheck.storage.state_json import decode_keyed, encode_keyed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -258,7 +257,7 @@ class SubtaskWriting:
         rows = new.of(data)
         files = CanonicalFiles(self.storage, self.directory, self.epoch)
         handle = write_subtask(files, self.uid, new, rows, subtask=subtask, parallelism=self.parallelism)
-        encoded = None if handle is None else json.dumps(encode_keyed(handle, str))
+        encoded = None if handle is None else json.dumps(encode(handle))
         return {"rows": rows.num_rows, "handle": encoded}
 
 
@@ -287,7 +286,7 @@ def _write_handles(data: DataFrame, target: StateTarget, files: CanonicalFiles) 
     _raise_data_error([(report.code, report.problem) for report in reports])
     handles: list[KeyedStateHandle | None] = [None] * target.parallelism
     for report in reports:
-        handles[report.subtask] = None if report.handle is None else decode_keyed(json.loads(report.handle), str)
+        handles[report.subtask] = None if report.handle is None else decode(KeyedStateHandle, json.loads(report.handle))
     return handles, sum(report.rows for report in reports)
 
 

@@ -29,14 +29,16 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.state.progress import (
     Iterations,
     LoopProgress,
+    NamedSnapshot,
     PartedStep,
     PartProgress,
     StepKey,
     describe,
     loop_summaries,
+    named_snapshots,
     step_summary,
 )
-from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle, named_snapshots
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)

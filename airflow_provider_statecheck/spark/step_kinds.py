@@ -19,8 +19,7 @@ from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.stage_costs import AutoFact
 from airflow_provider_statecheck.spark.steps import StageSteps, built
-from airflow_provider_statecheck.state.progress import Iteration, Scope, ScopedNames, StepKey, describe
-from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
+from airflow_provider_statecheck.state.progress import Iteration, NamedSnapshot, Scope, ScopedNames, StepKey, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

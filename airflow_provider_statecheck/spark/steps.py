@@ -30,12 +30,12 @@ from airflow_provider_statecheck.state.progress import (
     BadPart,
     Iterations,
     LoopProgress,
+    NamedSnapshot,
     PartProgress,
     Scope,
     StepKey,
     describe,
 )
-from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 
 if TYPE_CHECKING:

@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 
 Item = TypeVar("Item")
 _MAX_NAME = 200
@@ -24,6 +22,68 @@ Scope = tuple[tuple[str, str], ...]
 """Enclosing loops of a step and their items, outermost first."""
 StepKey = tuple[Scope, str]
 """Scope and name of a step or of a loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSnapshot:
+    """The snapshot of a step, in one piece or in parts."""
+
+    handles: tuple[SnapshotHandle, ...]
+    """The snapshot, or its parts in the order of their numbers; at least one."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the step."""
+        return self.handles[0].name
+
+    @property
+    def scope(self) -> Scope:
+        """Return the enclosing loops and their items, outermost first."""
+        return self.handles[0].scope
+
+    @property
+    def parts(self) -> int:
+        """Return the number of parts; 0 for a snapshot in one piece."""
+        return len(self.handles) if self.handles[0].part else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all parts of the step are finished."""
+        return not self.parts or all(handle.of_parts == self.parts for handle in self.handles)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of all files."""
+        return sum(handle.size_bytes for handle in self.handles)
+
+    @property
+    def rows(self) -> int | None:
+        """Return the number of rows; ``None`` if it is unknown."""
+        counts = [handle.rows for handle in self.handles]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    @property
+    def files(self) -> int:
+        """Return the number of files."""
+        return sum(handle.files for handle in self.handles)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time spent on computing and writing the step."""
+        return round(sum(handle.seconds for handle in self.handles), 3)
+
+    @property
+    def newest(self) -> SnapshotHandle:
+        """Return the snapshot, or the part that was written last."""
+        return max(self.handles, key=lambda handle: (handle.epoch, handle.part))
+
+
+def named_snapshots(handles: Iterable[SnapshotHandle]) -> tuple[NamedSnapshot, ...]:
+    """Return the snapshots of steps in the order of their first handles, with the parts of each step together."""
+    found: dict[StepKey, list[SnapshotHandle]] = {}
+    for handle in handles:
+        found.setdefault((handle.scope, handle.name), []).append(handle)
+    return tuple(NamedSnapshot(tuple(sorted(each, key=lambda handle: handle.part))) for each in found.values())
 
 
 def describe(step: StepKey) -> str:

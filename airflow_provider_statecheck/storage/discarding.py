@@ -46,6 +46,9 @@ class StorageDiscarder:
     """
     Deletes files of one job; implements ``StateDiscarder`` on checkpoint storage.
 
+    The methods that delete raise :class:`InvalidConfigurationError` for files and directories that do not belong to the job,
+    and :class:`StorageError` if the delete fails, even in part.
+
     :param job_id: The job that owns the files.
     :param owns_savepoint: Returns whether the job owns the savepoint in a directory; by default it owns none.
     """
@@ -71,7 +74,7 @@ class StorageDiscarder:
 
     def discard_state(self, handle: StreamStateHandle) -> None:
         """
-        Delete the file of a handle; raises as :meth:`discard_file`.
+        Delete the file of a handle.
 
         Inline state has no file. Other checkpoints may reference other segments of a merged file; ``EffectDiscards`` deletes it
         when none does.
@@ -80,29 +83,15 @@ class StorageDiscarder:
             self.discard_file(handle.uri)
 
     def discard_file(self, uri: str) -> None:
-        """
-        Delete a file.
-
-        :raises InvalidConfigurationError: if the file does not belong to the job.
-        :raises StorageError: if the delete fails.
-        """
+        """Delete a file."""
         self._storage.delete_file(self._owned(uri))
 
     def discard_location(self, uri: str) -> None:
-        """
-        Delete the directory of a checkpoint or a snapshot.
-
-        :raises InvalidConfigurationError: if the directory does not belong to the job.
-        :raises StorageError: if the delete fails; the directory may be deleted in part.
-        """
+        """Delete the directory of a checkpoint or a snapshot."""
         self._storage.delete_directory(self._owned(uri))
 
     def discard_checkpoint(self, directory: str) -> None:
-        """
-        Delete a checkpoint or savepoint; raises as :meth:`discard_location`.
-
-        The metadata is deleted first to prevent a restore from incomplete files.
-        """
+        """Delete a checkpoint or savepoint, its metadata first to prevent a restore from incomplete files."""
         self.discard_file(f"{directory}/{METADATA_FILE}")
         self.discard_location(directory)
 
@@ -198,7 +187,7 @@ class EffectDiscards:
 
     def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
         if document is not None:
-            return _contains_state(checkpoint, document)
+            return any(_is_below(uri, checkpoint.location) for uri in state_uris(document.operator_states))
         # The metadata of a checkpoint that waits is deleted before. The attempt continues after an aborted checkpoint, and a
         # later checkpoint may reference the state that its tasks have written.
         is_aborted = checkpoint.status is CheckpointStatus.ABORTED
@@ -268,23 +257,15 @@ def _own_files(checkpoint: CheckpointRecord, document: CheckpointDocument, keep:
         # The attempt continues after an aborted checkpoint and references the files in the next one.
         return
     job, _, name = checkpoint.location.rpartition("/")
+    # An aligned checkpoint contains the state of several operators, each with a directory of its own.
+    of_operator = "" if checkpoint.operator_id == ALIGNED_OPERATOR_ID else f"/{checkpoint.operator_id}"
     # Files elsewhere belong to another job, or are deleted with the directory of the claimed savepoint.
-    shared = _shared_directory(job, checkpoint) if checkpoint_id_of(name) is not None else None
+    shared = f"{job}/shared{of_operator}" if checkpoint_id_of(name) is not None else None
     is_retained = _contains_any(checkpoint, keep)
     for uri in dict.fromkeys(state_uris(document.operator_states)):
         is_shared = shared is not None and _is_below(uri, shared)
         if is_shared or (is_retained and _is_below(uri, checkpoint.location)):
             yield uri
-
-
-def _shared_directory(job: str, checkpoint: CheckpointRecord) -> str:
-    # An aligned checkpoint contains the state of several operators, each with a directory of its own.
-    is_aligned = checkpoint.operator_id == ALIGNED_OPERATOR_ID
-    return f"{job}/shared" if is_aligned else f"{job}/shared/{checkpoint.operator_id}"
-
-
-def _contains_state(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
-    return any(_is_below(uri, checkpoint.location) for uri in state_uris(document.operator_states))
 
 
 def _contains_any(checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:

@@ -45,18 +45,14 @@ _TRANSIENT_CODES = frozenset(
         "OperationTimedOut",
     }
 )
+# Python has classes of its own for the errors of broken connections and time-outs.
 _TRANSIENT_ERRNO = frozenset(
     {
         errno.EAGAIN,
-        errno.ECONNABORTED,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
         errno.EHOSTUNREACH,
         errno.ENETDOWN,
         errno.ENETRESET,
         errno.ENETUNREACH,
-        errno.EPIPE,
-        errno.ETIMEDOUT,
     }
 )
 _TRANSIENT_CLASSES = frozenset(
@@ -71,6 +67,7 @@ _TRANSIENT_CLASSES = frozenset(
         "ServiceRequestError",  # azure.core
         "ServiceResponseError",
         "ChecksumError",  # gcsfs
+        "ConnectionError",  # Python and requests
         "ChunkedEncodingError",  # requests; its other errors are OSErrors without an errno
         "ProxyError",
         "Timeout",
@@ -177,6 +174,7 @@ class RetryPolicy:
     random: Callable[[], float] = random.random
     """Source of jitter from 0 (inclusive) to 1 (exclusive), which spreads the retries of concurrent clients."""
 
+    @judged_alone()
     def call(self, action: Callable[[], Result], name: str) -> Result:
         """
         Call a function, and retry it after transient errors.
@@ -185,10 +183,6 @@ class RetryPolicy:
         :return: Result of the function.
         :raises Exception: the last error, if it is not transient or the attempts or the deadline are exhausted.
         """
-        with judged_alone():
-            return self._call(action, name)
-
-    def _call(self, action: Callable[[], Result], name: str) -> Result:
         started = self.monotonic()
         for number in range(1, self.attempts):
             try:
@@ -218,17 +212,9 @@ def _is_permanent(error: BaseException) -> bool:
 
 
 def _is_broken_connection(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError):
+    if isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO):
         return True
-    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
-        return True
-    return bool(_names([error]) & _TRANSIENT_CLASSES) or _is_requests_connection_error(error)
-
-
-def _is_requests_connection_error(error: BaseException) -> bool:
-    return any(
-        kind.__module__ == "requests.exceptions" and kind.__name__ == "ConnectionError" for kind in type(error).__mro__
-    )
+    return bool(_names([error]) & _TRANSIENT_CLASSES)
 
 
 def _is_denied(error: BaseException) -> bool:

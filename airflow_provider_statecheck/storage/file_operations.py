@@ -39,21 +39,25 @@ def in_parallel(call: Callable[[Item], Result], items: Iterable[Item], *, is_loc
         return list(pool.map(call, items))
 
 
+@contextmanager
+def ignoring_missing() -> Iterator[None]:
+    """Ignore the error of a missing file, but not that of a missing bucket."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if is_missing_bucket(error):
+            raise
+
+
 def find(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
     """
     Return fsspec's details of each file below a directory by its path; an empty dict if the directory is missing.
 
     :raises Exception: the client's error, if any part of the directory cannot be listed.
     """
-    try:
-        if _has_own_find(filesystem):
-            found = dict(filesystem.find(root, detail=True))
-        else:
-            found = _walk(filesystem, root)
-    except FileNotFoundError as error:
-        if is_missing_bucket(error):
-            raise
-        return {}
+    found: dict[str, dict[str, Any]] = {}
+    with ignoring_missing():
+        found = dict(filesystem.find(root, detail=True)) if _has_own_find(filesystem) else _walk(filesystem, root)
     return {path: info for path, info in found.items() if info.get("type") != "directory" and path != root}
 
 
@@ -63,11 +67,8 @@ def delete_all(filesystem: Any, root: str) -> None:
 
     :raises Exception: the client's error, if a file cannot be deleted.
     """
-    try:
+    with ignoring_missing():
         filesystem.rm(root, recursive=True)
-    except FileNotFoundError as error:
-        if is_missing_bucket(error):
-            raise
     # s3fs does not report keys that a batch could not delete; single deletes raise the cause.
     remaining = find(filesystem, root)
     for path in remaining:
@@ -113,21 +114,6 @@ def _entries(filesystem: Any, directory: str, root: str) -> list[dict[str, Any]]
         return []  # deleted in the meantime
 
 
-def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """
-    Write a file to a hidden sibling and publish it after it is durable.
-
-    :raises FileExistsError: if the file exists and ``overwrite`` is false.
-    """
-    with _sibling(path) as temporary:
-        _write_durably(temporary, data)
-        if overwrite:
-            temporary.replace(path)
-        else:
-            os.link(temporary, path)
-        sync(path.parent)
-
-
 def make_new_directory(path: Path) -> None:
     """
     Create a new directory and its missing parents durably.
@@ -140,21 +126,22 @@ def make_new_directory(path: Path) -> None:
 
 
 @contextmanager
-def publishing(path: Path) -> Iterator[Path]:
-    """Yield a hidden sibling to write to; on success it durably replaces the file."""
-    with _sibling(path) as temporary:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+def publishing(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """
+    Yield a hidden sibling to write to; on success it durably becomes the file.
 
-
-@contextmanager
-def _sibling(path: Path) -> Iterator[Path]:
+    :raises FileExistsError: if the file exists and ``overwrite`` is false.
+    """
     make_directory(path.parent)
     temporary = path.parent / temporary_name(path.name)
     try:
         yield temporary
+        sync(temporary)
+        if overwrite:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -198,13 +185,6 @@ def make_directory(path: Path) -> None:
         sync(created.parent)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def sync(path: Path) -> None:
     """Flush a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -214,53 +194,43 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def create(filesystem: Any, path: str, data: bytes) -> None:
+def write(filesystem: Any, path: str, data: bytes, *, overwrite: bool) -> None:
     """
-    Publish a new file.
+    Publish a file.
 
-    :raises FileExistsError: or another error for which ``is_taken`` returns true, if the name exists.
+    :raises FileExistsError: or another error for which ``is_taken`` returns true, if the name exists and may not be
+        overwritten.
     """
+    if not overwrite:
+        if _is_created_conditionally(filesystem, path, data):
+            return
+        _require_missing(filesystem, path, path)  # a local retry must not need disk space
     if _is_local(filesystem):
-        _require_free(filesystem, path)  # a retry must not need disk space
-        publish(Path(path), data, overwrite=False)
-    elif _protocols(filesystem) & _WITH_CONDITIONAL_CREATE:
-        _create_conditionally(filesystem, path, data)
-    else:
-        _create_if_free(filesystem, path, data)
-
-
-def replace(filesystem: Any, path: str, data: bytes) -> None:
-    """Publish a file and replace any file of the same name."""
-    if _is_local(filesystem):
-        publish(Path(path), data, overwrite=True)
+        with publishing(Path(path), overwrite=overwrite) as temporary:
+            temporary.write_bytes(data)
     elif _takes_whole_objects(filesystem):
         filesystem.pipe_file(path, data)
     else:
-        _publish_by_rename(filesystem, path, data, overwrite=True)
+        _publish_by_rename(filesystem, path, data, overwrite=overwrite)
 
 
-def _create_conditionally(filesystem: Any, path: str, data: bytes) -> None:
+def _is_created_conditionally(filesystem: Any, path: str, data: bytes) -> bool:
+    if not _protocols(filesystem) & _WITH_CONDITIONAL_CREATE:
+        return False
     try:
         filesystem.pipe_file(path, data, mode="create")
     except Exception as error:
         if not is_unsupported(error):
             raise
-        _create_if_free(filesystem, path, data)
+        return False
+    return True
 
 
-def _create_if_free(filesystem: Any, path: str, data: bytes) -> None:
-    _require_free(filesystem, path)
-    if _takes_whole_objects(filesystem):
-        filesystem.pipe_file(path, data)
-    else:
-        _publish_by_rename(filesystem, path, data, overwrite=False)
-
-
-def _require_free(filesystem: Any, path: str) -> None:
+def _require_missing(filesystem: Any, path: str, target: str) -> None:
     # Not fsspec's exists(), which returns False for every error.
     with suppress(FileNotFoundError):
         filesystem.info(path)
-        raise FileExistsError(path)
+        raise FileExistsError(target)
 
 
 def _publish_by_rename(filesystem: Any, path: str, data: bytes, *, overwrite: bool) -> None:
@@ -272,16 +242,10 @@ def _publish_by_rename(filesystem: Any, path: str, data: bytes, *, overwrite: bo
         if overwrite:
             _remove(filesystem, path)
         filesystem.mv(temporary, path)
-        _require_renamed(filesystem, temporary, path)
+        # WebHDFS raises no error if the target was created in the meantime.
+        _require_missing(filesystem, temporary, path)
     finally:
         _remove(filesystem, temporary)
-
-
-def _require_renamed(filesystem: Any, temporary: str, path: str) -> None:
-    # WebHDFS raises no error if the target was created in the meantime.
-    with suppress(FileNotFoundError):
-        filesystem.info(temporary)
-        raise FileExistsError(path)
 
 
 def _remove(filesystem: Any, path: str) -> None:
@@ -309,7 +273,9 @@ def copy_file(source_filesystem: Any, source: str, target_filesystem: Any, targe
         target_filesystem.cp_file(source, target)
     else:
         _copy_to_remote(source_filesystem, source, target_filesystem, target)
-    _require_equal_sizes(source_filesystem, source, target_filesystem, target)
+    expected, found = source_filesystem.info(source)["size"], target_filesystem.info(target)["size"]
+    if expected != found:
+        raise OSError(f"copied {found} of {expected} bytes; the file changed while it was copied")
 
 
 def _copy_to_local(source_filesystem: Any, source: str, target: Path) -> None:
@@ -328,12 +294,6 @@ def _copy_to_remote(source_filesystem: Any, source: str, target_filesystem: Any,
         local_copy = Path(scratch, "copy")
         source_filesystem.get_file(source, str(local_copy))
         target_filesystem.put_file(str(local_copy), target)
-
-
-def _require_equal_sizes(source_filesystem: Any, source: str, target_filesystem: Any, target: str) -> None:
-    expected, found = source_filesystem.info(source)["size"], target_filesystem.info(target)["size"]
-    if expected != found:
-        raise OSError(f"copied {found} of {expected} bytes; the file changed while it was copied")
 
 
 def _is_local(filesystem: Any) -> bool:

@@ -23,16 +23,16 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
+from airflow_provider_statecheck.storage.file_operations import ignoring_missing
 from airflow_provider_statecheck.storage.uris import (
-    LOCAL_SCHEMES,
     AllowedLocations,
     conceal,
     harmless,
+    is_local,
     normalise_base,
     open_filesystem,
     redact,
     require_deletable,
-    scheme_of,
     serves,
 )
 
@@ -95,7 +95,7 @@ class CheckpointStorage:
     @property
     def is_local(self) -> bool:
         """Whether the checkpoint directory is on a local filesystem."""
-        return _is_local(self.base_uri)
+        return is_local(self.base_uri)
 
     def allowing(self, *uris: str | None, locations: Iterable[str] = ()) -> Self:
         """
@@ -218,7 +218,7 @@ class CheckpointStorage:
 
         :raises StorageError: if any part of the directory cannot be listed.
         """
-        if _is_local(directory):
+        if is_local(directory):
             return self._read(directory, lambda _, root: file_operations.list_files(Path(root)))
         return self._read(directory, _list_objects)
 
@@ -252,7 +252,7 @@ class CheckpointStorage:
         Only local storage is affected: object stores have no directories, and HDFS clients can delete a directory only
         together with its files.
         """
-        if _is_local(uri):
+        if is_local(uri):
             self.call(uri, lambda _, path: file_operations.remove_empty_directories(Path(path)))
 
     def _info(self, uri: str) -> dict[str, Any] | None:
@@ -314,7 +314,7 @@ def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:
 
 def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool) -> None:
     try:
-        (file_operations.replace if overwrite else file_operations.create)(filesystem, path, data)
+        file_operations.write(filesystem, path, data, overwrite=overwrite)
     except Exception as error:
         if is_missing_bucket(error):
             raise
@@ -326,7 +326,10 @@ def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool
             raise
         # Equal bytes mean that an earlier try of this write succeeded.
         elif not _holds(filesystem, path, data):
-            raise _other_content_error(uri) from error
+            raise StorageError(
+                f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
+                uri=redact(uri),
+            ) from error
 
 
 def _holds(filesystem: Any, path: str, data: bytes) -> bool:
@@ -361,30 +364,17 @@ def _list_objects(filesystem: Any, root: str) -> dict[str, int]:
 
 
 def _list_directories(filesystem: Any, root: str) -> list[str]:
-    try:
+    entries: list[dict[str, Any]] = []
+    with ignoring_missing():
         entries = filesystem.ls(root, detail=True)
-    except FileNotFoundError as error:
-        if is_missing_bucket(error):
-            raise
-        return []
     # Object stores may list the marker object of the directory itself.
     found = (_relative_path(str(entry["name"]), root) for entry in entries if entry["type"] == "directory")
     return sorted(name for name in found if name)
 
 
 def _delete_file(filesystem: Any, path: str) -> None:
-    try:
+    with ignoring_missing():
         filesystem.rm_file(path)
-    except FileNotFoundError as error:
-        if is_missing_bucket(error):
-            raise
-
-
-def _other_content_error(uri: str) -> StorageError:
-    return StorageError(
-        f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
-        uri=redact(uri),
-    )
 
 
 def _changed_error(uri: str, expected: str, found: str) -> CorruptStateError:
@@ -396,10 +386,6 @@ def _changed_error(uri: str, expected: str, found: str) -> CorruptStateError:
 
 def _not_found_error(uri: str) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(f"Expected a file at {redact(uri)}, found none.", uri=redact(uri))
-
-
-def _is_local(uri: str) -> bool:
-    return scheme_of(uri) in LOCAL_SCHEMES
 
 
 def _relative_path(path: str, root: str) -> str:

@@ -5,6 +5,8 @@ Files that move together with the metadata have relative URIs. A savepoint is se
 its own directory; if it references a file outside that directory, it cannot be moved and all its URIs are absolute.
 Checkpoints of a job share files, so URIs below the job's directory are relative to that directory and all others are
 absolute.
+
+All functions that access the storage raise :class:`StorageError` if it fails.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from airflow_provider_statecheck.checkpoint.codec import decode
+from airflow_provider_statecheck.checkpoint.codec import decode, form_of
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_UID, METADATA_FILE
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -36,21 +38,10 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_json import (
-    UriForm,
-    boolean,
-    decode_master_state,
-    decode_operator_state,
-    encode_master_state,
-    encode_operator_state,
-)
 from airflow_provider_statecheck.storage.uris import (
     OF_DIRECTORY,
     OF_JOB,
     RelativeUris,
-    directory_of,
-    job_directory_of,
-    lengthen,
     redact,
 )
 
@@ -177,72 +168,11 @@ class SnapshotHandle:
     """Number of parts of the finished step; 0 while parts are missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedSnapshot:
-    """The snapshot of a step, in one piece or in parts."""
-
-    handles: tuple[SnapshotHandle, ...]
-    """The snapshot, or its parts in the order of their numbers; at least one."""
-
-    @property
-    def name(self) -> str:
-        """Return the name of the step."""
-        return self.handles[0].name
-
-    @property
-    def scope(self) -> tuple[tuple[str, str], ...]:
-        """Return the enclosing loops and their items, outermost first."""
-        return self.handles[0].scope
-
-    @property
-    def parts(self) -> int:
-        """Return the number of parts; 0 for a snapshot in one piece."""
-        return len(self.handles) if self.handles[0].part else 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether all parts of the step are finished."""
-        return not self.parts or all(handle.of_parts == self.parts for handle in self.handles)
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of all files."""
-        return sum(handle.size_bytes for handle in self.handles)
-
-    @property
-    def rows(self) -> int | None:
-        """Return the number of rows; ``None`` if it is unknown."""
-        counts = [handle.rows for handle in self.handles]
-        return None if None in counts else sum(count for count in counts if count is not None)
-
-    @property
-    def files(self) -> int:
-        """Return the number of files."""
-        return sum(handle.files for handle in self.handles)
-
-    @property
-    def seconds(self) -> float:
-        """Return the time spent on computing and writing the step."""
-        return round(sum(handle.seconds for handle in self.handles), 3)
-
-    @property
-    def newest(self) -> SnapshotHandle:
-        """Return the snapshot, or the part that was written last."""
-        return max(self.handles, key=lambda handle: (handle.epoch, handle.part))
-
-
-def named_snapshots(handles: Iterable[SnapshotHandle]) -> tuple[NamedSnapshot, ...]:
-    """Return the snapshots of steps in the order of their first handles, with the parts of each step together."""
-    found: dict[tuple[tuple[tuple[str, str], ...], str], list[SnapshotHandle]] = {}
-    for handle in handles:
-        found.setdefault((handle.scope, handle.name), []).append(handle)
-    return tuple(NamedSnapshot(tuple(sorted(each, key=lambda handle: handle.part))) for each in found.values())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InlineStateHandle:
     """State that is small enough to be stored in the metadata."""
 
+    TAG: ClassVar[str] = "inline"
     value: dict[str, Any]
 
 
@@ -271,8 +201,15 @@ def encode_metadata(document: CheckpointDocument, *, uri: str) -> bytes:
     :param uri: URI of the metadata file.
     :raises InvalidConfigurationError: if the state contains a URI that is not absolute.
     """
-    values = _to_json(document, _relative_uris(document, uri))
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    uris = _uris_of(document, uri)
+    text = json.dumps(
+        _marked(document, uris),
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        check_circular=False,
+        default=partial(_form_of, uris),
+    )
     # File names may contain surrogates, which strict UTF-8 cannot encode.
     body = text.encode("utf-8", "surrogatepass")
     return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
@@ -289,33 +226,18 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     header, _, body = data.partition(b"\n")
     _require_header(header, body, uri)
     try:
-        return _from_json(json.loads(body), partial(lengthen, metadata_uri=uri))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return decode(CheckpointDocument, json.loads(body, object_hook=partial(_with_absolute_uri, RelativeUris(uri))))
+    except (ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
 
 
 def find_document(storage: CheckpointStorage, directory: str) -> CheckpointDocument | None:
-    """
-    Return the checkpoint in a directory, or ``None`` if its metadata is missing, damaged or incompatible.
-
-    :raises StorageError: if the storage fails.
-    """
+    """Return the checkpoint in a directory, or ``None`` if its metadata is missing, damaged or incompatible."""
     uri = f"{directory}/{METADATA_FILE}"
     try:
         return decode_metadata(storage.read_bytes(uri), uri=uri)
     except UNREADABLE:
         return None
-
-
-def is_relocatable(document: CheckpointDocument, *, uri: str) -> bool:
-    """
-    Return whether a checkpoint can be restored after it was moved.
-
-    A savepoint moves with its directory, a checkpoint with the directory of its job.
-
-    :param uri: URI of the metadata file.
-    """
-    return _relative_to(document, uri).cover(document_uris(document))
 
 
 def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
@@ -334,10 +256,9 @@ def load_whole(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> Chec
     """Read and verify metadata as :func:`load_document`; return all parts of a savepoint of the whole job."""
     if checkpoint.metadata_uri is None:
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
-    size, digest = checkpoint.metadata_size, checkpoint.metadata_sha256
     # An earlier attempt may have used another checkpoint directory, so the location comes from the row.
     data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
-        checkpoint.metadata_uri, size=size, sha256=digest
+        checkpoint.metadata_uri, size=checkpoint.metadata_size, sha256=checkpoint.metadata_sha256
     )
     return decode_metadata(data, uri=checkpoint.metadata_uri)
 
@@ -438,72 +359,31 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         )
 
 
-def _relative_uris(document: CheckpointDocument, uri: str) -> RelativeUris:
-    if document.properties.is_savepoint and not is_relocatable(document, uri=uri):
-        # Mixed URIs would leave the savepoint half restorable after a move.
-        return RelativeUris(OF_DIRECTORY, None)
-    return _relative_to(document, uri)
+def _uris_of(document: CheckpointDocument, metadata_uri: str) -> RelativeUris:
+    if not document.properties.is_savepoint:
+        return RelativeUris(metadata_uri, OF_JOB)
+    uris = RelativeUris(metadata_uri, OF_DIRECTORY)
+    # Mixed URIs would leave the savepoint half restorable after a move.
+    return uris if _are_covered(document, uris) else RelativeUris(metadata_uri)
 
 
-def _relative_to(document: CheckpointDocument, uri: str) -> RelativeUris:
-    if document.properties.is_savepoint:
-        return RelativeUris(OF_DIRECTORY, directory_of(uri))
-    return RelativeUris(OF_JOB, job_directory_of(uri))
+def _are_covered(document: CheckpointDocument, uris: RelativeUris) -> bool:
+    return all(map(uris.covers, document_uris(document)))
 
 
-def _to_json(document: CheckpointDocument, uris: RelativeUris) -> dict[str, Any]:
-    kind = "file" if isinstance(document.state, FileStateHandle) else "inline"
-    return _values(document) | {
-        "snapshots": [_shortened(handle, uris) for handle in document.snapshots],
-        "state": {"kind": kind} | _shortened(document.state, uris),
-        "properties": _values(document.properties),
-        "operator_states": [encode_operator_state(state, uris.shorten) for state in document.operator_states],
-        "master_states": [encode_master_state(state) for state in document.master_states],
-        "parts": [_to_json(part, uris) for part in document.parts],
-        "relocatable": uris.cover(document_uris(document)),
-    }
+def _marked(document: CheckpointDocument, uris: RelativeUris) -> CheckpointDocument:
+    parts = tuple(_marked(part, uris) for part in document.parts)
+    return replace(document, parts=parts, relocatable=_are_covered(document, uris))
 
 
-def _shortened(record: Any, uris: RelativeUris) -> dict[str, Any]:
-    values = _values(record)
-    return values | {"uri": uris.shorten(values["uri"])} if "uri" in values else values
+def _form_of(uris: RelativeUris, value: Any) -> Any:
+    form = form_of(value)
+    if isinstance(form, dict) and "uri" in form:
+        form["uri"] = uris.shorten(form["uri"])
+    return form
 
 
-def _values(record: Any) -> dict[str, Any]:
-    # asdict() would deep-copy the inline state.
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def _from_json(values: dict[str, Any], restore: UriForm) -> CheckpointDocument:
-    return CheckpointDocument(
-        **_known(CheckpointDocument, values)
-        | {
-            "snapshots": tuple(_snapshot(item, restore(item["uri"])) for item in values["snapshots"]),
-            "state": _state(values["state"], restore),
-            "properties": decode(CheckpointProperties, values.get("properties", {})),
-            "operator_states": tuple(
-                decode_operator_state(state, restore) for state in values.get("operator_states", ())
-            ),
-            "master_states": tuple(map(decode_master_state, values.get("master_states", ()))),
-            "parts": tuple(_from_json(part, restore) for part in values.get("parts", ())),
-            "has_commit": boolean(values.get("has_commit", False)),
-            "relocatable": boolean(values["relocatable"]) if "relocatable" in values else None,
-        }
-    )
-
-
-def _snapshot(values: dict[str, Any], uri: str) -> SnapshotHandle:
-    scope = tuple((str(loop), str(item)) for loop, item in values["scope"])
-    return SnapshotHandle(**_known(SnapshotHandle, values) | {"scope": scope, "uri": uri})
-
-
-def _state(values: dict[str, Any], restore: UriForm) -> InlineStateHandle | FileStateHandle:
-    if values["kind"] == "inline":
-        return InlineStateHandle(value=values["value"])
-    return FileStateHandle(**_known(FileStateHandle, values) | {"uri": restore(values["uri"])})
-
-
-def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    # Later releases may add optional fields without a new version.
-    names = {f.name for f in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
+def _with_absolute_uri(uris: RelativeUris, form: dict[str, Any]) -> dict[str, Any]:
+    if "uri" in form:
+        form["uri"] = uris.lengthen(form["uri"])
+    return form

@@ -6,6 +6,8 @@ open attempt may take hours.
 
 The quarantine of a job is a small file in the checkpoint directory. It records when each orphan was first found; no file is
 moved, because object stores cannot rename. A lost or damaged record only delays deletions: all waits start again.
+
+All functions and methods that access the storage raise :class:`StorageError` if it fails.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ SHORTEST_STAY = timedelta(days=1)
 """Minimum quarantine of an orphan."""
 
 _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
+_ENDED = (CheckpointStatus.ABORTED, CheckpointStatus.SUBSUMED)
 
 
 class Quarantine:
@@ -77,8 +80,6 @@ class Quarantine:
         Recorded files that are no longer orphans are removed from the record.
 
         :param orphans: URIs of all current orphans.
-
-        :raises StorageError: if the storage fails.
         """
         recorded = self._read()
         # A time in the future, from a fast clock, would delay the deletion.
@@ -89,11 +90,7 @@ class Quarantine:
         return frozenset(uri for uri, since in found_at.items() if now - since >= self._stay)
 
     def forget(self) -> None:
-        """
-        Delete the record.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Delete the record."""
         if not self._dry_run and self._storage.exists(self._uri):
             self._storage.delete_file(self._uri)
 
@@ -150,20 +147,6 @@ def retains_files(checkpoint: CheckpointRecord) -> bool:
     return is_subsumed and not checkpoint.properties.discard_on_subsumed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphans:
-    """Deletable files and directories of a job in one checkpoint directory."""
-
-    ended: tuple[str, ...] = ()
-    """Directories of aborted and subsumed checkpoints."""
-    directories: tuple[str, ...] = ()
-    """Directories of unreferenced snapshots, and of unfinished checkpoints without a row."""
-    files: tuple[str, ...] = ()
-    """Unreferenced state files."""
-    skipped: tuple[str, ...] = ()
-    """Uids of operators that were skipped because one of their retained checkpoints cannot be read."""
-
-
 class OrphanSearch:
     """
     Search for the orphans of a job in a checkpoint directory.
@@ -187,23 +170,23 @@ class OrphanSearch:
         self._operators = view.operators if of is None else of
         self._base, self._job_id = storage.base_uri, view.job.job_id
 
-    def find(self) -> Orphans:
-        """
-        Return the orphans without deleting them.
+    @cached_property
+    def skipped(self) -> tuple[str, ...]:
+        """Uids of operators that are skipped because one of their retained checkpoints cannot be read."""
+        return tuple(o.uid for o in self._operators if self._named_by(o) is None)
 
-        :raises StorageError: if the storage fails.
-        """
-        skipped = tuple(o.uid for o in self._operators if self._named_by(o) is None)
-        known = [o for o in self._operators if o.uid not in skipped]
-        return Orphans(
-            ended=tuple(self._ended()),
-            directories=(*self._unfinished(), *(uri for o in known for uri in self._snapshots(o))),
-            files=(
-                *(uri for o in known for uri in self._unnamed_state(o)),
-                *(uri for o in self._operators for uri in self._shared_state(o)),
-            ),
-            skipped=skipped,
-        )
+    def directories(self) -> tuple[str, ...]:
+        """Return the directories of unreferenced snapshots, and of unfinished checkpoints without a row."""
+        return (*self._unfinished(), *(uri for o in self._known for uri in self._snapshots(o)))
+
+    def files(self) -> tuple[str, ...]:
+        """Return the unreferenced state files."""
+        unnamed = (uri for o in self._known for uri in self._unnamed_state(o))
+        return (*unnamed, *(uri for o in self._operators for uri in self._shared_state(o)))
+
+    @property
+    def _known(self) -> list[OperatorRecord]:
+        return [o for o in self._operators if o.uid not in self.skipped]
 
     @cached_property
     def _directory_ids(self) -> tuple[int, ...]:
@@ -220,7 +203,8 @@ class OrphanSearch:
     def _uri(self, checkpoint_id: int) -> str:
         return checkpoint_uri(self._base, self._job_id, checkpoint_id)
 
-    def _ended(self) -> Iterator[str]:
+    def ended(self) -> tuple[str, ...]:
+        """Return the directories of aborted and subsumed checkpoints."""
         operator_ids = {o.operator_id for o in self._operators}
         rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in operator_ids}
         # A checkpoint may have two rows: one of its operator, and one of an attempt that restored it.
@@ -228,8 +212,8 @@ class OrphanSearch:
             self._documents_without_row
         )
         used |= {i for o in self._view.operators for i in _needed_though_ended(self._view, o)}
-        ended = [i for i in self._directory_ids if i in rows and i not in used and _has_ended(rows[i])]
-        yield from (self._uri(i) for i in ended if not self._is_needed(rows[i]))
+        ended = [i for i in self._directory_ids if i in rows and i not in used and rows[i].status in _ENDED]
+        return tuple(self._uri(i) for i in ended if not self._is_needed(rows[i]))
 
     def _is_needed(self, ended: CheckpointRecord) -> bool:
         operator = next(o for o in self._operators if o.operator_id == ended.operator_id)
@@ -239,7 +223,7 @@ class OrphanSearch:
         named, aligned = self._named_by(operator), self._named_by_aligned
         if retains_files(ended) or named is None or aligned is None:
             return True
-        return any(uri.rpartition("/")[0].endswith(f"/chk-{ended.checkpoint_id}") for uri in named | aligned)
+        return _is_in_checkpoint(named | aligned, ended.checkpoint_id)
 
     def _unfinished(self) -> Iterator[str]:
         rows = {c.checkpoint_id for c in self._view.checkpoints}
@@ -254,7 +238,7 @@ class OrphanSearch:
 
     def _is_used(self, checkpoint_id: int) -> bool:
         named = self._named_by_any
-        return named is None or any(uri.rpartition("/")[0].endswith(f"/chk-{checkpoint_id}") for uri in named)
+        return named is None or _is_in_checkpoint(named, checkpoint_id)
 
     def _unnamed_state(self, operator: OperatorRecord) -> Iterator[str]:
         named = _file_names(self._named_by(operator))
@@ -327,21 +311,13 @@ class OrphanSearch:
 
 
 def checkpoint_ids(storage: CheckpointStorage, job_id: JobId) -> tuple[int, ...]:
-    """
-    Return the checkpoint ids of a job's directories, complete or not.
-
-    :raises StorageError: if the storage fails.
-    """
+    """Return the checkpoint ids of a job's directories, complete or not."""
     found = map(checkpoint_id_of, storage.list_directories(job_uri(storage.base_uri, job_id)))
     return tuple(i for i in found if i is not None and 0 < i <= HIGHEST_ID)
 
 
 def newest_checkpoint_id(storage: CheckpointStorage, job_id: JobId) -> int:
-    """
-    Return the highest checkpoint id of a job's directories, or 0 without any.
-
-    :raises StorageError: if the storage fails.
-    """
+    """Return the highest checkpoint id of a job's directories, or 0 without any."""
     return max(checkpoint_ids(storage, job_id), default=0)
 
 
@@ -361,8 +337,8 @@ def _needed_though_ended(view: JobView, operator: OperatorRecord) -> frozenset[i
     return protected_checkpoints(rows, operator.generation, view.current_attempt(operator))
 
 
-def _has_ended(checkpoint: CheckpointRecord) -> bool:
-    return checkpoint.status in (CheckpointStatus.ABORTED, CheckpointStatus.SUBSUMED)
+def _is_in_checkpoint(uris: frozenset[str], checkpoint_id: int) -> bool:
+    return any(uri.rpartition("/")[0].endswith(f"/chk-{checkpoint_id}") for uri in uris)
 
 
 def _file_names(uris: frozenset[str] | tuple[str, ...] | None) -> frozenset[str]:
@@ -403,17 +379,23 @@ def sweep(
     :param of: Operators whose files are searched; by default all.
     :param row_of: Reads the row of a checkpoint; required for jobs with more checkpoints than the view contains.
     :param quarantine: Quarantine of orphans before their deletion. Ended checkpoints are deleted at once.
-    :raises StorageError: if the storage fails.
     """
     view = _with_rows_of_directories(storage, view, row_of)
-    found = OrphanSearch(storage, view, documents, of=of).find()
-    due = frozenset((*found.directories, *found.files))
-    if quarantine is not None:
-        due = quarantine.admit(due, view.read_at)
-    deleted = _delete(StorageDiscarder(storage, view.job.job_id), found, due)
-    log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(found.skipped))
-    quarantined = tuple(uri for uri in (*found.directories, *found.files) if uri not in due)
-    return SweepReport(deleted=deleted, skipped=found.skipped, quarantined=quarantined)
+    search = OrphanSearch(storage, view, documents, of=of)
+    ended, directories, files = search.ended(), search.directories(), search.files()
+    found = frozenset((*directories, *files))
+    due = found if quarantine is None else quarantine.admit(found, view.read_at)
+    quarantined = tuple(uri for uri in (*directories, *files) if uri not in due)
+    directories = (*ended, *(uri for uri in directories if uri in due))
+    files = tuple(uri for uri in files if uri in due)
+    discarder = StorageDiscarder(storage, view.job.job_id)
+    for uri in directories:
+        discarder.discard_location(uri)
+    for uri in files:
+        discarder.discard_file(uri)
+    deleted = (*directories, *files)
+    log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(search.skipped))
+    return SweepReport(deleted=deleted, skipped=search.skipped, quarantined=quarantined)
 
 
 def _with_rows_of_directories(
@@ -426,13 +408,3 @@ def _with_rows_of_directories(
     # Other rows are newer than the view, which lacks their effects on older checkpoints.
     older = tuple(row for row in rows if row is not None and row.discarded_at is not None)
     return replace(view, checkpoints=(*older, *view.checkpoints)) if older else view
-
-
-def _delete(discarder: StorageDiscarder, found: Orphans, due: frozenset[str]) -> tuple[str, ...]:
-    directories = (*found.ended, *(uri for uri in found.directories if uri in due))
-    files = tuple(uri for uri in found.files if uri in due)
-    for uri in directories:
-        discarder.discard_location(uri)
-    for uri in files:
-        discarder.discard_file(uri)
-    return (*directories, *files)

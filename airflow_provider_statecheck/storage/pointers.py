@@ -4,6 +4,8 @@ Pointers to checkpoints, and self-contained savepoints.
 Operators, scripts, commands and storage views all resolve their pointers with this module.
 
 A savepoint holds copies of all files that its metadata names, in one directory. The directory can be moved as a whole.
+
+All functions and methods that access the storage raise :class:`StorageError` if it fails.
 """
 
 from __future__ import annotations
@@ -41,15 +43,11 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact, scheme_of
-from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer, write_metadata
+from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer, write_metadata
 
 log = logging.getLogger(__name__)
 
-NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-"""Placeholder pointer of a checkpoint in memory; it cannot be resolved."""
-
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
-_MISSING_VALUES = ("none", "null")
 
 
 def pointer_uri(pointer: Any) -> str:
@@ -76,7 +74,6 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> Resol
     :raises InvalidConfigurationError: if the pointer is missing or empty.
     :raises InvalidPointerError: if the text is not a URI; pointers of other storages may not be.
     :raises PointerNotFoundError: if there is no such file or directory, or the directory has no metadata.
-    :raises StorageError: if the storage fails.
     """
     uri = _require_uri(pointer)
     storage = storage.allowing(uri)
@@ -94,12 +91,11 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> Resol
 
 
 def _require_uri(pointer: Any) -> str:
-    if not isinstance(pointer, str):
-        raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {pointer!r}; give a pointer.")
+    if not isinstance(pointer, str) or not pointer.strip():
+        found = "an empty pointer" if isinstance(pointer, str) else repr(pointer)
+        raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {found}; give its directory.")
     uri = pointer.strip().rstrip("/")
-    if not pointer.strip():
-        raise InvalidConfigurationError("Expected the URI of a checkpoint, found an empty pointer; give its directory.")
-    if uri.lower() in _MISSING_VALUES:
+    if uri.lower() in ("none", "null"):
         raise InvalidConfigurationError(
             f"Expected the URI of a checkpoint, found {uri!r}, which a template writes for a missing value; give a pointer, "
             f"or None."
@@ -164,7 +160,7 @@ def find_source(
     pointer = pointer_uri(pointer)
     try:
         resolved = resolve_checkpoint(storage, pointer)
-        document, data = resolved.read()
+        document, file = resolved.read()
     except (CheckpointNotFoundError, IncompatibleCheckpointError, StorageError) as error:
         return _unreadable(pointer, mode, error)
     if mode is RestoreMode.CLAIM:
@@ -174,9 +170,9 @@ def find_source(
         return None
     return RestoreSource(
         pointer=resolved.external_pointer,
-        metadata_uri=resolved.metadata_uri,
-        metadata_size=len(data),
-        metadata_sha256=hashlib.sha256(data).hexdigest(),
+        metadata_uri=file.uri,
+        metadata_size=file.size,
+        metadata_sha256=file.sha256,
         full_size_bytes=part.named_bytes,
         mode=mode,
         part=part.uid if document.is_of_several else "",
@@ -248,13 +244,11 @@ def _require_claimable(document: CheckpointDocument, directory: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WrittenSavepoint:
-    """Metadata location and size of a savepoint, reported to the coordinator."""
+    """Metadata and size of a savepoint, reported to the coordinator."""
 
-    metadata_uri: str
-    metadata_size: int
-    metadata_sha256: str
+    metadata: FileStateHandle
     state_size_bytes: int
 
 
@@ -273,17 +267,10 @@ def write_copies(
     :param source: Metadata of the checkpoint.
     :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
-    :raises StorageError: if the storage fails.
     """
     copy = replace(copies.of_document(source), checkpoint_id=checkpoint_id, request_key=request_key)
     document = replace(copy, properties=properties)
-    file = write_metadata(copies.storage, copies.directory, document)
-    return WrittenSavepoint(
-        metadata_uri=file.uri,
-        metadata_size=file.size,
-        metadata_sha256=file.sha256,
-        state_size_bytes=copies.size_bytes,
-    )
+    return WrittenSavepoint(write_metadata(copies.storage, copies.directory, document), copies.size_bytes)
 
 
 class StateCopies:

@@ -6,7 +6,6 @@ Each operator of a checkpoint has a manifest. The metadata file combines all of 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,7 +33,6 @@ from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_ch
 from airflow_provider_statecheck.storage.views.fs_storage import require_savepoint_target
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
-    ResolvedPointer,
     spill_above_budget,
     write_metadata,
     write_named_by_content,
@@ -139,8 +137,22 @@ class SnapshotFiles(SnapshotStorage):
         resolved = resolve_checkpoint(self._storage, pointer)
         # The restored state is copied later, which needs access to its location.
         self._storage = resolved.storage
-        document, data = resolved.read()
-        return _completed(document, resolved, data)
+        document, file = resolved.read()
+        created_at = datetime.fromisoformat(document.created_at)
+        return CompletedCheckpoint(
+            job_id=JobId(document.job_id),
+            checkpoint_id=document.checkpoint_id,
+            triggered_at=created_at,
+            completed_at=created_at,
+            operator_states={state.operator_id: state for state in document.operator_states},
+            master_states=document.master_states,
+            parts=document.parts,
+            properties=document.properties,
+            external_pointer=resolved.external_pointer,
+            metadata_uri=file.uri,
+            metadata_size=file.size,
+            metadata_sha256=file.sha256,
+        )
 
     def _spilled(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> SnapshotContent:
         states = spill_above_budget(
@@ -186,12 +198,10 @@ class _RecentContents:
         self._contents: dict[FileStateHandle, SnapshotContent] = {}
 
     def get(self, file: FileStateHandle) -> SnapshotContent | None:
-        """Return the content of a file, or ``None`` if it must be read."""
         with self._lock:
             return self._contents.get(file)
 
     def put(self, file: FileStateHandle, content: SnapshotContent) -> None:
-        """Keep the content of a file."""
         with self._lock:
             if file not in self._contents:
                 self._size += file.size
@@ -200,21 +210,3 @@ class _RecentContents:
                 oldest = next(iter(self._contents))
                 self._size -= oldest.size
                 del self._contents[oldest]
-
-
-def _completed(document: CheckpointDocument, resolved: ResolvedPointer, data: bytes) -> CompletedCheckpoint:
-    created_at = datetime.fromisoformat(document.created_at)
-    return CompletedCheckpoint(
-        job_id=JobId(document.job_id),
-        checkpoint_id=document.checkpoint_id,
-        triggered_at=created_at,
-        completed_at=created_at,
-        operator_states={state.operator_id: state for state in document.operator_states},
-        master_states=document.master_states,
-        parts=document.parts,
-        properties=document.properties,
-        external_pointer=resolved.external_pointer,
-        metadata_uri=resolved.metadata_uri,
-        metadata_size=len(data),
-        metadata_sha256=hashlib.sha256(data).hexdigest(),
-    )

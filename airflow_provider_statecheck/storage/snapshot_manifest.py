@@ -11,12 +11,12 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from airflow_provider_statecheck.checkpoint.codec import decode, form_of
 from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, MANIFEST_FILE
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
@@ -24,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
 )
 from airflow_provider_statecheck.overriding import override
+from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.storage.uris import redact
@@ -32,19 +33,13 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-FORMAT_VERSION = 2
-# Manifests of Spark's writer keep version 1, which earlier releases can restore.
-_VERSION_WITHOUT_WRITER = 1
+FORMAT_VERSION = 1
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 # A typical footer fits into one read of this size; a larger footer needs a second read.
 _TAIL_BYTES = 64 * 1024
-_READERS = 16
 
 ReadRange = Callable[[int, int], bytes]
-
-Entry = TypeVar("Entry")
-Result = TypeVar("Result")
 
 
 class SnapshotWriter(StrEnum):
@@ -56,8 +51,7 @@ class SnapshotWriter(StrEnum):
     """Python on the executors; files outside the manifest are left over from repeated tasks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFile:
+class SnapshotFile(NamedTuple):
     """A Parquet file of a snapshot."""
 
     name: str
@@ -89,13 +83,8 @@ class SnapshotManifest:
 
     def encode(self) -> bytes:
         """Return the manifest as JSON; equal manifests have equal bytes."""
-        document = {
-            **_writer_fields(self.writer),
-            "schema": self.schema_json,
-            "rows": self.rows,
-            "files": [[file.name, file.size_bytes, file.footer_sha256] for file in self.files],
-        }
-        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+        document = {"format_version": FORMAT_VERSION, **form_of(self)}
+        return json.dumps(document, separators=(",", ":"), default=form_of).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> SnapshotManifest:
@@ -103,20 +92,22 @@ class SnapshotManifest:
         Return the manifest in the content of a file.
 
         :raises CorruptStateError: if the file is damaged.
-        :raises IncompatibleCheckpointError: if a newer version of this package wrote it.
+        :raises IncompatibleCheckpointError: if another version of this package wrote it.
         """
         try:
             document = json.loads(content)
-            version = int(document["format_version"])
+            version = document["format_version"]
+            if version == FORMAT_VERSION:
+                return decode(cls, document)
         except (ValueError, KeyError, TypeError) as error:
-            raise _unreadable(content) from error
-        if not _VERSION_WITHOUT_WRITER <= version <= FORMAT_VERSION:
-            raise IncompatibleCheckpointError(
-                f"Expected a snapshot manifest of format 1 to {FORMAT_VERSION}, found format {version}; restore with the "
-                "version of airflow-provider-statecheck that wrote it, or a newer one.",
-                format_version=version,
-            )
-        return _from_document(document, content)
+            raise CorruptStateError(
+                f"Expected a snapshot manifest, found {content[:60]!r}; restore from an earlier checkpoint."
+            ) from error
+        raise IncompatibleCheckpointError(
+            f"Expected a snapshot manifest of format {FORMAT_VERSION}, found format {version}; restore with the version of "
+            f"airflow-provider-statecheck that wrote it.",
+            format_version=version,
+        )
 
 
 def build_manifest(storage: CheckpointStorage, data_uri: str, schema_json: str) -> SnapshotManifest:
@@ -134,7 +125,7 @@ def build_manifest(storage: CheckpointStorage, data_uri: str, schema_json: str) 
             f"Expected the files that Spark wrote in {redact(data_uri)}, found none; configure one endpoint for Spark and "
             f"this process."
         )
-    described = _in_threads(lambda entry: _describe(storage, _uri_of(data_uri, entry[0]), *entry), sizes)
+    described = in_parallel(lambda entry: _describe(storage, f"{data_uri}/{entry[0]}", *entry), sizes, is_local=False)
     return SnapshotManifest(
         schema_json=schema_json,
         files=tuple(file for file, _ in described),
@@ -177,7 +168,11 @@ def verify_files(storage: CheckpointStorage, data_uri: str, manifest: SnapshotMa
     found = _data_files(storage.list_files(data_uri))
     differences = [
         *(f"{name} is missing" for name in sorted(expected.keys() - found.keys())),
-        *(f"{name} was added" for name in _added(manifest, found)),
+        *(
+            f"{name} was added"
+            for name in sorted(found.keys() - expected.keys())
+            if manifest.writer is SnapshotWriter.SPARK
+        ),
         *(
             f"{name} has {found[name]} bytes instead of {expected[name]}"
             for name in sorted(expected.keys() & found.keys())
@@ -199,7 +194,7 @@ def verify_footers(storage: CheckpointStorage, data_uri: str, manifest: Snapshot
 
     :raises CorruptStateError: if a footer was changed.
     """
-    _in_threads(lambda file: verify_footer(storage, _uri_of(data_uri, file.name), file), manifest.files)
+    in_parallel(lambda file: verify_footer(storage, f"{data_uri}/{file.name}", file), manifest.files, is_local=False)
 
 
 def verify_footer(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> None:
@@ -228,31 +223,9 @@ def footer_digest(read: ReadRange, uri: str, size_bytes: int) -> str:
     return hashlib.sha256(_read_footer(read, uri, size_bytes)).hexdigest()
 
 
-def _writer_fields(writer: SnapshotWriter) -> dict[str, Any]:
-    if writer is SnapshotWriter.SPARK:
-        return {"format_version": _VERSION_WITHOUT_WRITER}
-    return {"format_version": FORMAT_VERSION, "writer": writer.value}
-
-
-def _added(manifest: SnapshotManifest, found: Mapping[str, int]) -> list[str]:
-    if manifest.writer is SnapshotWriter.EXECUTORS:
-        return []
-    return sorted(found.keys() - {file.name for file in manifest.files})
-
-
 def _data_files(sizes: Mapping[str, int]) -> dict[str, int]:
     # Without the files that Spark skips in a directory, such as _SUCCESS, _temporary and local checksum files.
     return {name: size for name, size in sizes.items() if not any(p[:1] in "._" for p in name.split("/"))}
-
-
-def _uri_of(data_uri: str, name: str) -> str:
-    return f"{data_uri.rstrip('/')}/{name}"
-
-
-def _in_threads(function: Callable[[Entry], Result], entries: Iterable[Entry]) -> list[Result]:
-    # Each entry needs one or two small reads; the latency of an object store dominates.
-    with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="statecheck-footer") as pool:
-        return list(pool.map(function, entries))
 
 
 def _describe(storage: CheckpointStorage, uri: str, name: str, size_bytes: int) -> tuple[SnapshotFile, int]:
@@ -281,22 +254,6 @@ def _count_rows(footer: bytes) -> int:
     return int(metadata.num_rows)
 
 
-def _from_document(document: Mapping[str, Any], content: bytes) -> SnapshotManifest:
-    try:
-        files = tuple(
-            SnapshotFile(name=str(name), size_bytes=int(size), footer_sha256=str(digest))
-            for name, size, digest in document["files"]
-        )
-        return SnapshotManifest(
-            schema_json=str(document["schema"]),
-            files=files,
-            rows=int(document["rows"]),
-            writer=SnapshotWriter(document.get("writer", SnapshotWriter.SPARK)),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unreadable(content) from error
-
-
 def _incomplete(uri: str, size_bytes: int) -> CorruptStateError:
     return CorruptStateError(
         f"Expected a complete Parquet file at {redact(uri)}, found {size_bytes} bytes without a readable footer; "
@@ -305,31 +262,11 @@ def _incomplete(uri: str, size_bytes: int) -> CorruptStateError:
     )
 
 
-def _unreadable(content: bytes) -> CorruptStateError:
-    return CorruptStateError(
-        f"Expected a snapshot manifest, found {content[:60]!r}; restore from an earlier checkpoint."
-    )
-
-
 _BATCH_ROWS = 64 * 1024
 _BUFFER_BYTES = 1024 * 1024
 _FEW_ROWS = 1024
 """Maximum number of wanted rows for which the columns are read in small pieces instead of whole row groups."""
 _SMALL_BUFFER_BYTES = 64 * 1024
-
-
-def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
-    """
-    Read all pages of a file and verify their checksums.
-
-    :return: Number of rows of the file.
-    :raises CorruptStateError: if a page was changed.
-    :raises NotImplementedError: for a type that only Spark supports.
-    """
-    rows = 0
-    for batch in read_batches(storage, uri, file):
-        rows += batch.num_rows
-    return rows
 
 
 def read_batches(

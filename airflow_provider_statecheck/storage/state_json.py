@@ -1,10 +1,8 @@
 """
-JSON form of state values, state handles, operator states and checkpoint properties.
+JSON form of state values.
 
-Each ``encode_`` function has a ``decode_`` function that returns an equal value. Encoders convert URIs to their stored form
-with a function of the caller, and decoders convert them back. Values keep their types and time zones, and are never pickled: a value without
-a JSON type is an object with the single key ``$<type>``, and a dict is a list of pairs under ``$dict``, because its own keys
-could otherwise be taken for a type tag.
+Values keep their types and time zones, and are never pickled: a value without a JSON type is an object with the single key
+``$<type>``, and a dict is a list of pairs under ``$dict``, because its own keys could otherwise be taken for a type tag.
 """
 
 from __future__ import annotations
@@ -20,212 +18,7 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.states.handles import (
-    ByteStreamStateHandle,
-    CheckpointedStateScope,
-    DistributionMode,
-    FileStateHandle,
-    KeyedStateHandle,
-    KeyGroupRange,
-    MasterState,
-    OperatorState,
-    OperatorStateHandle,
-    OperatorStateMeta,
-    OperatorSubtaskState,
-    SegmentFileStateHandle,
-    StreamStateHandle,
-)
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-
-Json = dict[str, Any]
-UriForm = Callable[[str], str]
-"""Converts a URI to its stored form, or a stored form to a URI."""
-
-
-def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
-    """Return the JSON form of an operator's state."""
-    coordinator = state.coordinator_state
-    return {
-        "operator_id": state.operator_id,
-        "uid": state.uid,
-        "name": state.name,
-        "parallelism": state.parallelism,
-        "max_parallelism": state.max_parallelism,
-        "subtask_states": [
-            [index, _encode_subtask(subtask, shorten)] for index, subtask in sorted(state.subtask_states.items())
-        ],
-        "coordinator_state": None if coordinator is None else _encode_stream(coordinator, shorten),
-        "is_fully_finished": state.is_fully_finished,
-    }
-
-
-def decode_operator_state(values: Json, lengthen: UriForm) -> OperatorState:
-    """
-    Return an operator's state from its JSON form.
-
-    :raises ValueError: or ``LookupError`` or ``TypeError``, if the values are not those of an operator's state.
-    """
-    coordinator = values.get("coordinator_state")
-    return OperatorState(
-        operator_id=OperatorId(_text(values["operator_id"])),
-        uid=_text(values["uid"]),
-        name=_text(values.get("name", "")),
-        parallelism=_number(values["parallelism"]),
-        max_parallelism=_number(values["max_parallelism"]),
-        subtask_states={
-            _number(index): _decode_subtask(subtask, lengthen) for index, subtask in values["subtask_states"]
-        },
-        coordinator_state=None if coordinator is None else _decode_stream(coordinator, lengthen),
-        is_fully_finished=boolean(values.get("is_fully_finished", False)),
-    )
-
-
-def encode_master_state(state: MasterState) -> Json:
-    """Return the JSON form of a master hook's state."""
-    return {"name": state.name, "version": state.version, "data": _encode_bytes(state.data)}
-
-
-def decode_master_state(values: Json) -> MasterState:
-    """Return a master hook's state from its JSON form; raises as :func:`decode_operator_state`."""
-    data = _decode_bytes(values["data"])
-    return MasterState(name=_text(values["name"]), version=_number(values["version"]), data=data)
-
-
-def _encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
-    if isinstance(handle, ByteStreamStateHandle):
-        return {"kind": "bytes", "name": handle.name, "data": _encode_bytes(handle.data)}
-    if isinstance(handle, FileStateHandle):
-        return {"kind": "file", "uri": shorten(handle.uri), "size": handle.size, "sha256": handle.sha256}
-    return {
-        "kind": "segment",
-        "uri": shorten(handle.uri),
-        "start": handle.start,
-        "length": handle.length,
-        "scope": handle.scope,
-        "logical_id": handle.logical_id,
-        "sha256": handle.sha256,
-        "file_size": handle.file_size,
-    }
-
-
-def _decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
-    kind = values["kind"]
-    if kind == "bytes":
-        return ByteStreamStateHandle(_text(values["name"]), _decode_bytes(values["data"]))
-    if kind == "file":
-        return FileStateHandle(lengthen(_text(values["uri"])), _number(values["size"]), _text(values.get("sha256", "")))
-    if kind == "segment":
-        return SegmentFileStateHandle(
-            uri=lengthen(_text(values["uri"])),
-            start=_number(values["start"]),
-            length=_number(values["length"]),
-            scope=CheckpointedStateScope(values["scope"]),
-            logical_id=_text(values["logical_id"]),
-            sha256=_text(values.get("sha256", "")),
-            file_size=_number(values.get("file_size", 0)),
-        )
-    raise _unknown_kind(kind)
-
-
-def encode_keyed(handle: KeyedStateHandle, shorten: UriForm) -> Json:
-    """Return the JSON form of a keyed state handle."""
-    return {
-        "kind": "incremental",
-        "backend_id": handle.backend_id,
-        "range": [handle.key_group_range.start, handle.key_group_range.end],
-        "checkpoint_id": handle.checkpoint_id,
-        "shared": [[path, _encode_stream(stream, shorten)] for path, stream in handle.shared],
-        "private": [[path, _encode_stream(stream, shorten)] for path, stream in handle.private],
-        "meta": None if handle.meta is None else _encode_stream(handle.meta, shorten),
-    }
-
-
-def decode_keyed(values: Json, lengthen: UriForm) -> KeyedStateHandle:
-    """Return a keyed state handle from its JSON form; raises as :func:`decode_operator_state`."""
-    start, end = map(_number, values["range"])
-    key_groups = KeyGroupRange(start, end)
-    if values["kind"] != "incremental":
-        raise _unknown_kind(values["kind"])
-    meta = values.get("meta")
-    return KeyedStateHandle(
-        backend_id=_text(values["backend_id"]),
-        key_group_range=key_groups,
-        checkpoint_id=_number(values["checkpoint_id"]),
-        shared=_decode_files(values["shared"], lengthen),
-        private=_decode_files(values["private"], lengthen),
-        meta=None if meta is None else _decode_stream(meta, lengthen),
-    )
-
-
-def _encode_operator(handle: OperatorStateHandle, shorten: UriForm) -> Json:
-    states = [[name, {"offsets": list(meta.offsets), "mode": meta.mode}] for name, meta in handle.states]
-    return {"states": states, "stream": _encode_stream(handle.stream, shorten)}
-
-
-def _decode_operator(values: Json, lengthen: UriForm) -> OperatorStateHandle:
-    states = tuple((_text(name), _decode_meta(meta)) for name, meta in values["states"])
-    return OperatorStateHandle(states=states, stream=_decode_stream(values["stream"], lengthen))
-
-
-def _encode_bytes(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _decode_bytes(value: Any) -> bytes:
-    return base64.b64decode(_text(value), validate=True)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, found {type(value).__name__}")
-    return value
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int:  # bool is no number here
-        raise TypeError(f"expected a whole number, found {type(value).__name__}")
-    return value
-
-
-def boolean(value: Any) -> bool:
-    """
-    Return a value after checking that it is a boolean.
-
-    :raises TypeError: if it has another type.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"expected true or false, found {type(value).__name__}")
-    return value
-
-
-def _decode_files(values: Any, lengthen: UriForm) -> tuple[tuple[str, StreamStateHandle], ...]:
-    return tuple((_text(path), _decode_stream(stream, lengthen)) for path, stream in values)
-
-
-def _decode_meta(values: Json) -> OperatorStateMeta:
-    offsets = tuple(map(_number, values["offsets"]))
-    return OperatorStateMeta(offsets=offsets, mode=DistributionMode(values["mode"]))
-
-
-def _unknown_kind(kind: Any) -> ValueError:
-    return ValueError(f"it holds a state handle of the unknown kind {kind!r}; a later release may have written it")
-
-
-def _encode_subtask(state: OperatorSubtaskState, shorten: UriForm) -> Json:
-    return {
-        "managed_operator": [_encode_operator(handle, shorten) for handle in state.managed_operator],
-        "raw_operator": [_encode_operator(handle, shorten) for handle in state.raw_operator],
-        "managed_keyed": [encode_keyed(handle, shorten) for handle in state.managed_keyed],
-    }
-
-
-def _decode_subtask(values: Json, lengthen: UriForm) -> OperatorSubtaskState:
-    return OperatorSubtaskState(
-        managed_operator=tuple(_decode_operator(handle, lengthen) for handle in values.get("managed_operator", ())),
-        raw_operator=tuple(_decode_operator(handle, lengthen) for handle in values.get("raw_operator", ())),
-        managed_keyed=tuple(decode_keyed(handle, lengthen) for handle in values.get("managed_keyed", ())),
-    )
 
 
 def _encode_time(value: datetime | time, path: str) -> list[Any]:
@@ -293,20 +86,20 @@ _SCALARS: dict[type, tuple[str, Callable[[Any, str], Any]]] = {
 }
 _COLLECTIONS = (list, tuple, set, frozenset, dict)
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    "bytes": lambda v: base64.b64decode(v, validate=True),
-    "date": date.fromisoformat,
-    "datetime": partial(_decode_time, datetime),
-    "decimal": Decimal,
-    "float": float,
-    "frozenset": lambda items: frozenset(map(_decode, items)),
-    "int": lambda v: int(v, 16),
-    "set": lambda items: set(map(_decode, items)),
-    "str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
-    "time": partial(_decode_time, time),
-    "timedelta": _decode_timedelta,
-    "tuple": lambda items: tuple(map(_decode, items)),
-    "uuid": UUID,
-    "dict": lambda pairs: {_decode(key): _decode(value) for key, value in pairs},
+    "$bytes": lambda v: base64.b64decode(v, validate=True),
+    "$date": date.fromisoformat,
+    "$datetime": partial(_decode_time, datetime),
+    "$decimal": Decimal,
+    "$float": float,
+    "$frozenset": lambda items: frozenset(map(_decode, items)),
+    "$int": lambda v: int(v, 16),
+    "$set": lambda items: set(map(_decode, items)),
+    "$str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
+    "$time": partial(_decode_time, time),
+    "$timedelta": _decode_timedelta,
+    "$tuple": lambda items: tuple(map(_decode, items)),
+    "$uuid": UUID,
+    "$dict": lambda pairs: {_decode(key): _decode(value) for key, value in pairs},
 }
 
 
@@ -391,13 +184,7 @@ def _decode(encoded: Any) -> Any:
     if not isinstance(encoded, dict):
         return encoded
     try:
-        return _decode_tagged(encoded)
+        ((tag, content),) = encoded.items()
+        return _DECODERS[tag](content)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise CorruptStateError(f"Expected a saved value, found {reprlib.repr(encoded)}: {error}") from error
-
-
-def _decode_tagged(encoded: dict[str, Any]) -> Any:
-    ((tag, content),) = encoded.items()
-    if not tag.startswith("$"):
-        raise ValueError(f"{tag!r} is not a type tag")
-    return _DECODERS[tag[1:]](content)

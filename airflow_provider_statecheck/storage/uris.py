@@ -123,6 +123,11 @@ def scheme_of(uri: str) -> str:
     return match.group(1).lower()
 
 
+def is_local(uri: str) -> bool:
+    """Return whether a URI is on a local filesystem."""
+    return scheme_of(uri) in LOCAL_SCHEMES
+
+
 def redact(text: str) -> str:
     """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks; a user of HDFS stays."""
     return _SIGNATURE.sub(r"\1***", _USER_INFO.sub(lambda found: found[1] or "://***@", text))
@@ -190,17 +195,20 @@ OF_DIRECTORY = "dir:"
 _SPECIAL_NAMES = frozenset(("", ".", ".."))
 
 
-@dataclass(frozen=True, slots=True)
 class RelativeUris:
     """
-    Shortens URIs below a directory.
+    URIs in the form in which a metadata file names them.
 
-    :param prefix: Prefix that marks a shortened URI.
-    :param base: The directory; ``None`` to keep all URIs absolute.
+    :param metadata_uri: URI of the metadata file.
+    :param prefix: Prefix that marks the shortened URIs of files below its directory; ``None`` to keep all URIs absolute.
     """
 
-    prefix: str
-    base: str | None
+    def __init__(self, metadata_uri: str, prefix: str | None = None) -> None:
+        directory = metadata_uri.rstrip("/").rpartition("/")[0]
+        # The directory of a checkpoint is in that of its job.
+        self._bases = {OF_DIRECTORY: f"{directory}/", OF_JOB: f"{directory.rpartition('/')[0]}/"}
+        self._prefix = prefix
+        self._base = None if prefix is None else self._bases[prefix]
 
     def shorten(self, uri: str) -> str:
         """
@@ -208,54 +216,32 @@ class RelativeUris:
 
         :raises InvalidConfigurationError: if the URI is not absolute and would be read as a shortened one.
         """
-        if self.covers(uri):
-            return f"{self.prefix}{uri.removeprefix(f'{self.base}/')}"
-        if is_relative(uri):
+        if self._base is not None and self.covers(uri):
+            return f"{self._prefix}{uri[len(self._base) :]}"
+        if self._base_of(uri) is not None:
             raise InvalidConfigurationError(f"Expected an absolute URI such as file:///data/x, found {redact(uri)!r}.")
         return uri
 
     def covers(self, uri: str) -> bool:
         """Return whether a URI is below the directory."""
-        return (
-            self.base is not None
-            and uri.startswith(f"{self.base}/")
-            and _is_plain_path(uri.removeprefix(f"{self.base}/"))
-        )
+        return self._base is not None and uri.startswith(self._base) and _is_plain_path(uri[len(self._base) :])
 
-    def cover(self, uris: Iterable[str]) -> bool:
-        """Return whether all URIs are below the directory."""
-        return all(map(self.covers, uris))
+    def lengthen(self, written: str) -> str:
+        """
+        Return the absolute URI of a written one, with any prefix.
 
+        :raises ValueError: if a relative URI leads out of its directory.
+        """
+        base = self._base_of(written)
+        if base is None:
+            return written
+        if not _is_plain_path(written[4:]):
+            raise ValueError(f"{written!r} leads out of its directory")
+        return f"{base}{written[4:]}"
 
-def lengthen(written: str, metadata_uri: str) -> str:
-    """
-    Return the absolute URI of a written one.
-
-    :param metadata_uri: URI of the metadata file that contains it.
-    :raises ValueError: if a relative URI leads out of its directory.
-    """
-    if not is_relative(written):
-        return written
-    prefix, path = written[:4], written[4:]
-    if not _is_plain_path(path):
-        raise ValueError(f"{written!r} leads out of its directory")
-    base = directory_of(metadata_uri) if prefix == OF_DIRECTORY else job_directory_of(metadata_uri)
-    return f"{base}/{path}"
-
-
-def is_relative(written: str) -> bool:
-    """Return whether a written URI is relative. A URI whose scheme equals a prefix is absolute."""
-    return written.startswith((OF_JOB, OF_DIRECTORY)) and not written[4:].startswith("//")
-
-
-def directory_of(metadata_uri: str) -> str:
-    """Return the directory of a metadata file."""
-    return metadata_uri.rstrip("/").rpartition("/")[0]
-
-
-def job_directory_of(metadata_uri: str) -> str:
-    """Return the directory of the job whose checkpoint a metadata file describes."""
-    return directory_of(directory_of(metadata_uri))
+    def _base_of(self, written: str) -> str | None:
+        # A URI whose scheme equals a prefix is absolute.
+        return None if written.startswith("//", 4) else self._bases.get(written[:4])
 
 
 def _is_plain_path(path: str) -> bool:
@@ -269,19 +255,7 @@ def _is_plain_directory(path: str) -> bool:
     return _SPECIAL_NAMES.isdisjoint(path.split("/"))
 
 
-_SECRET_WORDS = (
-    "key",
-    "secret",
-    "token",
-    "passw",
-    "passphrase",
-    "pwd",
-    "auth",
-    "credential",
-    "signature",
-    "connection_string",
-    "sas",
-)
+_SECRET_NAME = re.compile("key|secret|token|passw|passphrase|pwd|auth|credential|signature|connection_string|sas")
 # gcsfs accepts these names of credential sources as a token. As secrets, they would be masked in every log.
 _CREDENTIAL_SOURCES = frozenset({"anon", "cloud", "browser", "cache", "google_default"})
 _SHORTEST_SECRET = 4
@@ -295,17 +269,13 @@ def secrets_in(options: Any, *, named: bool = False) -> Iterator[str]:
     """
     if isinstance(options, Mapping):
         for name, value in options.items():
-            yield from secrets_in(value, named=named or _is_secret_name(str(name)))
+            plain = str(name).lower().replace("-", "_")
+            yield from secrets_in(value, named=named or _SECRET_NAME.search(plain) is not None)
     elif isinstance(options, list | tuple):
         for value in options:
             yield from secrets_in(value, named=named)
     elif named and isinstance(options, str) and len(options) >= _SHORTEST_SECRET and options not in _CREDENTIAL_SOURCES:
         yield options
-
-
-def _is_secret_name(name: str) -> bool:
-    plain = name.lower().replace("-", "_")
-    return any(word in plain for word in _SECRET_WORDS)
 
 
 def conceal(text: str, options: Mapping[str, Any]) -> str:
@@ -338,7 +308,13 @@ def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
     :raises InvalidConfigurationError: if the scheme is unknown, its package is not installed, or the options are invalid.
     :raises StorageError: if the filesystem cannot be reached.
     """
-    kind = _filesystem_class(scheme_of(uri), uri)
+    import fsspec
+
+    require_known_filesystem(uri)
+    try:
+        kind = fsspec.get_filesystem_class(scheme_of(uri))
+    except (ImportError, ValueError) as error:
+        raise _not_installed(uri, error) from error
     try:
         # A cached listing would hide the files of other writers.
         return kind(**{**_options_in(kind, uri), **options, "use_listings_cache": False})
@@ -390,16 +366,6 @@ def is_filesystem_known(uri: str) -> bool:
     return scheme in EXTRAS or scheme in fsspec.registry or scheme in fsspec.available_protocols()
 
 
-def _filesystem_class(scheme: str, uri: str) -> Any:
-    import fsspec
-
-    require_known_filesystem(uri)
-    try:
-        return fsspec.get_filesystem_class(scheme)
-    except (ImportError, ValueError) as error:
-        raise _not_installed(uri, error) from error
-
-
 def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
     extra = EXTRAS.get(scheme_of(uri))
     hint = f"pip install 'airflow-provider-statecheck[{extra}]'" if extra else HINTS.get(scheme_of(uri), str(error))
@@ -409,22 +375,25 @@ def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
 
 
 SETTING = "allowed_locations"
-_URI_PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedLocations:
-    """The locations that a storage may read."""
+    """
+    The locations that a storage may read.
 
-    places: tuple[AllowedLocation, ...] = ()
+    :param places: URIs of directory trees, with canonical schemes and trailing slashes.
+    """
+
+    places: tuple[str, ...] = ()
 
     def around(self, *uris: str | None) -> Self:
         """Return the locations plus those of directories named by the user or the coordinator."""
-        return self._with(AllowedLocation.around(uri) for uri in uris if uri is not None)
+        return self._with(_place_around(uri) for uri in uris if uri is not None)
 
     def below(self, *uris: str) -> Self:
         """Return the locations plus those of the setting."""
-        return self._with(map(AllowedLocation.below, uris))
+        return self._with(map(_place_below, uris))
 
     def __or__(self, other: Self) -> Self:
         """Return the union of both."""
@@ -432,84 +401,65 @@ class AllowedLocations:
 
     def require(self, uri: str) -> None:
         """
-        Require that a URI is in an allowed location.
+        Require that a URI is in an allowed location, after resolving symbolic links and dots.
 
         :raises LocationNotAllowedError: if it is not.
         """
-        if not any(place.holds(uri) for place in self.places):
+        if not self._cover(uri):
+            places = redact(", ".join(place.removesuffix("/") for place in self.places))
             raise LocationNotAllowedError(
-                f"Expected files of checkpoints and savepoints in {', '.join(map(str, self.places))}, found "
+                f"Expected files of checkpoints and savepoints in {places}, found "
                 f"{redact(uri)!r}, which was not opened. If you trust the checkpoint that references it, add its "
                 f"location to {SETTING}, in the section [statecheck] or as an argument.",
                 uri=redact(uri),
             )
 
-    def _with(self, places: Iterable[AllowedLocation]) -> Self:
-        new = [place for place in dict.fromkeys(places) if not any(known.covers(place) for known in self.places)]
-        return type(self)((*self.places, *new)) if new else self
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedLocation:
-    """
-    A directory tree that may be read.
-
-    :param scheme: Canonical name of the scheme.
-    :param authority: The bucket, the container with its account, or the host.
-    :param path: The path with a trailing slash.
-    """
-
-    scheme: str
-    authority: str
-    path: str
-
-    @classmethod
-    def below(cls, uri: str) -> AllowedLocation:
-        """
-        Return the location of all files below a URI.
-
-        :raises InvalidConfigurationError: if the URI is not absolute.
-        """
-        found = _URI_PARTS.fullmatch(uri.strip())
-        if found is None or (found[1].lower() in LOCAL_SCHEMES and (found[2] or not found[3])):
-            raise InvalidConfigurationError(
-                f"Expected {SETTING} to be URIs such as s3://bucket or file:///mnt/archive, found {redact(uri)!r}.",
-                key=SETTING,
-            )
-        return cls(canonical_scheme(found[1]), found[2], f"{found[3].rstrip('/')}/")
-
-    @classmethod
-    def around(cls, uri: str) -> AllowedLocation:
-        """
-        Return the location that a given directory belongs to.
-
-        On remote storage this is the whole bucket or host. On a local filesystem it is the directory itself; for a
-        checkpoint it is the directory of its job, because checkpoints of a job share files.
-        """
-        location = cls.below(uri.removesuffix(f"/{METADATA_FILE}"))
-        if location.scheme not in LOCAL_SCHEMES:
-            return cls(location.scheme, location.authority, "/")
-        parent, _, name = location.path.rstrip("/").rpartition("/")
-        return location if checkpoint_id_of(name) is None or not parent else cls(location.scheme, "", f"{parent}/")
-
-    def holds(self, uri: str) -> bool:
-        """Return whether a URI is in this location after resolving symbolic links and dots."""
+    def _cover(self, uri: str) -> bool:
         try:
-            return self.covers(AllowedLocation.below(uri))
+            place = _resolved(_place_below(uri))
+            has_dots = bool({".", ".."} & set(place.split("/")))
+            return not has_dots and any(place.startswith(_resolved(known)) for known in self.places)
         except ValueError:
             return False
 
-    def covers(self, other: AllowedLocation) -> bool:
-        """Return whether another location is inside this one."""
-        if (self.scheme, self.authority) != (other.scheme, other.authority):
-            return False
-        if self.scheme in LOCAL_SCHEMES:
-            return _resolved(other.path).startswith(_resolved(self.path))
-        return other.path.startswith(self.path) and not {".", ".."} & set(other.path.split("/"))
+    def _with(self, places: Iterable[str]) -> Self:
+        new = [place for place in dict.fromkeys(places) if not self._cover(place)]
+        return type(self)((*self.places, *new)) if new else self
 
-    def __str__(self) -> str:
-        """Return the location as a redacted URI."""
-        return redact(f"{self.scheme}://{self.authority}{self.path}".removesuffix("/") or self.path)
+
+def _place_below(uri: str) -> str:
+    """
+    Return the location of all files below a URI.
+
+    :raises InvalidConfigurationError: if the URI is not absolute.
+    """
+    found = _URI.fullmatch(uri.strip())
+    if found is None or (found[1].lower() in LOCAL_SCHEMES and not found[2].startswith("/")):
+        raise InvalidConfigurationError(
+            f"Expected {SETTING} to be URIs such as s3://bucket or file:///mnt/archive, found {redact(uri)!r}.",
+            key=SETTING,
+        )
+    return f"{canonical_scheme(found[1])}://{found[2].rstrip('/')}/"
+
+
+def _place_around(uri: str) -> str:
+    """
+    Return the location that a given directory belongs to.
+
+    On remote storage this is the whole bucket or host. On a local filesystem it is the directory itself; for a checkpoint it
+    is the directory of its job, because checkpoints of a job share files.
+    """
+    place = _place_below(uri.removesuffix(f"/{METADATA_FILE}"))
+    scheme, _, path = place.partition("://")
+    if scheme not in LOCAL_SCHEMES:
+        return f"{scheme}://{path.partition('/')[0]}/"
+    parent, _, name = path.rstrip("/").rpartition("/")
+    return place if checkpoint_id_of(name) is None or not parent else f"{scheme}://{parent}/"
+
+
+def _resolved(place: str) -> str:
+    scheme, _, path = place.partition("://")
+    return f"{scheme}://{os.path.realpath(path).rstrip('/')}/" if scheme in LOCAL_SCHEMES else place
 
 
 def parse_locations(value: Any) -> tuple[str, ...]:
@@ -521,9 +471,5 @@ def parse_locations(value: Any) -> tuple[str, ...]:
     texts = value.split(",") if isinstance(value, str) else list(value)
     uris = tuple(str(each).strip() for each in texts if str(each).strip())
     for uri in uris:
-        AllowedLocation.below(uri)
+        _place_below(uri)
     return uris
-
-
-def _resolved(path: str) -> str:
-    return f"{os.path.realpath(path).rstrip('/')}/"

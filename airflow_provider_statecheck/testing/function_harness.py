@@ -40,9 +40,11 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_streams import StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import (
+    FsCheckpointStorageAccess,
+    MemoryCheckpointStreamFactory,
+)
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory, StateWriting
 
 _KEY_GROUPS = 128
 _MOST_STATE = 64 * 1024 * 1024
@@ -273,7 +275,7 @@ class KeyedHarness:
         self._opened.append(opened)
         return opened
 
-    def streams(self) -> FsCheckpointStreamFactory:
+    def streams(self) -> CheckpointStreamFactory:
         """Return the stream factory of the next snapshot, which writes all state to files."""
         self._checkpoint_id += 1
         writing = StateWriting(epoch=ATTEMPT.epoch, inline_threshold=0)

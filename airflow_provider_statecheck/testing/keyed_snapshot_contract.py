@@ -25,8 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_streams import BufferedStateOutputStream
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 from airflow_provider_statecheck.testing.function_harness import (
     KEY_GROUPS,
     NOTHING,
@@ -41,7 +40,7 @@ from airflow_provider_statecheck.testing.function_harness import (
 class _Streams:
     """Base class of stream factories that inject faults."""
 
-    def __init__(self, target: FsCheckpointStreamFactory) -> None:
+    def __init__(self, target: CheckpointStreamFactory) -> None:
         self.was_used = False
         self._target = target
 
@@ -49,11 +48,11 @@ class _Streams:
         """Return what the real streams say."""
         return self._target.could_reuse_state_handle(handle)
 
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> BufferedStateOutputStream:
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         self.was_used = True
         return self._changed(self._target.create_checkpoint_state_output_stream(scope))
 
-    def _changed(self, stream: BufferedStateOutputStream) -> BufferedStateOutputStream:
+    def _changed(self, stream: CheckpointStateOutputStream) -> CheckpointStateOutputStream:
         raise NotImplementedError
 
 
@@ -68,14 +67,14 @@ class CancellingStreams(_Streams):
     """
 
     def __init__(
-        self, target: FsCheckpointStreamFactory, cancel: Callable[[], None], method: str, *, is_after: bool
+        self, target: CheckpointStreamFactory, cancel: Callable[[], None], method: str, *, is_after: bool
     ) -> None:
         super().__init__(target)
         self._cancel = cancel
         self._method = method
         self._is_after = is_after
 
-    def _changed(self, stream: BufferedStateOutputStream) -> BufferedStateOutputStream:
+    def _changed(self, stream: CheckpointStateOutputStream) -> CheckpointStateOutputStream:
         original = getattr(stream, self._method)
 
         def cancel_too(*arguments: Any) -> Any:
@@ -92,7 +91,7 @@ class CancellingStreams(_Streams):
 class FailingStreams(_Streams):
     """Streams that fail when they are closed."""
 
-    def _changed(self, stream: BufferedStateOutputStream) -> BufferedStateOutputStream:
+    def _changed(self, stream: CheckpointStateOutputStream) -> CheckpointStateOutputStream:
         def fail() -> Any:
             stream.close()
             raise StorageError("The disk is full.")

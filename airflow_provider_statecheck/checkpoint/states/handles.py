@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -109,6 +110,7 @@ class CheckpointedStateScope(StrEnum):
 class ByteStreamStateHandle:
     """Small state that is stored in the handle."""
 
+    TAG: ClassVar[str] = "bytes"
     name: str
     """Unique name, which distinguishes handles with equal data."""
     data: bytes
@@ -123,6 +125,7 @@ class ByteStreamStateHandle:
 class FileStateHandle:
     """State in a separate file."""
 
+    TAG: ClassVar[str] = "file"
     uri: str
     size: int
     sha256: str = ""
@@ -138,6 +141,7 @@ class FileStateHandle:
 class SegmentFileStateHandle:
     """State in a segment of a merged file."""
 
+    TAG: ClassVar[str] = "segment"
     uri: str
     start: int
     length: int

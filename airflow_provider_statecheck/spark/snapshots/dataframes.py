@@ -234,7 +234,7 @@ def _root_of(snapshot: StoredSnapshot) -> str:
 
 
 def _below_root(snapshot: StoredSnapshot, file: SnapshotFile) -> SnapshotFile:
-    return replace(file, name=f"{last_part(snapshot.uri)}/{DATA_DIRECTORY}/{file.name}")
+    return file._replace(name=f"{last_part(snapshot.uri)}/{DATA_DIRECTORY}/{file.name}")
 
 
 def _named(function: Any, name: str) -> Any:

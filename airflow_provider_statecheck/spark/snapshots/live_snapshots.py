@@ -15,21 +15,23 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from airflow_provider_statecheck.checkpoint.ids import DATA_DIRECTORY, MANIFEST_FILE
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, last_part
-from airflow_provider_statecheck.state.progress import Scope, StepKey, describe
+from airflow_provider_statecheck.state.progress import NamedSnapshot, Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, NamedSnapshot, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
-    read_pages,
+    read_batches,
     verify_footer,
 )
 from airflow_provider_statecheck.storage.uris import redact
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, SnapshotLocation
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -234,32 +236,33 @@ class StageSnapshots:
         return not parts.is_complete
 
     def _copy(self, place: _Place) -> int:
-        live, location = self._live[place], self._new_location(place[:2])
-        location.copy_from(live.handle.uri, size_bytes=live.handle.size_bytes)
-        self._live[place] = replace(live, handle=replace(live.handle, uri=location.uri, epoch=self._attempt.epoch))
+        live, uri = self._live[place], self._new_uri(place[:2])
+        self.storage.copy_directory(live.handle.uri, uri, size_bytes=live.handle.size_bytes)
+        self._live[place] = replace(live, handle=replace(live.handle, uri=uri, epoch=self._attempt.epoch))
         return live.handle.size_bytes
 
     def _keep(self, wanted: Callable[[_Place], bool]) -> None:
         self._live = {place: live for place, live in self._live.items() if wanted(place)}
 
-    def _new_location(self, step: StepKey) -> SnapshotLocation:
+    def _new_uri(self, step: StepKey) -> str:
         scope, name = step
-        return self._access.new_snapshot_location(name, scope)
+        return self._access.new_snapshot_uri(name, scope)
 
     def _write(self, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:
-        location = self._new_location(place[:2])
+        uri = self._new_uri(place[:2])
         try:
-            return self._write_to(location, place, frame, fingerprint, seconds_so_far)
+            return self._write_to(uri, place, frame, fingerprint, seconds_so_far)
         except Exception:
-            _dispose_quietly(location)
+            _delete_quietly(self.storage, uri)
             raise
 
     def _write_to(
-        self, location: SnapshotLocation, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
+        self, uri: str, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
     ) -> LiveSnapshot:
-        manifest = self.frames.write(frame, location.data_uri)
-        before, uri = self._live.get(place), location.uri
-        file = location.publish(manifest.encode())
+        manifest = self.frames.write(frame, f"{uri}/{DATA_DIRECTORY}")
+        before = self._live.get(place)
+        # The manifest makes the snapshot complete.
+        file = write_file(self.storage, f"{uri}/{MANIFEST_FILE}", manifest.encode())
         handle = SnapshotHandle(
             name=place[1],
             scope=place[0],
@@ -279,14 +282,12 @@ class StageSnapshots:
         return LiveSnapshot(handle, manifest)
 
 
-def _dispose_quietly(location: SnapshotLocation) -> None:
+def _delete_quietly(storage: CheckpointStorage, uri: str) -> None:
     try:
-        location.dispose_on_failure()
+        storage.delete_directory(uri)
     except StateCheckError as error:
         # This error must not hide the one of the write.
-        log.warning(
-            "Partial snapshot %s could not be deleted; garbage collection deletes it: %s", redact(location.uri), error
-        )
+        log.warning("Partial snapshot %s could not be deleted; garbage collection deletes it: %s", redact(uri), error)
 
 
 def _is_inside(step: StepKey, loop: StepKey) -> bool:
@@ -332,7 +333,8 @@ def _text(error: BaseException) -> str:
 def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_undecodable: bool) -> str:
     try:
         verify_footer(storage, uri, file)
-        read_pages(storage, uri, file)
+        for _ in read_batches(storage, uri, file):
+            pass  # reading verifies the checksums
     except UNREADABLE as problem:
         return str(problem)
     except (StorageError, NotImplementedError) as error:

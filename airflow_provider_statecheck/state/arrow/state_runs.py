@@ -15,6 +15,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.lazy import np, pa, pc
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -423,21 +424,26 @@ class LocalStream(CheckpointStateOutputStream):
         self._path = path
         self._file = path.open("xb")
 
+    @override
     def write(self, data: bytes) -> None:
         with _spilling():
             self._file.write(data)
 
+    @override
     def get_pos(self) -> int:
         return self._file.tell()
 
+    @override
     def flush_to_file(self) -> None:
         """Do nothing, because the stream is a file."""
 
+    @override
     def close_and_get_handle(self) -> FileStateHandle:
         with _spilling():
             self._file.close()
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
+    @override
     def close(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)

@@ -32,13 +32,13 @@ from airflow_provider_statecheck.state.operator.backend import DefaultOperatorSt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.loading import (
+from airflow_provider_statecheck.storage.views.fs_storage import (
     DEFAULT_MAX_STATE_SIZE,
+    FsCheckpointStorageAccess,
     MemoryBackendCheckpointStorageAccess,
     MemoryCheckpointStreamFactory,
-    NamedFactories,
 )
+from airflow_provider_statecheck.storage.views.loading import NamedFactories
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointStreamFactory,

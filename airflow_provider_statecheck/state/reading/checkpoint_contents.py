@@ -22,10 +22,12 @@ from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.progress import (
     Iterations,
     LoopProgress,
+    NamedSnapshot,
     PartProgress,
     describe,
     describe_scope,
     loop_summaries,
+    named_snapshots,
     step_summary,
 )
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState, schemas_in
@@ -34,13 +36,7 @@ from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSche
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
 from airflow_provider_statecheck.state.source_items import SOURCE, Ledger, decode_ledger, decoding, unpack_items
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import (
-    UNREADABLE,
-    CheckpointDocument,
-    InlineStateHandle,
-    NamedSnapshot,
-    named_snapshots,
-)
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
 from airflow_provider_statecheck.storage.state_json import decode_state
 from airflow_provider_statecheck.storage.views.state_files import read_state

@@ -24,15 +24,10 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.progress import describe, describe_scope
+from airflow_provider_statecheck.state.progress import NamedSnapshot, describe, describe_scope, named_snapshots
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import (
-    CheckpointDocument,
-    NamedSnapshot,
-    SnapshotHandle,
-    named_snapshots,
-)
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotManifest,
     column_name,

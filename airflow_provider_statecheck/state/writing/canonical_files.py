@@ -74,7 +74,6 @@ from airflow_provider_statecheck.state.serializers.value_checks import require_v
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_THRESHOLD,
-    BufferedStateOutputStream,
     CheckpointStateOutputStream,
 )
 
@@ -187,7 +186,9 @@ class KeyedFiles:
 
     def _open(self, state: str, number: int) -> CheckpointStateOutputStream:
         uri = self.files.uri_of(self.uid, KEYED, state, self.subtask, number)
-        return BufferedStateOutputStream(partial(self.files.write, uri), buffer_size=_BUFFER_BYTES, inline_threshold=0)
+        return CheckpointStateOutputStream(
+            partial(self.files.write, uri), buffer_size=_BUFFER_BYTES, inline_threshold=0
+        )
 
     def _description(self, state: StateSchema) -> dict[str, Any]:
         schemas = encode_schemas(OperatorSchemas(key=self._key, keyed=(state,)))

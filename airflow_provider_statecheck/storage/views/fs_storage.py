@@ -1,16 +1,15 @@
-"""Checkpoint storage of one job on a filesystem, with state and metadata in files."""
+"""Checkpoint storage of one job: state and metadata in files, or state in its handles."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import (
-    DATA_DIRECTORY,
-    MANIFEST_FILE,
     STATE_DIRECTORY,
     JobId,
     checkpoint_uri,
@@ -22,10 +21,9 @@ from airflow_provider_statecheck.checkpoint.ids import (
     taskowned_uri,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
-    FileStateHandle,
     OperatorState,
     StreamStateHandle,
     with_streams,
@@ -35,7 +33,7 @@ from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import StateCopies, resolve_checkpoint
-from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, scheme_of
+from airflow_provider_statecheck.storage.uris import is_local, normalise_base, scheme_of
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStateToolset,
     CheckpointStorageAccess,
@@ -45,66 +43,21 @@ from airflow_provider_statecheck.storage.views.state_files import (
     FileMergingSnapshotManager,
 )
 from airflow_provider_statecheck.storage.views.state_streams import (
-    MAX_NAME_ATTEMPTS,
-    BufferedStateOutputStream,
-    CheckpointMetadataOutputStream,
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
     ResolvedPointer,
     StateWriting,
-    open_metadata_stream,
+    create_under_free_name,
     open_state_stream,
-    write_file,
 )
 
+DEFAULT_MAX_STATE_SIZE = 5 * 1024 * 1024
+_NO_DIRECTORY = "memory://statecheck-without-directory"
 NO_CHECKPOINT = 0
 """ID in place of a checkpoint's for state that is written between checkpoints."""
 
 
-class DirectoryCheckpointStorageAccess(CheckpointStorageAccess):
-    """
-    What checkpoint storages have in common whose savepoints are directories.
-
-    :param savepoint_dir: Default parent directory of savepoints.
-    :raises InvalidConfigurationError: if the savepoint directory is invalid.
-    """
-
-    def __init__(self, storage: CheckpointStorage, attempt: AttemptRef, savepoint_dir: str | None) -> None:
-        self._storage = storage
-        self._attempt = attempt
-        self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
-
-    @property
-    @override
-    def supports_highly_available_storage(self) -> bool:
-        return True
-
-    @property
-    @override
-    def has_default_savepoint_location(self) -> bool:
-        return self._savepoint_dir is not None
-
-    @override
-    def resolve_checkpoint(self, pointer: str | None) -> ResolvedPointer:
-        return resolve_checkpoint(self._storage, pointer)
-
-    @override
-    def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
-        # Each stream makes its own file durable, or its handle contains all bytes.
-        return tuple(states)
-
-    def _exclusive(self, checkpoint_id: int) -> str:
-        if checkpoint_id < 0:
-            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
-        return checkpoint_uri(self._storage.base_uri, self._attempt.job_id, checkpoint_id)
-
-    def _new_savepoint(self, external: str | None) -> tuple[CheckpointStorage, str]:
-        target = require_savepoint_target(external, self._savepoint_dir)
-        storage = self._storage.allowing(target)
-        return storage, make_savepoint_directory(storage, target, self._attempt.job_id)
-
-
-class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
+class FsCheckpointStorageAccess(CheckpointStorageAccess):
     """
     Checkpoint storage with state and metadata in files.
 
@@ -123,7 +76,9 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
         writing: StateWriting | None = None,
         savepoint_dir: str | None = None,
     ) -> None:
-        super().__init__(storage, attempt, savepoint_dir)
+        self._storage = storage
+        self._attempt = attempt
+        self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
         self._writing = writing or StateWriting(epoch=attempt.epoch)
         self._manager: FileMergingSnapshotManager | None = None
         self._job = job_uri(storage.base_uri, attempt.job_id)
@@ -136,39 +91,53 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
                 f"Expected state writing with epoch {attempt.epoch}, found {self._writing.epoch}; pass the epoch of the attempt."
             )
 
+    @property
+    @override
+    def supports_highly_available_storage(self) -> bool:
+        return True
+
+    @property
+    @override
+    def has_default_savepoint_location(self) -> bool:
+        return self._savepoint_dir is not None
+
+    @override
+    def resolve_checkpoint(self, pointer: str | None) -> ResolvedPointer:
+        return resolve_checkpoint(self._storage, pointer)
+
     @override
     def initialize_base_locations_for_checkpoint(self) -> None:
         for uri in (self._job, f"{self._job}/shared", f"{self._job}/taskowned"):
             make_directory(self._storage, uri)
 
     @override
-    def initialize_location_for_checkpoint(self, checkpoint_id: int) -> FsCheckpointStorageLocation:
+    def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
         exclusive = self._exclusive(checkpoint_id)
         make_directory(self._storage, exclusive)
-        return FsCheckpointStorageLocation(
-            storage=self._storage, exclusive=exclusive, shared=self._shared_state, writing=self._writing
-        )
+        streams = self._streams(self._storage, exclusive, self._shared_state)
+        return CheckpointStorageLocation(streams=streams, exclusive=exclusive, storage=self._storage)
 
     @override
     def initialize_location_for_savepoint(
         self, checkpoint_id: int, external: str | None = None
-    ) -> FsCheckpointStorageLocation:
-        storage, directory = self._new_savepoint(external)
-        return FsCheckpointStorageLocation(
-            storage=storage,
+    ) -> CheckpointStorageLocation:
+        target = require_savepoint_target(external, self._savepoint_dir)
+        storage = self._storage.allowing(target)
+        directory = make_savepoint_directory(storage, target, self._attempt.job_id)
+        return CheckpointStorageLocation(
+            streams=self._streams(storage, directory, directory),
             exclusive=directory,
-            shared=directory,
-            writing=self._writing,
+            storage=storage,
             location_reference=CheckpointStorageLocationReference.of_path(directory),
         )
 
-    def new_snapshot_location(self, name: str, scope: tuple[tuple[str, str], ...] = ()) -> SnapshotLocation:
+    def new_snapshot_uri(self, name: str, scope: tuple[tuple[str, str], ...] = ()) -> str:
         """
-        Return a new location for the snapshot of a DataFrame, which checkpoints share.
+        Return the URI of a new directory for the snapshot of a DataFrame, which checkpoints share.
 
         :param scope: Enclosing loops and their items, outermost first.
         """
-        return SnapshotLocation(self._storage, f"{self._shared}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}")
+        return f"{self._shared}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}"
 
     def owns(self, uri: str) -> bool:
         """Return whether a file is shared state or a snapshot of the operator."""
@@ -182,7 +151,7 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
     @override
     def resolve_checkpoint_storage_location(
         self, checkpoint_id: int, reference: CheckpointStorageLocationReference
-    ) -> FsCheckpointStreamFactory:
+    ) -> CheckpointStreamFactory:
         if reference.is_default:
             # Several checkpoints may reference the state that is written between checkpoints.
             is_of_checkpoint = checkpoint_id != NO_CHECKPOINT
@@ -192,7 +161,11 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
         scheme_of(path)
         return self._streams(self._storage.allowing(path), path, path)
 
-    def _streams(self, storage: CheckpointStorage, exclusive: str, shared: str) -> FsCheckpointStreamFactory:
+    def _exclusive(self, checkpoint_id: int) -> str:
+        require("the checkpoint id", checkpoint_id, lambda found: found >= 0, "at least 0")
+        return checkpoint_uri(self._storage.base_uri, self._attempt.job_id, checkpoint_id)
+
+    def _streams(self, storage: CheckpointStorage, exclusive: str, shared: str) -> CheckpointStreamFactory:
         return FsCheckpointStreamFactory(
             storage=storage, exclusive=exclusive, shared=shared, writing=self._writing, manager=self._manager
         )
@@ -221,7 +194,8 @@ class FsCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
     def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
         manager = self._manager
         if manager is None:
-            return super().make_durable(states)
+            # Each stream makes its own file durable, or its handle contains all bytes.
+            return tuple(states)
         manager.make_durable()
         return tuple(with_streams(state, manager.final) for state in states)
 
@@ -243,12 +217,12 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
     manager: FileMergingSnapshotManager | None = None
 
     @override
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> BufferedStateOutputStream:
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         directory = self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
         manager = self.manager
         if manager is None:
             return open_state_stream(self.storage, directory, self.writing)
-        return BufferedStateOutputStream(
+        return CheckpointStateOutputStream(
             lambda data: manager.add_segment(self.storage, directory, scope, data),
             buffer_size=self.writing.effective_buffer_size,
             inline_threshold=self.writing.inline_threshold,
@@ -260,60 +234,104 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
         return self.manager is None or self.manager.could_reuse_previous_state_handle(handle)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLocation):
+class MemoryBackendCheckpointStorageAccess(FsCheckpointStorageAccess):
     """
-    Location of a checkpoint for the coordinator.
+    Checkpoint storage with inline state; metadata is a file if a checkpoint directory is set, else in memory.
 
-    :param location_reference: Reference that tasks resolve to this location.
-    """
-
-    location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
-
-    @override
-    def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
-        return open_metadata_stream(self.storage, self.exclusive)
-
-    @override
-    def dispose_on_failure(self) -> None:
-        self.storage.delete_directory(self.exclusive)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotLocation:
-    """
-    Location of the snapshot of a DataFrame: Parquet files that Spark writes, and a manifest that lists them.
-
-    :param uri: URI of the directory.
+    :param storage: Storage of the checkpoint directory, or ``None`` for checkpoints in the memory of this process.
+    :param savepoint_dir: Default parent directory of savepoints.
+    :param max_state_size: Maximum size of the state of each stream in bytes, by default 5 MiB.
+    :raises InvalidConfigurationError: if the maximum size is not above 0.
     """
 
-    storage: CheckpointStorage
-    uri: str
+    def __init__(
+        self,
+        attempt: AttemptRef,
+        storage: CheckpointStorage | None = None,
+        *,
+        savepoint_dir: str | None = None,
+        max_state_size: int = DEFAULT_MAX_STATE_SIZE,
+    ) -> None:
+        require("the maximum state size", max_state_size, lambda size: size > 0, "above 0 bytes")
+        # Savepoints and pointers may refer to any filesystem, also without a checkpoint directory.
+        super().__init__(storage or CheckpointStorage.open(_NO_DIRECTORY), attempt, savepoint_dir=savepoint_dir)
+        self._has_directory = storage is not None
+        self._max_state_size = max_state_size
 
     @property
-    def data_uri(self) -> str:
-        """Return the URI of the directory of the Parquet files."""
-        return f"{self.uri}/{DATA_DIRECTORY}"
+    @override
+    def supports_highly_available_storage(self) -> bool:
+        return self._has_directory
 
-    def publish(self, manifest: bytes) -> FileStateHandle:
-        """
-        Write the manifest, which makes the snapshot complete.
+    @override
+    def initialize_base_locations_for_checkpoint(self) -> None:
+        """Do nothing, because each checkpoint creates its own directory."""
 
-        :raises StorageError: if the storage fails.
-        """
-        return write_file(self.storage, f"{self.uri}/{MANIFEST_FILE}", manifest)
+    @override
+    def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
+        if self._has_directory:
+            return super().initialize_location_for_checkpoint(checkpoint_id)
+        exclusive = self._exclusive(checkpoint_id)
+        streams = self._streams(self._storage, exclusive, exclusive)
+        return CheckpointStorageLocation(streams=streams, exclusive=exclusive, storage=None)
 
-    def copy_from(self, uri: str, *, size_bytes: int) -> None:
-        """Copy a snapshot; see :meth:`CheckpointStorage.copy_directory`."""
-        self.storage.copy_directory(uri, self.uri, size_bytes=size_bytes)
+    @override
+    def _streams(self, storage: CheckpointStorage, exclusive: str, shared: str) -> CheckpointStreamFactory:
+        return MemoryCheckpointStreamFactory(max_state_size=self._max_state_size)
 
-    def dispose_on_failure(self) -> None:
-        """
-        Delete the directory.
+    @override
+    def create_task_owned_state_stream(self) -> CheckpointStateOutputStream:
+        return MemoryCheckpointOutputStream(self._max_state_size)
 
-        :raises StorageError: if a part may still exist.
-        """
-        self.storage.delete_directory(self.uri)
+    @override
+    def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
+        return CheckpointStateToolset(self._storage, None, self._attempt.epoch)
+
+    @override
+    def to_file_merging_storage(
+        self, manager: FileMergingSnapshotManager | None, environment: Environment
+    ) -> CheckpointStorageWorkerView:
+        return self
+
+
+class MemoryCheckpointOutputStream(CheckpointStateOutputStream):
+    """
+    State stream whose handle contains all bytes.
+
+    :param max_state_size: Maximum size of the state in bytes.
+    """
+
+    def __init__(self, max_state_size: int) -> None:
+        super().__init__(self._refuse, buffer_size=max_state_size, inline_threshold=max_state_size)
+
+    @override
+    def flush_to_file(self) -> None:
+        self._require_open()
+
+    def _refuse(self, data: bytes) -> NoReturn:
+        raise StorageError(
+            f"Expected in-memory state of at most {self._inline_threshold} bytes, found {len(data)}; "
+            f"raise the limit, or set execution.checkpointing.storage to filesystem, and state.backend to arrow."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCheckpointStreamFactory(CheckpointStreamFactory):
+    """
+    Opens in-memory state streams.
+
+    :param max_state_size: Maximum size of the state of each stream in bytes.
+    """
+
+    max_state_size: int
+
+    @override
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> MemoryCheckpointOutputStream:
+        return MemoryCheckpointOutputStream(self.max_state_size)
+
+    @override
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        return True
 
 
 def make_directory(storage: CheckpointStorage, uri: str) -> None:
@@ -322,12 +340,11 @@ def make_directory(storage: CheckpointStorage, uri: str) -> None:
 
     :raises StorageError: if the storage fails, or a file has this name.
     """
-    with suppress(FileExistsError):
-        _create_directory(storage, uri)
-    if _is_local(uri) and not storage.is_directory(uri):
-        raise StorageError(
-            f"Expected a directory at {redact(uri)}, found a file; choose another directory.", uri=redact(uri)
-        )
+    if is_local(uri):
+        storage.call(uri, lambda _, path: file_operations.make_directory(Path(path)))
+    else:
+        # Writes create missing directories, so only the access is checked.
+        storage.exists(uri)
 
 
 def make_savepoint_directory(
@@ -342,38 +359,15 @@ def make_savepoint_directory(
     :param new_uri: Returns a URI with a random name.
     :raises StorageError: if the storage fails, or ten random names are taken.
     """
-    taken: FileExistsError | None = None
-    for _ in range(MAX_NAME_ATTEMPTS):
-        uri = new_uri(target, job_id)
-        try:
-            _create_directory(storage, uri)
-        except FileExistsError as error:
-            taken = error
-        else:
-            return uri
-    raise StorageError(
-        f"Expected a free savepoint name in {redact(target)}, found {MAX_NAME_ATTEMPTS} random names taken.",
-        uri=redact(target),
-    ) from taken
 
-
-def _create_directory(storage: CheckpointStorage, uri: str) -> None:
-    if not _is_local(uri):
-        if storage.exists(uri):
+    def create(uri: str) -> str:
+        if is_local(uri):
+            storage.call(uri, lambda _, path: file_operations.make_new_directory(Path(path)))
+        elif storage.exists(uri):
             raise FileExistsError(uri)
-        return
-    try:
-        file_operations.make_new_directory(Path(uri.partition("://")[2]))
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"Expected to create the directory {redact(uri)}, found: {error}", uri=redact(uri)
-        ) from error
+        return uri
 
-
-def _is_local(uri: str) -> bool:
-    return scheme_of(uri) in LOCAL_SCHEMES
+    return create_under_free_name(lambda: new_uri(target, job_id), create)
 
 
 def require_savepoint_target(external: str | None, default: str | None) -> str:

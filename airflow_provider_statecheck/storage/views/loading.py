@@ -1,208 +1,27 @@
-"""Checkpoint storage with inline state in its handles, and loading of storages by name."""
+"""Checkpoint storages and other factories by built-in name, entry point or dotted path."""
 
 from __future__ import annotations
 
 import importlib
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
-from airflow_provider_statecheck.checkpoint.states.handles import (
-    ByteStreamStateHandle,
-    CheckpointedStateScope,
-    StreamStateHandle,
-)
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import NOT_ADDRESSABLE
 from airflow_provider_statecheck.storage.views.fs_storage import (
-    DirectoryCheckpointStorageAccess,
     FsCheckpointStorageAccess,
-    make_directory,
+    MemoryBackendCheckpointStorageAccess,
 )
-from airflow_provider_statecheck.storage.views.state_files import (
-    CheckpointStateToolset,
-    CheckpointStorageAccess,
-    CheckpointStorageLocation,
-    CheckpointStorageWorkerView,
-    Environment,
-    FileMergingSnapshotManager,
-)
-from airflow_provider_statecheck.storage.views.state_streams import (
-    BufferedStateOutputStream,
-    CheckpointMetadataOutputStream,
-    CheckpointStreamFactory,
-    StateWriting,
-    open_metadata_stream,
-)
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 DEFAULT_STORAGE = "filesystem"
 Factory = TypeVar("Factory")
-DEFAULT_MAX_STATE_SIZE = 5 * 1024 * 1024
-_NO_DIRECTORY = "memory://statecheck-without-directory"
-
-
-class MemoryBackendCheckpointStorageAccess(DirectoryCheckpointStorageAccess):
-    """
-    Checkpoint storage with inline state; metadata is a file if a checkpoint directory is set, else in memory.
-
-    :param storage: Storage of the checkpoint directory, or ``None`` for checkpoints in the memory of this process.
-    :param savepoint_dir: Default parent directory of savepoints.
-    :param max_state_size: Maximum size of the state of each stream in bytes, by default 5 MiB.
-    :raises InvalidConfigurationError: if the maximum size is not above 0.
-    """
-
-    def __init__(
-        self,
-        attempt: AttemptRef,
-        storage: CheckpointStorage | None = None,
-        *,
-        savepoint_dir: str | None = None,
-        max_state_size: int = DEFAULT_MAX_STATE_SIZE,
-    ) -> None:
-        if max_state_size <= 0:
-            raise InvalidConfigurationError(f"Expected a maximum state size above 0 bytes, found {max_state_size}.")
-        # Savepoints and pointers may refer to any filesystem, also without a checkpoint directory.
-        super().__init__(storage or CheckpointStorage.open(_NO_DIRECTORY), attempt, savepoint_dir)
-        self._has_directory = storage is not None
-        self._max_state_size = max_state_size
-
-    @property
-    @override
-    def supports_highly_available_storage(self) -> bool:
-        return self._has_directory
-
-    @override
-    def initialize_base_locations_for_checkpoint(self) -> None:
-        """Do nothing, because each checkpoint creates its own directory."""
-
-    @override
-    def initialize_location_for_checkpoint(self, checkpoint_id: int) -> MemoryCheckpointStorageLocation:
-        directory = self._exclusive(checkpoint_id)
-        if not self._has_directory:
-            return MemoryCheckpointStorageLocation(max_state_size=self._max_state_size)
-        make_directory(self._storage, directory)
-        return MemoryCheckpointStorageLocation(
-            max_state_size=self._max_state_size, storage=self._storage, directory=directory
-        )
-
-    @override
-    def initialize_location_for_savepoint(
-        self, checkpoint_id: int, external: str | None = None
-    ) -> MemoryCheckpointStorageLocation:
-        storage, directory = self._new_savepoint(external)
-        return MemoryCheckpointStorageLocation(
-            max_state_size=self._max_state_size,
-            storage=storage,
-            directory=directory,
-            location_reference=CheckpointStorageLocationReference.of_path(directory),
-        )
-
-    @override
-    def resolve_checkpoint_storage_location(
-        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
-    ) -> MemoryCheckpointStreamFactory:
-        return MemoryCheckpointStreamFactory(max_state_size=self._max_state_size)
-
-    @override
-    def create_task_owned_state_stream(self) -> MemoryCheckpointOutputStream:
-        return MemoryCheckpointOutputStream(self._max_state_size)
-
-    @override
-    def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        return CheckpointStateToolset(self._storage, None, self._attempt.epoch)
-
-    @override
-    def to_file_merging_storage(
-        self, manager: FileMergingSnapshotManager | None, environment: Environment
-    ) -> CheckpointStorageWorkerView:
-        return self
-
-
-class MemoryCheckpointOutputStream(BufferedStateOutputStream):
-    """
-    State stream whose handle contains all bytes.
-
-    :param max_state_size: Maximum size of the state in bytes.
-    """
-
-    def __init__(self, max_state_size: int) -> None:
-        super().__init__(self._refuse, buffer_size=max_state_size, inline_threshold=max_state_size)
-
-    @override
-    def flush_to_file(self) -> None:
-        self._require_open()
-
-    def _refuse(self, data: bytes) -> NoReturn:
-        raise StorageError(
-            f"Expected in-memory state of at most {self._inline_threshold} bytes, found {len(data)}; "
-            f"raise the limit, or set execution.checkpointing.storage to filesystem, and state.backend to arrow."
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCheckpointStreamFactory(CheckpointStreamFactory):
-    """
-    Opens in-memory state streams.
-
-    :param max_state_size: Maximum size of the state of each stream in bytes.
-    """
-
-    max_state_size: int
-
-    @override
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> MemoryCheckpointOutputStream:
-        return MemoryCheckpointOutputStream(self.max_state_size)
-
-    @override
-    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class NonPersistentCompletedCheckpointStorageLocation:
-    """Completed checkpoint with metadata in memory."""
-
-    metadata_handle: ByteStreamStateHandle
-    external_pointer: str = NOT_ADDRESSABLE
-
-    def dispose(self) -> None:
-        """Do nothing, because there is no directory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCheckpointStorageLocation(MemoryCheckpointStreamFactory, CheckpointStorageLocation):
-    """
-    Location of a checkpoint whose metadata contains all state.
-
-    :param storage: Storage of the metadata file; ``None`` for metadata in the memory of this process.
-    :param directory: The exclusive directory of the checkpoint.
-    """
-
-    storage: CheckpointStorage | None = None
-    directory: str = ""
-    location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
-
-    @override
-    def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
-        if self.storage is None:
-            return CheckpointMetadataOutputStream(_completed)
-        return open_metadata_stream(self.storage, self.directory)
-
-    @override
-    def dispose_on_failure(self) -> None:
-        if self.storage is not None:
-            self.storage.delete_directory(self.directory)
-
-
-def _completed(metadata: bytes) -> NonPersistentCompletedCheckpointStorageLocation:
-    return NonPersistentCompletedCheckpointStorageLocation(ByteStreamStateHandle(uuid.uuid4().hex, metadata))
 
 
 @runtime_checkable
@@ -281,43 +100,33 @@ class NamedFactories(Generic[Factory]):
         )
 
 
-class FsCheckpointStorageFactory(CheckpointStorageFactory):
-    """Factory of the ``filesystem`` storage."""
+@dataclass(frozen=True, slots=True)
+class _BuiltInFactory(CheckpointStorageFactory):
+    identifier: str
+    create: Callable[[CheckpointStorage, AttemptRef, StateWriting], CheckpointStorageAccess]
 
     @override
     def create_checkpoint_storage(
         self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
-    ) -> FsCheckpointStorageAccess:
-        return FsCheckpointStorageAccess(storage, attempt, writing=writing)
+    ) -> CheckpointStorageAccess:
+        return self.create(storage, attempt, writing)
 
     @override
     def get_identifier(self) -> str:
-        return DEFAULT_STORAGE
+        return self.identifier
 
 
-class MemoryCheckpointStorageFactory(CheckpointStorageFactory):
-    """Factory of the ``jobmanager`` storage."""
-
-    @override
-    def create_checkpoint_storage(
-        self, storage: CheckpointStorage, attempt: AttemptRef, writing: StateWriting
-    ) -> MemoryBackendCheckpointStorageAccess:
-        return MemoryBackendCheckpointStorageAccess(attempt, storage)
-
-    @override
-    def get_identifier(self) -> str:
-        return "jobmanager"
-
-
+_FILES = _BuiltInFactory(
+    DEFAULT_STORAGE, lambda storage, attempt, writing: FsCheckpointStorageAccess(storage, attempt, writing=writing)
+)
+_MEMORY = _BuiltInFactory(
+    "jobmanager", lambda storage, attempt, _: MemoryBackendCheckpointStorageAccess(attempt, storage)
+)
 CHECKPOINT_STORAGES: NamedFactories[CheckpointStorageFactory] = NamedFactories(
     CheckpointStorageFactory,  # type: ignore[type-abstract]
     CheckpointConfig.checkpoint_storage.key,
     "airflow_provider_statecheck.checkpoint_storages",
-    {
-        DEFAULT_STORAGE: FsCheckpointStorageFactory(),
-        "jobmanager": MemoryCheckpointStorageFactory(),
-        "memory": MemoryCheckpointStorageFactory(),
-    },
+    {DEFAULT_STORAGE: _FILES, "jobmanager": _MEMORY, "memory": _MEMORY},
 )
 
 

@@ -5,6 +5,8 @@ State files can be read, deleted and copied, and merged into one file per subtas
 whole, before the subtask acknowledges. Its parts are segments, with a handle each. The file is deleted when no checkpoint
 references any of its segments. Segments that are no longer referenced waste space until then; if they waste too much, later
 checkpoints rewrite the state of the other ones.
+
+All functions and methods that access the storage raise :class:`StorageError` if it fails.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.ids import epoch_name, new_key
-from airflow_provider_statecheck.checkpoint.properties import CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.ids import canonical_scheme, epoch_name, new_key
+from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
@@ -29,6 +31,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage, verified
 from airflow_provider_statecheck.storage.uris import scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import (
@@ -36,10 +39,11 @@ from airflow_provider_statecheck.storage.views.state_streams import (
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
     CompletedCheckpointStorageLocation,
+    open_metadata_stream,
 )
 
-_SAME_SERVER = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "memory": "memory"}
-_BY_ACCOUNT = frozenset({"abfs", "abfss", "az"})
+_COPYING_SCHEMES = frozenset({"s3", "gs", "memory"})
+"""Schemes whose servers copy between all buckets."""
 
 
 def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
@@ -101,7 +105,9 @@ class CheckpointStateToolset:
             for file, copy in zip(files, copies, strict=True):
                 self._storage.copy_file(file.uri, copy.uri)
         except BaseException:
-            self._delete(copies)
+            for copy in copies:
+                with contextlib.suppress(StateCheckError):
+                    self._storage.delete_file(copy.uri)
             raise
         return list(copies)
 
@@ -113,17 +119,12 @@ class CheckpointStateToolset:
             f"can_fast_duplicate first."
         )
 
-    def _delete(self, copies: Sequence[FileStateHandle]) -> None:
-        for copy in copies:
-            with contextlib.suppress(StateCheckError):
-                self._storage.delete_file(copy.uri)
-
 
 def _server(uri: str) -> tuple[str, str] | None:
-    scheme = scheme_of(uri)
-    if scheme in _BY_ACCOUNT:
+    scheme = canonical_scheme(scheme_of(uri))
+    if scheme in ("abfs", "az"):
         return "az", urlsplit(uri).netloc
-    return (_SAME_SERVER[scheme], "") if scheme in _SAME_SERVER else None
+    return (scheme, "") if scheme in _COPYING_SCHEMES else None
 
 
 @dataclass(eq=False, slots=True)
@@ -144,11 +145,7 @@ class PhysicalFile:
         return SegmentFileStateHandle(self.uri, start, len(data), scope, new_key(), hashlib.sha256(data).hexdigest())
 
     def publish(self) -> None:
-        """
-        Write the file to storage; the call may be repeated after a failure.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Write the file to storage; the call may be repeated after a failure."""
         self.storage.write_bytes(self.uri, b"".join(self._pieces))
         self._pieces.clear()
 
@@ -195,11 +192,7 @@ class FileMergingSnapshotManager:
     def add_segment(
         self, storage: CheckpointStorage, directory: str, scope: CheckpointedStateScope, data: bytes
     ) -> SegmentFileStateHandle:
-        """
-        Add the bytes of a closed stream to the open file of a directory, and publish a file that is full.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Add the bytes of a closed stream to the open file of a directory, and publish a file that is full."""
         with self._lock:
             file = self._file_for(storage, directory, len(data))
             segment = file.append(data, scope)
@@ -328,13 +321,29 @@ class CheckpointStorageWorkerView(Protocol):
         ...
 
 
-class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
-    """Storage location of one checkpoint."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStorageLocation(CheckpointStreamFactory):
+    """
+    Storage location of one checkpoint.
 
-    @property
-    def location_reference(self) -> CheckpointStorageLocationReference:
-        """Return the reference that tasks resolve to this location."""
-        ...
+    :param streams: Factory of the state streams.
+    :param exclusive: Directory of the checkpoint.
+    :param storage: Storage of the directory; ``None`` for metadata in the memory of this process.
+    :param location_reference: Reference that tasks resolve to this location.
+    """
+
+    streams: CheckpointStreamFactory
+    exclusive: str
+    storage: CheckpointStorage | None
+    location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
+
+    @override
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
+        return self.streams.create_checkpoint_state_output_stream(scope)
+
+    @override
+    def could_reuse_state_handle(self, handle: StreamStateHandle) -> bool:
+        return self.streams.could_reuse_state_handle(handle)
 
     def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
         """
@@ -342,7 +351,7 @@ class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
 
         :raises StorageError: if metadata already exists, or the storage fails.
         """
-        ...
+        return open_metadata_stream(self.storage, self.exclusive)
 
     def dispose_on_failure(self) -> None:
         """
@@ -350,11 +359,12 @@ class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
 
         :raises StorageError: if a part may still exist.
         """
-        ...
+        if self.storage is not None:
+            self.storage.delete_directory(self.exclusive)
 
 
 class CheckpointStorageCoordinatorView(Protocol):
-    """Creates and resolves the locations of checkpoints."""
+    """Creates and resolves the locations of checkpoints. All methods raise ``StorageError`` if the storage fails."""
 
     @property
     def supports_highly_available_storage(self) -> bool:
@@ -377,11 +387,7 @@ class CheckpointStorageCoordinatorView(Protocol):
         ...
 
     def initialize_base_locations_for_checkpoint(self) -> None:
-        """
-        Create the directories that all checkpoints share, unless they exist.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Create the directories that all checkpoints share, unless they exist."""
         ...
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
@@ -389,7 +395,6 @@ class CheckpointStorageCoordinatorView(Protocol):
         Create the location of a checkpoint.
 
         :raises InvalidConfigurationError: if the id is negative.
-        :raises StorageError: if the storage fails.
         """
         ...
 
@@ -401,7 +406,6 @@ class CheckpointStorageCoordinatorView(Protocol):
 
         :param external: Parent directory of the savepoint, instead of the default.
         :raises InvalidConfigurationError: if neither a target nor a default is set.
-        :raises StorageError: if the storage fails.
         """
         ...
 

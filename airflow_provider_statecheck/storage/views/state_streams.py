@@ -1,4 +1,8 @@
-"""Output streams of state and metadata, and the spill of inline state above a budget."""
+"""
+Output streams of state and metadata, and the spill of inline state above a budget.
+
+All functions and methods that access the storage raise :class:`StorageError` if it fails.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
+from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, epoch_name
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -40,52 +45,9 @@ _PLACE = re.compile(r"/([0-9a-f]{32}/chk-\d+)$")
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
 MAX_INLINE_THRESHOLD = 1024 * 1024
 DEFAULT_WRITE_BUFFER = 4096
-MAX_NAME_ATTEMPTS = 10
+_MAX_NAME_ATTEMPTS = 10
 DEFAULT_INLINE_BUDGET = 16 * 1024 * 1024
-_DIGEST_LENGTH = 32
-
-
-class CheckpointStateOutputStream(Protocol):
-    """
-    Output stream of one piece of state, for use by a single thread.
-
-    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step, discards
-    the state.
-    """
-
-    def write(self, data: bytes) -> None:
-        """
-        Append bytes.
-
-        :raises StorageError: if the stream is closed, or the storage fails.
-        """
-        ...
-
-    def get_pos(self) -> int:
-        """Return the number of bytes written, including buffered bytes."""
-        ...
-
-    def flush_to_file(self) -> None:
-        """
-        Write the state to a file, even if it is below the inline threshold; an empty stream creates no file.
-
-        :raises StorageError: if the stream is closed, or the storage fails.
-        """
-        ...
-
-    def close_and_get_handle(self) -> StreamStateHandle | None:
-        """
-        Store the state and return its handle, or ``None`` for an empty stream.
-
-        With file merging, the bytes are durable only after ``make_durable`` of the worker view.
-
-        :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
-        """
-        ...
-
-    def close(self) -> None:
-        """Discard the written bytes, unless their handle was returned."""
-        ...
+Created = TypeVar("Created")
 
 
 class CheckpointStreamFactory(Protocol):
@@ -100,30 +62,31 @@ class CheckpointStreamFactory(Protocol):
         ...
 
 
-class CompletedCheckpointStorageLocation(Protocol):
-    """Location of a completed checkpoint."""
-
-    @property
-    def external_pointer(self) -> str:
-        """Return the external pointer that resolves to the checkpoint."""
-        ...
-
-    @property
-    def metadata_handle(self) -> StreamStateHandle:
-        """Return the handle of the metadata."""
-        ...
-
-    def dispose(self) -> None:
-        """
-        Delete the checkpoint's directory; a missing directory is success.
-
-        :raises StorageError: if a part may still exist.
-        """
-        ...
+NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
+"""Placeholder pointer of a checkpoint in memory; it cannot be resolved."""
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedPointer:
+class CompletedCheckpointStorageLocation:
+    """
+    Location of a completed checkpoint; here, of one with metadata in memory.
+
+    :param external_pointer: Pointer that resolves to the checkpoint.
+    """
+
+    external_pointer: str
+    metadata_handle: StreamStateHandle
+
+    def dispose(self) -> None:
+        """
+        Delete the checkpoint's directory, if there is one; a missing directory is success.
+
+        :raises StorageError: if a part may still exist.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPointer(CompletedCheckpointStorageLocation):
     """
     Completed checkpoint in a directory, which a pointer names.
 
@@ -131,47 +94,33 @@ class ResolvedPointer:
     :param storage: Storage that may read the checkpoint and the files that its metadata names.
     """
 
-    external_pointer: str
     metadata_handle: FileStateHandle
     storage: CheckpointStorage = field(compare=False, repr=False)
 
-    @property
-    def metadata_uri(self) -> str:
-        """Return the URI of the metadata file."""
-        return self.metadata_handle.uri
-
-    def read(self) -> tuple[CheckpointDocument, bytes]:
+    def read(self) -> tuple[CheckpointDocument, FileStateHandle]:
         """
-        Return the checkpoint's metadata, decoded and as bytes.
+        Return the checkpoint's metadata, and the handle of its file with the checksum.
 
         :raises CheckpointNotFoundError: if the metadata file was deleted in the meantime.
         :raises CorruptStateError: if the file was changed, or replaced by that of another checkpoint.
         :raises IncompatibleCheckpointError: if the file is not metadata of a known version.
-        :raises StorageError: if the storage fails.
         """
-        data = self.storage.read_bytes(self.metadata_uri)
-        document = decode_metadata(data, uri=self.metadata_uri)
-        self._require_in_place(document)
-        return document, data
-
-    def _require_in_place(self, document: CheckpointDocument) -> None:
+        uri = self.metadata_handle.uri
+        data = self.storage.read_bytes(uri)
+        document = decode_metadata(data, uri=uri)
         # The names of other directories, such as those of savepoints, do not tell what they contain.
         place = _PLACE.search(self.external_pointer)
         found = f"{document.job_id}/chk-{document.checkpoint_id}"
         if place is not None and place.group(1) != found:
             raise CorruptStateError(
-                f"Expected the metadata of {place.group(1)} in {redact(self.metadata_uri)}, found that of {found}; the file was "
+                f"Expected the metadata of {place.group(1)} in {redact(uri)}, found that of {found}; the file was "
                 f"replaced by that of another checkpoint.",
-                uri=redact(self.metadata_uri),
+                uri=redact(uri),
             )
+        return document, _handle_of(uri, data)
 
+    @override
     def dispose(self) -> None:
-        """
-        Delete the directory.
-
-        :raises InvalidConfigurationError: if it is not the directory of a checkpoint or savepoint.
-        :raises StorageError: if a part may still exist.
-        """
         self.storage.delete_directory(self.external_pointer)
 
 
@@ -191,12 +140,9 @@ class StateWriting:
     write_buffer_size: int = DEFAULT_WRITE_BUFFER
 
     def __post_init__(self) -> None:
-        if not 0 <= self.inline_threshold <= MAX_INLINE_THRESHOLD:
-            raise InvalidConfigurationError(
-                f"Expected an inline threshold from 0 to {MAX_INLINE_THRESHOLD} bytes, found {self.inline_threshold}."
-            )
-        if self.write_buffer_size <= 0:
-            raise InvalidConfigurationError(f"Expected a write buffer above 0 bytes, found {self.write_buffer_size}.")
+        bounds = f"from 0 to {MAX_INLINE_THRESHOLD} bytes"
+        require("the inline threshold", self.inline_threshold, lambda size: 0 <= size <= MAX_INLINE_THRESHOLD, bounds)
+        require("the write buffer", self.write_buffer_size, lambda size: size > 0, "above 0 bytes")
 
     @property
     def effective_buffer_size(self) -> int:
@@ -208,9 +154,12 @@ Publish = Callable[[bytes], StreamStateHandle]
 """Function that stores the bytes of a closed stream outside its handle."""
 
 
-class BufferedStateOutputStream(CheckpointStateOutputStream):
+class CheckpointStateOutputStream:
     """
-    Buffers bytes on this machine, and stores them when it is closed: a file on an object store exists only as a whole.
+    Output stream of one piece of state, for use by a single thread.
+
+    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step, discards
+    the state. Bytes are buffered on this machine until then: a file on an object store exists only as a whole.
 
     :param publish: Stores state that is not inline.
     :param buffer_size: Bytes held in memory before they spill to a local temporary file.
@@ -229,24 +178,38 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
         self._position = 0
         self._wants_file = False
 
-    @override
     def write(self, data: bytes) -> None:
+        """
+        Append bytes.
+
+        :raises StorageError: if the stream is closed, or the storage fails.
+        """
         self._require_open()
         with self._closing_on_failure():
             self._buffer.write(data)
         self._position += len(data)
 
-    @override
     def get_pos(self) -> int:
+        """Return the number of bytes written, including buffered bytes."""
         return self._position
 
-    @override
     def flush_to_file(self) -> None:
+        """
+        Write the state to a file, even if it is below the inline threshold; an empty stream creates no file.
+
+        :raises StorageError: if the stream is closed, or the storage fails.
+        """
         self._require_open()
         self._wants_file = self._wants_file or self._position > 0
 
-    @override
     def close_and_get_handle(self) -> StreamStateHandle | None:
+        """
+        Store the state and return its handle, or ``None`` for an empty stream.
+
+        With file merging, the bytes are durable only after ``make_durable`` of the worker view.
+
+        :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
+        """
         self._require_open()
         with self._closing_on_failure():
             self._buffer.seek(0)
@@ -255,8 +218,8 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
         self.close()
         return handle
 
-    @override
     def close(self) -> None:
+        """Discard the written bytes, unless their handle was returned."""
         self._buffer.close()
 
     def _handle_of(self, data: bytes) -> StreamStateHandle:
@@ -282,38 +245,53 @@ class BufferedStateOutputStream(CheckpointStateOutputStream):
 
 def open_state_stream(
     storage: CheckpointStorage, directory: str, writing: StateWriting, new_name: Callable[[int], str] = epoch_name
-) -> BufferedStateOutputStream:
+) -> CheckpointStateOutputStream:
     """
     Open a stream that publishes its state as one new file, without creating the file.
 
     :param new_name: Returns a new unique file name for an epoch.
     """
-    return BufferedStateOutputStream(
-        lambda data: _write_new_file(storage, directory, data, lambda: new_name(writing.epoch)),
-        buffer_size=writing.effective_buffer_size,
-        inline_threshold=writing.inline_threshold,
+
+    def publish(data: bytes) -> FileStateHandle:
+        return create_under_free_name(
+            lambda: f"{directory}/{new_name(writing.epoch)}", lambda uri: _write_new_file(storage, uri, data)
+        )
+
+    return CheckpointStateOutputStream(
+        publish, buffer_size=writing.effective_buffer_size, inline_threshold=writing.inline_threshold
     )
 
 
-def _write_new_file(
-    storage: CheckpointStorage, directory: str, data: bytes, new_name: Callable[[], str]
-) -> FileStateHandle:
-    taken: StorageError | None = None
-    for _ in range(MAX_NAME_ATTEMPTS):
-        uri = f"{directory}/{new_name()}"
+def create_under_free_name(new_uri: Callable[[], str], create: Callable[[str], Created]) -> Created:
+    """
+    Create a file or directory whose name is free, without overwriting any.
+
+    :param new_uri: Returns a URI with a random name.
+    :param create: Creates it; raises an error for which ``is_taken`` returns true, if the name is taken.
+    :raises StorageError: if the storage fails, or ten random names are taken.
+    """
+    taken: Exception | None = None
+    for _ in range(_MAX_NAME_ATTEMPTS):
         try:
-            return write_file(storage, uri, data)
-        except StorageError as error:
+            return create(new_uri())
+        except (StorageError, FileExistsError) as error:
             if not is_taken(error):
-                # The name is unique, therefore a file there can only hold this state or a part of it.
-                with contextlib.suppress(StateCheckError):
-                    storage.delete_file(uri)
                 raise
             taken = error
     raise StorageError(
-        f"Expected a free file name in {redact(directory)}, found {MAX_NAME_ATTEMPTS} random names taken.",
-        uri=redact(directory),
+        f"Expected a free name, found {_MAX_NAME_ATTEMPTS} random names taken; the last is {redact(str(taken))}"
     ) from taken
+
+
+def _write_new_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHandle:
+    try:
+        return write_file(storage, uri, data)
+    except StorageError as error:
+        if not is_taken(error):
+            # The name is unique, therefore a file there can only hold this state or a part of it.
+            with contextlib.suppress(StateCheckError):
+                storage.delete_file(uri)
+        raise
 
 
 def write_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHandle:
@@ -323,16 +301,16 @@ def write_file(storage: CheckpointStorage, uri: str, data: bytes) -> FileStateHa
     :raises StorageError: if the storage fails, or the file exists with other bytes.
     """
     storage.write_bytes(uri, data)
+    return _handle_of(uri, data)
+
+
+def _handle_of(uri: str, data: bytes) -> FileStateHandle:
     return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
 
 
 def write_named_by_content(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
-    """
-    Publish a file whose name contains an epoch and a digest of the data; a repeated call writes the same file.
-
-    :raises StorageError: if the storage fails.
-    """
-    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]}", data)
+    """Publish a file whose name contains an epoch and a digest of the data; a repeated call writes the same file."""
+    return write_file(storage, f"{directory}/{epoch}-{hashlib.sha256(data).hexdigest()[:32]}", data)
 
 
 class CheckpointMetadataOutputStream:
@@ -365,11 +343,7 @@ class CheckpointMetadataOutputStream:
             raise StorageError("Expected an open metadata stream, found a closed stream; open another stream.")
 
     def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
-        """
-        Publish the metadata and return the completed location; the call may be repeated after a failure.
-
-        :raises StorageError: if the storage fails.
-        """
+        """Publish the metadata and return the completed location; the call may be repeated after a failure."""
         self.flush()
         completed = self._publish(self._buffer.getvalue())
         self.close()
@@ -380,12 +354,19 @@ class CheckpointMetadataOutputStream:
         self._buffer.close()
 
 
-def open_metadata_stream(storage: CheckpointStorage, directory: str) -> CheckpointMetadataOutputStream:
+def open_metadata_stream(storage: CheckpointStorage | None, directory: str) -> CheckpointMetadataOutputStream:
     """
     Open the metadata stream of a directory.
 
+    :param storage: Storage of the directory; ``None`` for metadata in the memory of this process.
     :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
     """
+    if storage is None:
+        return CheckpointMetadataOutputStream(
+            lambda data: CompletedCheckpointStorageLocation(
+                NOT_ADDRESSABLE, ByteStreamStateHandle(uuid.uuid4().hex, data)
+            )
+        )
     uri = f"{directory}/{METADATA_FILE}"
     if storage.exists(uri):
         raise StorageError(
@@ -431,8 +412,7 @@ def spill_above_budget(
     :raises InvalidConfigurationError: if the budget is negative.
     :raises StorageError: if the storage fails; files may remain in the directory of the checkpoint.
     """
-    if budget < 0:
-        raise InvalidConfigurationError(f"Expected an inline budget of at least 0 bytes, found {budget}.")
+    require("the inline budget", budget, lambda size: size >= 0, "at least 0 bytes")
     files = {h: write_named_by_content(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
     if not files:
         return tuple(states)

@@ -179,7 +179,7 @@ def test_savepoint_has_everything_in_its_directory_and_is_its_users(tries: Stage
     storage = tries.storage.allowing(pointer)
     resolved = resolve_checkpoint(storage, pointer)
     document, _ = resolved.read()
-    named = {*document_uris(document), resolved.metadata_uri}
+    named = {*document_uris(document), resolved.metadata_handle.uri}
     assert {f"{pointer}/{name}" for name in storage.list_files(pointer)} == named
     assert files(tries) == before
     run(tries, "2026-01-02")

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -210,6 +210,42 @@ def test_a_text_is_no_empty_answer() -> None:
 def test_a_list_of_messages_and_a_plain_value_are_read_too() -> None:
     assert decode(tuple[Inner, ...], [{"number": 1}]) == (Inner(1),)
     assert decode(dict[str, int], {"a": 1}) == {"a": 1}
+
+
+@dataclass(frozen=True)
+class Circle:
+    TAG: ClassVar[str] = "circle"
+    radius: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    TAG: ClassVar[str] = "picture"
+    data: bytes
+
+
+Shapes = dict[int, Circle | Picture]
+
+
+def test_alternatives_bytes_and_numbered_keys_come_back_equal() -> None:
+    shapes = {2: Circle(1), 10: Picture(b"\x00\xff")}
+    assert decode(Shapes, json.loads(json.dumps(encode(shapes)))) == shapes
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"1": {"kind": "line"}}, "Expected an object whose kind is one of 'circle', 'picture' in 1"),
+        ({"1": {"radius": 1}}, "Expected an object whose kind is one of 'circle', 'picture' in 1"),
+        ({"1": None}, "Expected an object whose kind is one of 'circle', 'picture' in 1"),
+        ({"1": {"kind": "picture", "data": "*"}}, "Expected bytes as base64 in 1.data"),
+        ({"one": {"kind": "circle", "radius": 1}}, "Expected a whole number in the message"),
+    ],
+)
+def test_what_is_none_of_the_alternatives_is_told(data: Any, said: str) -> None:
+    with pytest.raises(MalformedMessageError) as raised:
+        decode(Shapes, data)
+    assert str(raised.value) == said
 
 
 def test_a_long_text_keeps_its_start_and_its_end() -> None:

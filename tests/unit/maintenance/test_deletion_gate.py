@@ -28,13 +28,12 @@ from tests.unit.written_stage import JOB, WrittenStage, collect
 
 _WRITERS = {
     "maintenance/gc.py",  # passes deletions on and counts them
+    "spark/snapshots/live_snapshots.py",
     "state/writing/canonical.py",
     "storage/discarding.py",
     "storage/orphans.py",
     "storage/snapshot_files.py",
     "storage/views/state_streams.py",
-    "storage/views/fs_storage.py",
-    "storage/views/loading.py",
     "storage/views/state_files.py",
 }
 """Who deletes without the gate: writers that remove what they have just written under a name of their own making."""

@@ -409,7 +409,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_told_and_the_others_go(stage, mo
         delete(self, uri)
 
     monkeypatch.setattr(CheckpointStorage, "delete_file", stuck)
-    monkeypatch.setattr("airflow_provider_statecheck.storage.orphans.OrphanSearch._ended", lambda *_: [])
+    monkeypatch.setattr("airflow_provider_statecheck.storage.orphans.OrphanSearch.ended", lambda _: ())
     report = collect(stage)
     assert report.problems == ["checkpoint 1 of operator 'aggregate' could not be deleted"]
     assert stage.statuses() == CLEAN | {1: "SUBSUMED"}

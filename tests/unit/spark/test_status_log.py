@@ -17,8 +17,15 @@ from airflow_provider_statecheck.spark.status_log import (
     figures_or_none,
     readable_seconds,
 )
-from airflow_provider_statecheck.state.progress import Iteration, Iterations, LoopProgress, Scope, StepKey
-from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle
+from airflow_provider_statecheck.state.progress import (
+    Iteration,
+    Iterations,
+    LoopProgress,
+    NamedSnapshot,
+    Scope,
+    StepKey,
+)
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from tests.messages import make_registration
 from tests.unit.spark.conftest import Clock
 from tests.unit.written_stage import WrittenStage

@@ -209,8 +209,8 @@ def document_of(*states: OperatorState) -> CheckpointDocument:
 def rescaled(operator: Operator, source: CheckpointDocument, groups: int) -> CheckpointDocument:
     directory = f"{operator.base}/savepoint-000000-0123456789ab"
     written = rescale_max_parallelism(operator.storage, source, directory=directory, max_parallelism=groups)
-    assert written.metadata_uri == f"{directory}/_metadata"
-    return decode_metadata(operator.storage.read_bytes(written.metadata_uri), uri=written.metadata_uri)
+    assert written.metadata.uri == f"{directory}/_metadata"
+    return decode_metadata(operator.storage.read_bytes(written.metadata.uri), uri=written.metadata.uri)
 
 
 @pytest.mark.parametrize("groups", rest_in_soak([3, 16, 40], 40))
@@ -334,7 +334,7 @@ def test_it_can_be_rescaled_back_again(operator: Operator) -> None:
     there = rescaled(operator, source, 100)
     directory = f"{operator.base}/savepoint-000000-ba9876543210"
     written = rescale_max_parallelism(operator.storage, there, directory=directory, max_parallelism=OLD)
-    back = decode_metadata(operator.storage.read_bytes(written.metadata_uri), uri=written.metadata_uri)
+    back = decode_metadata(operator.storage.read_bytes(written.metadata.uri), uri=written.metadata.uri)
     assert operator.restored(back, 4) == operator.restored(source, 4)
 
 

@@ -60,6 +60,13 @@ class ReadTimeoutError(HTTPClientError):
     pass
 
 
+class ConnectionFailedError(OSError):
+    """As requests has it: no subclass of Python's error of the same name."""
+
+
+ConnectionFailedError.__name__ = "ConnectionError"
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -72,6 +79,10 @@ class ReadTimeoutError(HTTPClientError):
         HttpResponseError(503, "ServerBusy"),
         ReadTimeoutError("x"),
         ConnectionResetError(),
+        ConnectionFailedError("no route"),
+        OSError(errno.ECONNREFUSED, "refused"),
+        OSError(errno.EPIPE, "broken"),
+        OSError(errno.ETIMEDOUT, "late"),
         TimeoutError(),
         OSError(errno.EHOSTUNREACH, "no way"),
         _caused(RuntimeError("wrapped"), BrokenPipeError()),

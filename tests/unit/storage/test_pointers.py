@@ -24,13 +24,12 @@ from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HE
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import (
-    NOT_ADDRESSABLE,
     find_source,
     pointer_uri,
     resolve_checkpoint,
 )
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.state_streams import ResolvedPointer
+from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSABLE, ResolvedPointer
 from tests.unit.written_stage import WrittenStage
 
 
@@ -45,7 +44,7 @@ def test_directory_with_and_without_slash_and_its_file_are_one_checkpoint(storag
 def test_a_file_is_metadata_whatever_its_name(storage: CheckpointStorage, job: str) -> None:
     storage.write_bytes(f"{job}/kept/copy of metadata.bin", b"x")
     found = resolve_checkpoint(storage, f"{job}/kept/copy of metadata.bin")
-    assert (found.metadata_uri, found.external_pointer) == (f"{job}/kept/copy of metadata.bin", f"{job}/kept")
+    assert (found.metadata_handle.uri, found.external_pointer) == (f"{job}/kept/copy of metadata.bin", f"{job}/kept")
 
 
 def test_metadata_of_another_checkpoint_is_not_read_in_place_of_the_one_of_a_pointer(

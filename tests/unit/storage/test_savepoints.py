@@ -107,7 +107,7 @@ def test_a_savepoint_holds_a_copy_of_every_stream_of_every_operator(
     written = save(storage, source, tmp_path)
     storage.delete_directory(f"{storage.base_uri}/{JOB}/chk-7")
     copied = decode_metadata(
-        storage.allowing(written.metadata_uri).read_bytes(written.metadata_uri), uri=written.metadata_uri
+        storage.allowing(written.metadata.uri).read_bytes(written.metadata.uri), uri=written.metadata.uri
     )
     [state] = copied.operator_states
     found = [content(storage, stream) for stream in streams_of(state)]

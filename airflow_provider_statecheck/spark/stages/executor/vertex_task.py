@@ -46,7 +46,6 @@ from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
 from airflow_provider_statecheck.storage.views.loading import load_checkpoint_storage
 from airflow_provider_statecheck.storage.views.state_files import (
     CheckpointStorageWorkerView,
@@ -82,15 +81,12 @@ class TaskReport:
 
     def encode(self) -> bytes:
         """Return the report as JSON."""
-        states = [encode_operator_state(state, str) for state in self.states]
-        return json.dumps({**encode(replace(self, states=())), "states": states}, separators=(",", ":")).encode()
+        return json.dumps(encode(self), separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Decode a report."""
-        values = json.loads(data)
-        states = tuple(decode_operator_state(state, str) for state in values["states"])
-        return replace(decode(cls, {**values, "states": ()}), states=states)
+        return decode(cls, json.loads(data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

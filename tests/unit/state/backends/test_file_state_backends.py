@@ -46,8 +46,8 @@ from airflow_provider_statecheck.state.descriptors import (
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.loading import (
+from airflow_provider_statecheck.storage.views.fs_storage import (
+    FsCheckpointStorageAccess,
     MemoryBackendCheckpointStorageAccess,
 )
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state

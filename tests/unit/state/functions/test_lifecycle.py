@@ -42,8 +42,10 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateS
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.states import raw_operator_state_inputs
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_storage import (
+    FsCheckpointStreamFactory,
+    MemoryCheckpointStreamFactory,
+)
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 TASK = TaskInfo(

@@ -70,7 +70,7 @@ def saved(storage: CheckpointStorage, streams: FsCheckpointStreamFactory) -> Ope
         checkpoint_id=2,
         properties=CheckpointProperties.for_savepoint(),
     )
-    found = decode_metadata(storage.read_bytes(savepoint.metadata_uri), uri=savepoint.metadata_uri)
+    found = decode_metadata(storage.read_bytes(savepoint.metadata.uri), uri=savepoint.metadata.uri)
     return found.operator_states[0]
 
 

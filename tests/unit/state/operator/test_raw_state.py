@@ -25,8 +25,10 @@ from airflow_provider_statecheck.state.operator.states import (
     raw_operator_state_inputs,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_storage import (
+    FsCheckpointStreamFactory,
+    MemoryCheckpointStreamFactory,
+)
 
 
 def opened(streams: FsCheckpointStreamFactory | MemoryCheckpointStreamFactory) -> RawOperatorStateOutput:

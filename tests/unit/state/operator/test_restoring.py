@@ -30,8 +30,10 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.stream_format import decode
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.loading import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_storage import (
+    FsCheckpointStreamFactory,
+    MemoryCheckpointStreamFactory,
+)
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from tests.unit.state.operator.snapshots import Handles, numbers, rates, restored, saved, saved_subtask
 

@@ -20,9 +20,9 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.state.progress import NamedSnapshot
 from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, read_snapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.written_snapshots import SnapshotJob, data_files, flip, sales, spark_schema
 

@@ -13,13 +13,14 @@ from airflow_provider_statecheck.checkpoint.properties import DEFAULT_LOCATION, 
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.fs_storage import (
+    FsCheckpointStorageAccess,
+    MemoryBackendCheckpointStorageAccess,
+    MemoryCheckpointOutputStream,
+)
 from airflow_provider_statecheck.storage.views.loading import (
     CHECKPOINT_STORAGES,
     CheckpointStorageFactory,
-    FsCheckpointStorageFactory,
-    MemoryBackendCheckpointStorageAccess,
-    MemoryCheckpointOutputStream,
     load_checkpoint_storage,
 )
 from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageAccess, read_state
@@ -85,8 +86,6 @@ def test_settings_of_writing_reach_the_streams(storage: CheckpointStorage) -> No
     assert isinstance(save(streams.create_checkpoint_state_output_stream(SHARED), b"abc"), ByteStreamStateHandle)
     large = save(streams.create_checkpoint_state_output_stream(SHARED), b"abcd")
     assert files(storage) == {large.uri}
-    writing = StateWriting(epoch=ATTEMPT.epoch, inline_threshold=3, write_buffer_size=5)
-    assert FsCheckpointStorageFactory().create_checkpoint_storage(storage, ATTEMPT, writing) is not None
 
 
 def test_state_of_the_storage_in_memory_is_in_its_handles(storage: CheckpointStorage) -> None:

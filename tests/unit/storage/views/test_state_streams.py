@@ -24,19 +24,18 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageLocation
-from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_files import CheckpointStorageLocation, read_state
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_BUDGET,
-    BufferedStateOutputStream,
     CheckpointMetadataOutputStream,
+    CheckpointStateOutputStream,
     StateWriting,
     open_state_stream,
     publish_metadata,
     spill_above_budget,
 )
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.views.places import ATTEMPT, files, make_access, save
+from tests.unit.storage.views.places import ATTEMPT, files, job_of, make_access, save
 
 
 @pytest.fixture
@@ -45,15 +44,15 @@ def directory(job: str) -> str:
 
 
 @pytest.fixture
-def new_stream(storage: CheckpointStorage, directory: str) -> Callable[..., BufferedStateOutputStream]:
-    def open_stream(threshold: int = 1000, *, through: Any = None, **settings: Any) -> BufferedStateOutputStream:
+def new_stream(storage: CheckpointStorage, directory: str) -> Callable[..., CheckpointStateOutputStream]:
+    def open_stream(threshold: int = 1000, *, through: Any = None, **settings: Any) -> CheckpointStateOutputStream:
         writing = StateWriting(epoch=7, inline_threshold=threshold, **settings)
         return open_state_stream(through or storage, directory, writing)
 
     return open_stream
 
 
-New = Callable[..., BufferedStateOutputStream]
+New = Callable[..., CheckpointStateOutputStream]
 
 
 @pytest.mark.parametrize("size", [1, 999, 1000])
@@ -177,7 +176,7 @@ def test_a_failed_deletion_does_not_hide_why_publishing_failed(new_stream: New, 
     assert plan.calls == ["write_bytes", "delete_file"]
 
 
-def _named(storage: CheckpointStorage, directory: str, names: Iterator[str]) -> BufferedStateOutputStream:
+def _named(storage: CheckpointStorage, directory: str, names: Iterator[str]) -> CheckpointStateOutputStream:
     return open_state_stream(storage, directory, StateWriting(epoch=1, inline_threshold=0), lambda _: next(names))
 
 
@@ -202,7 +201,7 @@ def test_ten_taken_names_are_an_error_that_says_the_last_cause(storage: Checkpoi
 
 def test_a_buffer_smaller_than_the_threshold_is_refused() -> None:
     with pytest.raises(InvalidConfigurationError, match="at least the inline threshold"):
-        BufferedStateOutputStream(lambda data: ByteStreamStateHandle("x", data), buffer_size=9, inline_threshold=10)
+        CheckpointStateOutputStream(lambda data: ByteStreamStateHandle("x", data), buffer_size=9, inline_threshold=10)
 
 
 def test_the_effective_buffer_holds_what_travels_inline() -> None:
@@ -244,13 +243,11 @@ def _full_disk(_: bytes) -> int:
 
 
 @pytest.fixture
-def location(storage: CheckpointStorage) -> FsCheckpointStorageLocation:
+def location(storage: CheckpointStorage) -> CheckpointStorageLocation:
     return make_access(storage).initialize_location_for_checkpoint(4)
 
 
-def test_finalizing_publishes_what_was_written(
-    storage: CheckpointStorage, location: FsCheckpointStorageLocation
-) -> None:
+def test_finalizing_publishes_what_was_written(storage: CheckpointStorage, location: CheckpointStorageLocation) -> None:
     stream = location.create_metadata_output_stream()
     stream.write(b"ab")
     stream.flush()
@@ -266,7 +263,7 @@ def test_finalizing_publishes_what_was_written(
 
 
 def test_metadata_that_is_there_is_an_error_at_opening(
-    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+    storage: CheckpointStorage, location: CheckpointStorageLocation
 ) -> None:
     location.create_metadata_output_stream().close_and_finalize_checkpoint()
     with pytest.raises(StorageError, match="two checkpoints share a directory"):
@@ -274,7 +271,7 @@ def test_metadata_that_is_there_is_an_error_at_opening(
 
 
 def test_the_slower_of_two_writers_fails_and_harms_nothing(
-    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+    storage: CheckpointStorage, location: CheckpointStorageLocation
 ) -> None:
     fast, slow = location.create_metadata_output_stream(), location.create_metadata_output_stream()
     fast.write(b"fast")
@@ -287,7 +284,7 @@ def test_the_slower_of_two_writers_fails_and_harms_nothing(
 
 
 def test_closing_without_finalizing_leaves_nothing(
-    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+    storage: CheckpointStorage, location: CheckpointStorageLocation
 ) -> None:
     stream = location.create_metadata_output_stream()
     stream.write(b"x")
@@ -296,7 +293,7 @@ def test_closing_without_finalizing_leaves_nothing(
     assert files(storage) == set()
 
 
-def test_a_closed_metadata_stream_takes_nothing(location: FsCheckpointStorageLocation) -> None:
+def test_a_closed_metadata_stream_takes_nothing(location: CheckpointStorageLocation) -> None:
     stream = location.create_metadata_output_stream()
     stream.close_and_finalize_checkpoint()
     for call in (lambda: stream.write(b"x"), stream.flush, stream.get_pos, stream.close_and_finalize_checkpoint):
@@ -306,7 +303,7 @@ def test_a_closed_metadata_stream_takes_nothing(location: FsCheckpointStorageLoc
 
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
 def test_finalizing_may_be_repeated_after_a_failure(
-    storage: CheckpointStorage, location: FsCheckpointStorageLocation, mode: FaultMode
+    storage: CheckpointStorage, location: CheckpointStorageLocation, mode: FaultMode
 ) -> None:
     faulty = faulty_storage(storage, FaultPlan(1, mode))
     stream = CheckpointMetadataOutputStream(partial(publish_metadata, faulty, location.exclusive))
@@ -319,13 +316,14 @@ def test_finalizing_may_be_repeated_after_a_failure(
 
 
 def test_a_completed_checkpoint_can_be_disposed_of(
-    storage: CheckpointStorage, location: FsCheckpointStorageLocation
+    storage: CheckpointStorage, location: CheckpointStorageLocation
 ) -> None:
     completed = location.create_metadata_output_stream().close_and_finalize_checkpoint()
-    storage.write_bytes(f"{location.shared}/1-{'a' * 32}", b"kept")
+    shared = f"{job_of(storage)}/shared/{ATTEMPT.operator_id}/state/1-{'a' * 32}"
+    storage.write_bytes(shared, b"kept")
     completed.dispose()
     completed.dispose()
-    assert files(storage) == {f"{location.shared}/1-{'a' * 32}"}
+    assert files(storage) == {shared}
 
 
 META = (("list", OperatorStateMeta((0,), DistributionMode.SPLIT_DISTRIBUTE)),)
