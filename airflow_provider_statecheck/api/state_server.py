@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoi
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError
 from airflow_provider_statecheck.gateway.http import AsyncJobReader
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
@@ -119,9 +120,6 @@ class ForwardedRows:
 
 def load_libraries() -> None:
     """Import the libraries of a read, for which the first request would otherwise wait for seconds."""
-    import pyarrow as pa
-    import pyarrow.compute
-
     pa.array([0])  # imports pandas, if it is installed
 
 

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.codec import (
 )
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.queryable.json_values import (
     JsonForm,
     decoded_at,
@@ -260,13 +261,11 @@ def json_column(values: Any) -> list[Any]:
 
     :raises UnsupportedStateError: for a type that state cannot have.
     """
-    from pyarrow import types
-
-    if types.is_struct(values.type):
+    if pa.types.is_struct(values.type):
         return _structs(values)
-    if types.is_map(values.type):
+    if pa.types.is_map(values.type):
         return [each.as_py() if not each.is_valid else _map(each.values) for each in values]
-    if types.is_list(values.type):
+    if pa.types.is_list(values.type):
         return [json_column(each.values) if each.is_valid else None for each in values]
     return _scalars(values)
 
@@ -299,8 +298,6 @@ def _map(entries: Any) -> Any:
 
 
 def _scalars(values: Any) -> list[Any]:
-    import pyarrow as pa
-
     encode = scalar_form(values.type).encode
     try:
         return [None if each is None else encode(each) for each in values.to_pylist()]

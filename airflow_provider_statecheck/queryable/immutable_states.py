@@ -13,6 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateMigrationError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.queries import ABSENT, StateReply
 from airflow_provider_statecheck.state.arrow.layout import Block, BlockCache, single
@@ -395,9 +396,7 @@ def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[
 
 
 def _has_fixed_width(arrow_type: Any) -> bool:
-    from pyarrow import types as kinds
-
-    return bool(kinds.is_primitive(arrow_type))
+    return bool(pa.types.is_primitive(arrow_type))
 
 
 def _size(content: StateContent) -> int:

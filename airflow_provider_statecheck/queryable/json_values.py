@@ -25,6 +25,7 @@ from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.arrow_serializer import ArrowSerializer
 from airflow_provider_statecheck.state.serializers.custom_serializer import OpaqueSerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
@@ -278,21 +279,19 @@ def _from_text(kind: type, parse: Callable[[str], Any], expected: str) -> Conver
 
 
 def _scalar_forms() -> tuple[tuple[Callable[[Any], Any], Callable[[Any], JsonForm]], ...]:
-    import pyarrow.types as pat
-
     return (
-        (pat.is_boolean, lambda _: _exact(bool, "true or false")),
-        (pat.is_integer, lambda _: _exact(int, "a whole number")),
-        (pat.is_floating, lambda _: JsonForm(_float_json, _float_of)),
-        (pat.is_decimal, lambda _: _DECIMAL),
-        (lambda each: pat.is_string(each) or pat.is_large_string(each), lambda _: _TEXT),
-        (lambda each: pat.is_binary(each) or pat.is_large_binary(each), lambda _: _BYTES),
-        (pat.is_fixed_size_binary, lambda _: _BYTES),
-        (pat.is_date, lambda _: _DATE),
-        (pat.is_timestamp, _timestamp_form),
-        (pat.is_time, lambda _: _TIME),
-        (pat.is_duration, lambda _: _INTERVAL),
-        (pat.is_null, lambda _: _exact(type(None), "null")),
+        (pa.types.is_boolean, lambda _: _exact(bool, "true or false")),
+        (pa.types.is_integer, lambda _: _exact(int, "a whole number")),
+        (pa.types.is_floating, lambda _: JsonForm(_float_json, _float_of)),
+        (pa.types.is_decimal, lambda _: _DECIMAL),
+        (lambda each: pa.types.is_string(each) or pa.types.is_large_string(each), lambda _: _TEXT),
+        (lambda each: pa.types.is_binary(each) or pa.types.is_large_binary(each), lambda _: _BYTES),
+        (pa.types.is_fixed_size_binary, lambda _: _BYTES),
+        (pa.types.is_date, lambda _: _DATE),
+        (pa.types.is_timestamp, _timestamp_form),
+        (pa.types.is_time, lambda _: _TIME),
+        (pa.types.is_duration, lambda _: _INTERVAL),
+        (pa.types.is_null, lambda _: _exact(type(None), "null")),
     )
 
 
@@ -337,8 +336,6 @@ def _decimal_json(value: Decimal) -> str:
 
 
 def _timestamp_form(arrow_type: Any) -> JsonForm:
-    import pyarrow as pa
-
     if arrow_type.tz is None:
         return _LOCAL_TIME
     # Arrow creates the time zone; another object for the same zone would compare different.

@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.codec import decode, encode, require
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
@@ -239,7 +240,6 @@ class SubtaskWriting:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Write the rows of a partition, and yield its handle or its error as a row."""
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -262,8 +262,6 @@ class SubtaskWriting:
 
 
 def _report_schema() -> Any:
-    import pyarrow as pa
-
     kinds = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
     return pa.schema([(name, kinds[kind]) for name, kind in (each.split() for each in _REPORT.split(", "))])
 
@@ -303,8 +301,6 @@ def spark_arrow_schema(schema: Any) -> Any:
 
     :raises UnsupportedStateError: for a type that Spark does not support.
     """
-    import pyarrow as pa
-
     return pa.schema([(field.name, portable_type(field.type, _refusing(field.name))) for field in schema])
 
 

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StateMigrationError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -241,8 +242,6 @@ def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
 
 
 def _is_readable(old: SerializerSnapshot | None, new: SerializerSnapshot | None) -> bool:
-    import pyarrow as pa
-
     if old is None or new is None:
         return True
     try:

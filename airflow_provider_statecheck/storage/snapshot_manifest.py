@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     IncompatibleCheckpointError,
 )
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -247,10 +248,8 @@ def _read_footer(read: ReadRange, uri: str, size_bytes: int) -> bytes:
 
 
 def _count_rows(footer: bytes) -> int:
-    import pyarrow.parquet
-
     # The magic bytes and the footer are enough to read the metadata.
-    metadata: Any = pyarrow.parquet.read_metadata(io.BytesIO(_MAGIC + footer))
+    metadata: Any = parquet.read_metadata(io.BytesIO(_MAGIC + footer))
     return int(metadata.num_rows)
 
 
@@ -286,16 +285,13 @@ def read_batches(
     :raises CheckpointNotFoundError: if the file is missing.
     :raises NotImplementedError: for a type that only Spark supports.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     is_preview = wanted is not None and wanted <= _FEW_ROWS
     buffer_bytes = _SMALL_BUFFER_BYTES if is_preview else _BUFFER_BYTES
     try:
         source = io.BufferedReader(RangeReader(partial(storage.read_range, uri), file.size_bytes), buffer_bytes)
         # Spark writes a checksum with each page. Without checksums, only undecodable pages are detected. Spark's older
         # timestamps have microseconds; Arrow's default of nanoseconds would overflow.
-        parquet: Any = pyarrow.parquet.ParquetFile(
+        opened: Any = parquet.ParquetFile(
             source,
             page_checksum_verification=True,
             coerce_int96_timestamp_unit="us",
@@ -303,13 +299,13 @@ def read_batches(
             buffer_size=buffer_bytes if is_preview else 0,
         )
         batch_rows = min(wanted or _BATCH_ROWS, _BATCH_ROWS)
-        batches = parquet.iter_batches(batch_size=batch_rows, columns=columns, use_threads=False)
-        for batch in with_all_rows(batches, parquet.metadata.num_rows):
+        batches = opened.iter_batches(batch_size=batch_rows, columns=columns, use_threads=False)
+        for batch in with_all_rows(batches, opened.metadata.num_rows):
             batch.validate(full=True)
             yield batch
-    except pyarrow.ArrowNotImplementedError:
+    except pa.ArrowNotImplementedError:
         raise
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
 
 

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend, StateEnvironment
 from airflow_provider_statecheck.state.descriptors import (
@@ -238,8 +239,6 @@ class KeyedHarness:
     def __init__(
         self, backend: StateBackend, storage: CheckpointStorage, key_types: Sequence[Any] | None = None
     ) -> None:
-        import pyarrow as pa
-
         types = [pa.string()] if key_types is None else key_types
         self.backend = backend
         self.storage = storage

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -34,8 +35,6 @@ KEYS = [f"key {number}" for number in range(40)]
 
 def batch_of(keyed: KeyedHarness, keys: Sequence[Any]) -> tuple[list[Any], KeyBatch]:
     """Return keys in the order of their key groups, as a list and as a batch."""
-    import pyarrow as pa
-
     groups = {key: keyed.keys.key_group_of(key, KEY_GROUPS) for key in keys}
     ordered = sorted(keys, key=lambda key: groups[key])
     key_groups = pa.array([groups[key] for key in ordered], pa.int32())
@@ -51,8 +50,6 @@ class KeyedBatchContract:
     """Batch access and access by single keys use the same state."""
 
     def test_what_is_put_at_once_is_read_key_by_key(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         backend: Any = keyed.open()
         descriptor: Any = ValueStateDescriptor("n", int)
         ordered, keys = batch_of(keyed, KEYS)
@@ -76,8 +73,6 @@ class KeyedBatchContract:
         assert backend.num_entries() == len(KEYS) // 2
 
     def test_null_clears_at_once(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         backend: Any = keyed.open()
         batch = backend.batch_state(ValueStateDescriptor("n", int))
         _, keys = batch_of(keyed, KEYS)
@@ -98,8 +93,6 @@ class KeyedBatchContract:
         assert backend.num_entries() == 1
 
     def test_reductions_and_accumulators_are_the_same_at_once(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         backend: Any = keyed.open()
         reducing: Any = ReducingStateDescriptor("r", lambda a, b: a + b, int)
         aggregating: Any = AggregatingStateDescriptor("a", Concatenate(), list[str])
@@ -116,8 +109,6 @@ class KeyedBatchContract:
         assert backend.store.get_aggregating_state(aggregating).get() == "y,z"
 
     def test_what_was_put_at_once_is_restored(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         backend: Any = keyed.open()
         ordered, keys = batch_of(keyed, KEYS)
         backend.batch_state(ValueStateDescriptor("n", int)).put(keys, pa.array(range(len(ordered)), pa.int64()))
@@ -126,16 +117,12 @@ class KeyedBatchContract:
         assert found.to_pylist() == list(range(len(ordered)))
 
     def test_no_keys_at_once_are_nothing(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         batch = keyed.open().batch_state(ValueStateDescriptor("n", int, 7))
         _, keys = batch_of(keyed, [])
         assert batch.get(keys).to_pylist() == []
         batch.put(keys, pa.array([], pa.int64()))
 
     def test_keys_of_another_subtask_are_refused_at_once(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         batch = keyed.open(index=0, parallelism=2).batch_state(ValueStateDescriptor("n", int))
         _, keys = batch_of(keyed, KEYS)
         with pytest.raises(InvalidConfigurationError, match="key groups"):
@@ -144,8 +131,6 @@ class KeyedBatchContract:
             batch.put(keys, pa.nulls(len(KEYS), pa.int64()))
 
     def test_keys_in_another_order_than_that_of_their_groups_are_refused(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         batch = keyed.open().batch_state(ValueStateDescriptor("n", int))
         _, keys = batch_of(keyed, KEYS)
         order = pa.array(range(len(keys) - 1, -1, -1))
@@ -154,15 +139,11 @@ class KeyedBatchContract:
             batch.get(turned)
 
     def test_other_number_of_values_than_keys_is_refused(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         _, keys = batch_of(keyed, ["a"])
         with pytest.raises(InvalidConfigurationError, match="one value"):
             keyed.open().batch_state(ValueStateDescriptor("n", int)).put(keys, pa.array([1, 2], pa.int64()))
 
     def test_values_of_another_column_type_are_converted_or_refused(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         for ttl in (None, StateTtlConfig(timedelta(days=1))):
             batch = keyed.open().batch_state(ValueStateDescriptor("n", int, ttl=ttl))
             _, keys = batch_of(keyed, ["a", "b"])
@@ -173,8 +154,6 @@ class KeyedBatchContract:
                 batch.put(keys, pa.array([1.5, 2.0]))
 
     def test_values_that_a_function_could_not_write_are_refused_at_once(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         backend: Any = keyed.open()
         _, keys = batch_of(keyed, ["a"])
         refused: list[tuple[Any, Any]] = [
@@ -427,8 +406,6 @@ class KeyedOwnershipContract:
         assert backend.num_entries() == 0
 
     def test_values_at_once_that_do_not_fit_are_refused_naming_the_state(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         _, keys = batch_of(keyed, ["a"])
         with pytest.raises(UnsupportedStateError, match=f"'n' of the operator '{OPERATOR}'"):
             keyed.open().batch_state(ValueStateDescriptor("n", int)).put(keys, pa.array(["text"]))

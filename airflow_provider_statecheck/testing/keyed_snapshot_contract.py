@@ -24,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 from airflow_provider_statecheck.testing.function_harness import (
@@ -369,8 +370,6 @@ class KeyedRestoreContract:
         assert read_all(backend) == written(3)
 
     def test_restored_state_is_migrated_to_wider_types(self, keyed: KeyedHarness) -> None:
-        import pyarrow as pa
-
         backend: Any = keyed.open()
         backend.set_current_key("a")
         backend.store.get_state(ValueStateDescriptor("v", pa.int32())).update(1)
@@ -408,8 +407,6 @@ class KeyedRestoreContract:
         assert backend.store.get_state(ValueStateDescriptor("v", Account)).value() == Account(5, "nobody")  # type: ignore[call-arg]
 
     def test_keys_of_another_type_are_refused(self, keyed: KeyedHarness, keyed_by: Any) -> None:
-        import pyarrow as pa
-
         handles = keyed.save(filled(keyed))
         with pytest.raises(StateMigrationError, match="key"):
             keyed_by([pa.int64()]).open(handles)
@@ -456,8 +453,6 @@ def read_everything(backend: Any) -> None:
 
 def wide_states(backend: Any) -> list[Any]:
     """Return a value, a list and a map state of 64-bit integers."""
-    import pyarrow as pa
-
     wide = pa.int64()
     descriptors: list[Any] = [
         ValueStateDescriptor("v", wide),

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -136,8 +137,6 @@ class KeyedAccessContract:
         assert backend.num_entries() == 0
 
     def test_keys_of_several_columns_of_any_type(self, keyed_by: Any) -> None:
-        import pyarrow as pa
-
         keyed = keyed_by([pa.int64(), pa.string(), pa.float64()])
         keys = [(1, "a", 0.5), (1, "b", 0.5), (2, "a", float("nan")), (-1, "", 0.0)]
         backend: Any = keyed.open()

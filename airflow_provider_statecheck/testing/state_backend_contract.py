@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -65,8 +66,6 @@ class KeyedModel(RuleBasedStateMachine):
 
     @rule(keys=st.sets(_keys, min_size=1), value=st.none() | _numbers)
     def update_at_once(self, keys: set[str], value: int | None) -> None:
-        import pyarrow as pa
-
         for subtask in self.subtasks:
             own = [key for key in sorted(keys) if self.keyed.owner_of(key, self.subtasks) is subtask]
             _, batch = batch_of(self.keyed, own)

@@ -31,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.commit_log import (
@@ -288,8 +289,6 @@ class DeltaDestination(CommitDestination):
         names = new_columns(snapshot.schema, schema) if change.publication is not None else []
         if not names:
             return None
-        import pyarrow as pa
-
         columns = pa.schema([schema.field(name) for name in names])
         next_version = snapshot.version + 1
         failure = self.table.add_columns(snapshot, columns, DeltaCommit(note=self._note("adds columns")))

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import (
     ALL_CHECKPOINTS,
@@ -134,8 +135,6 @@ class UpsertedRows(DeltaDestination):
 
     @override
     def _columns(self, schema: Any) -> Any:
-        import pyarrow as pa
-
         reserved = [name for name in schema.names if name in (LINEAGE, CHECKPOINT, ROW) or "`" in name]
         if reserved:
             raise UnsupportedStateError(
@@ -224,8 +223,6 @@ class UpsertedRows(DeltaDestination):
         return f"{alias}`{LINEAGE}` = '{self.files.lineage}' AND ({checkpoints})" if ranges else ""
 
     def _rows(self, publication: Publication) -> Any:
-        import pyarrow as pa
-
         tasks = sorted(publication.committables, key=lambda task: (task.epoch, task.subtask))
         files = [file for task in tasks for file in task.files]
         require_files_exist(self.files, publication.checkpoint_id, files)
@@ -234,12 +231,9 @@ class UpsertedRows(DeltaDestination):
         return with_constants(last_rows(rows, self.keys), **marks)
 
     def _read(self, file: WrittenFile) -> Any:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         data = self.files.read(file.name)
         try:
-            return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
+            return parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
         except (OSError, pa.ArrowException) as error:
             raise CorruptStateError(
                 f"Expected staged rows in {self.files.target}/{file.name}, found other content: {error}; restore from an "

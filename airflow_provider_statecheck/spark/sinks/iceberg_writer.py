@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.commit_log import CommitRange
 from airflow_provider_statecheck.spark.sinks.sink import (
@@ -96,7 +97,6 @@ class IcebergSinkWriter:
     def _flush(self) -> None:
         if not self._buffered:
             return
-        import pyarrow as pa
         from pyiceberg.io.pyarrow import write_file
 
         table = pa.concat_tables(self._buffered)
@@ -255,8 +255,6 @@ class RowChange:
         return condition if self.rows is None else make.Or(condition, _key_condition(self.rows.select(self.keys)))
 
     def _without_retracted(self, table: Any) -> Any:
-        import pyarrow.compute as pc
-
         for each in self.retracted:
             checkpoint = pc.field(CHECKPOINT)
             is_between = (checkpoint >= each.first) & (checkpoint <= each.last)
@@ -266,8 +264,6 @@ class RowChange:
 
     def _split(self, table: Any) -> tuple[Any, Any]:
         """Return the rows without a new key, and the keys and marks of the others."""
-        import pyarrow.compute as pc
-
         if self.rows is None:
             return table, table.slice(0, 0)
         # A join of whole rows would not support nested columns.
@@ -281,9 +277,6 @@ class RowChange:
         """Return the new rows; those that replace only rows of this sink keep the marks, others lose them permanently."""
         if self.rows is None or not has_marks(self.table):
             return self.rows
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         known = self._known_marks(replaced)
         found = numbered(self.rows.select(self.keys)).join(known, keys=list(self.keys), join_type="left outer")
         found = found.sort_by(ROW)
@@ -293,9 +286,6 @@ class RowChange:
         return _with_column(rows, CHECKPOINT, pc.if_else(is_ours, checkpoint, None))
 
     def _known_marks(self, replaced: Sequence[Any]) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         columns = [*self.keys, LINEAGE, CHECKPOINT]
         rows = pa.concat_tables([self.rows.slice(0, 0).select(columns), *replaced])
         is_ours = pc.fill_null(pc.equal(rows.column(LINEAGE), self.lineage), False)
@@ -394,8 +384,6 @@ def _key_condition(keys: Any) -> Any:
 
 
 def _column_condition(name: str, column: Any) -> Any:
-    import pyarrow.compute as pc
-
     make, values = _expressions(), column.unique()
     if len(values) <= _MOST_VALUES:
         return make.In(name, values.to_pylist())

@@ -18,6 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles, FileDestination, Output
@@ -361,12 +362,9 @@ def _require_writable(schema: Any) -> None:
 
     :raises UnsupportedStateError: if the schema has duplicate columns, no columns, or an unsupported type.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     require_distinct_names(schema.names, "a Parquet sink")
     try:
-        pq.write_table(schema.empty_table(), io.BytesIO())
+        parquet.write_table(schema.empty_table(), io.BytesIO())
     except (pa.ArrowException, NotImplementedError) as error:
         raise UnsupportedStateError(
             f"Expected output that Parquet can store, found: {error}; convert the column in the stage."
@@ -418,8 +416,6 @@ def _require_fitting_foreign_files(
     name = next(foreign, None)
     if name is None:
         return
-    import pyarrow as pa
-
     ours = pa.schema([field for field in schema if field.name not in partition_by])
     found = conflicts(ours, _schema_of(files, name))
     found += _partition_differences(partition_names(name.rpartition("/")[0]), partition_by)
@@ -427,13 +423,10 @@ def _require_fitting_foreign_files(
 
 
 def _schema_of(files: TargetFiles, name: str) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     def read(filesystem: Any, path: str) -> Any:
         with filesystem.open(path, "rb") as file:
             try:
-                return pq.read_schema(file)
+                return parquet.read_schema(file)
             except pa.ArrowException:
                 return None
 

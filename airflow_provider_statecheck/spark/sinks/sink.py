@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtim
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 
@@ -216,8 +217,6 @@ def encode_schema(schema: Any) -> str:
 
 def decode_schema(text: str) -> Any:
     """Return the Arrow schema that :func:`encode_schema` encoded."""
-    import pyarrow as pa
-
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
@@ -271,8 +270,6 @@ def require_key_values(table: Any, keys: Iterable[str]) -> None:
 
 def numbered(table: Any, first: int = 0) -> Any:
     """Return an Arrow table with the column :data:`ROW`, which numbers its rows."""
-    import pyarrow as pa
-
     return table.append_column(ROW, pa.array(range(first, first + table.num_rows), pa.int64()))
 
 
@@ -284,8 +281,6 @@ def last_rows(table: Any, keys: Sequence[str]) -> Any:
 
 def with_constants(table: Any, **values: Any) -> Any:
     """Return an Arrow table with additional constant columns."""
-    import pyarrow as pa
-
     for name, value in values.items():
         table = table.append_column(name, pa.repeat(value, table.num_rows))
     return table

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.sinks.sink import (
     CHECKPOINT,
     LINEAGE,
@@ -275,8 +276,6 @@ def as_csv(table: Any) -> io.BytesIO:
 
 def as_rows(table: Any) -> list[dict[str, Any]]:
     """Return the rows as Python values for SQLite, with decimals as text and timestamps in UTC."""
-    import pyarrow as pa
-
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_decimal(field.type) or pa.types.is_uint64(field.type):
@@ -298,8 +297,6 @@ def name_preparer() -> Any:
 
 
 def _with_hex_binary(table: Any) -> Any:
-    import pyarrow as pa
-
     for number, field in enumerate(table.schema):
         if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
             found = table.column(number).to_pylist()
@@ -315,9 +312,6 @@ def _text(statement: str) -> Any:
 
 
 def _read_tables(files: TargetFiles, file: WrittenFile) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     name = file.name
     executor_files = ExecutorFiles(files.storage.base_uri, HiddenOptions(files.storage.options))
     if files.size(name) is None:
@@ -325,6 +319,6 @@ def _read_tables(files: TargetFiles, file: WrittenFile) -> Iterator[Any]:
             f"Expected the staged file {name} in {files.target}, found none; {missing_file_cause(files.is_local)}"
         )
     with executor_files.redacted_failures(name), executor_files.open(name, file.size_bytes) as opened:
-        parquet = pq.ParquetFile(opened, page_checksum_verification=True)
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
+        rows = parquet.ParquetFile(opened, page_checksum_verification=True)
+        for batch in rows.iter_batches(batch_size=_BATCH_ROWS):
             yield pa.Table.from_batches([batch])

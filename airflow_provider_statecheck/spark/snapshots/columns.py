@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.storage.snapshot_manifest import column_name
 
 if TYPE_CHECKING:
@@ -145,8 +146,6 @@ def stored_schema(transferred: Any) -> Any:
 
     :param transferred: Arrow schema in which the columns are transferred.
     """
-    import pyarrow as pa
-
     return pa.schema([_stored_field(field) for field in transferred])
 
 
@@ -238,8 +237,6 @@ def _stored_field(field: Any) -> Any:
 
 
 def _stored_type(transferred: Any) -> Any:
-    import pyarrow as pa
-
     if pa.types.is_time64(transferred):
         # Spark only reads times of day in microseconds from Parquet, and has no finer ones.
         return pa.time64("us")

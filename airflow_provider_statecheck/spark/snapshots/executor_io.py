@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.tables.data_files import (
     FILE_BYTES,
@@ -168,14 +169,12 @@ class SnapshotReader(TaskReader):
             yield from self._read_piece(*piece)
 
     def _read_piece(self, name: str, size_bytes: int, part: int, parts: int) -> Iterator[Any]:
-        import pyarrow.parquet as pq
-
         with (
             self.files.redacted_failures(name),
             self.files.open(name, size_bytes) as source,
-            pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as parquet,
+            parquet.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as file,
         ):
-            for batch in batches_of(parquet, _groups_of_part(parquet.metadata, part, parts)):
+            for batch in batches_of(file, _groups_of_part(file.metadata, part, parts)):
                 yield _cast(batch, self.schema)
 
 
@@ -255,8 +254,6 @@ class PartitionWriter:
             first, number = next(rows, None), number + 1
 
     def _fill(self, file: OutputFile, batches: Iterator[Any]) -> None:
-        import pyarrow as pa
-
         try:
             for batch in batches:
                 file.add(pa.Table.from_batches([_cast(batch, self.schema)]))
@@ -285,8 +282,6 @@ def _file_name(write_id: str, number: int) -> str:
 
 
 def _handle_row(file: SnapshotFile, rows: int) -> Any:
-    import pyarrow as pa
-
     return pa.RecordBatch.from_pydict(
         {
             "name": [file.name],

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, SourceState, parse_limits
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
@@ -402,8 +403,6 @@ class IcebergFileReader(TaskReader):
         return ArrowScan(*self.table.open(), Schema.model_validate_json(self.projected), AlwaysTrue())
 
     def _to_schema(self, batch: Any) -> Any:
-        import pyarrow as pa
-
         arrays = [batch.column(field.name).cast(field.type) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 

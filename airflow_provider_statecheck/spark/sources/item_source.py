@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require_count, require_one_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceChangedError, StateCheckError
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
@@ -375,13 +376,11 @@ class RowGroupReader(TaskReader):
             yield from self._read_groups(source, groups)
 
     def _read_groups(self, source: Any, task: RowGroups) -> Iterator[Any]:
-        import pyarrow.parquet as pq
-
-        with pq.ParquetFile(
+        with parquet.ParquetFile(
             source, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-        ) as parquet:
-            columns = self._stored_names(parquet.schema_arrow.names, task.partition)
-            for batch in batches_of(parquet, range(task.start, task.end), list(columns.values())):
+        ) as file:
+            columns = self._stored_names(file.schema_arrow.names, task.partition)
+            for batch in batches_of(file, range(task.start, task.end), list(columns.values())):
                 yield self._to_schema(batch, columns, task.partition)
 
     def _stored_names(self, names: Sequence[str], partition: Mapping[str, str | None]) -> dict[str, str]:
@@ -389,8 +388,6 @@ class RowGroupReader(TaskReader):
         return {name: found for name, found in pairs if found is not None}
 
     def _to_schema(self, batch: Any, columns: Mapping[str, str], partition: Mapping[str, str | None]) -> Any:
-        import pyarrow as pa
-
         arrays = []
         for column in self.schema:
             if column.name in partition:
@@ -426,10 +423,8 @@ def read_footer(uri: str, root: str, size_bytes: int, options: Mapping[str, Any]
     :raises SourceChangedError: if the file is missing or its size has changed.
     :raises StorageError: if the storage fails, or the file is not a Parquet file.
     """
-    import pyarrow.parquet as pq
-
     with _opened(uri, root, size_bytes, options) as source:
-        return pq.read_metadata(source)
+        return parquet.read_metadata(source)
 
 
 def rows_of_groups(metadata: Any, groups: tuple[int, int] | None) -> range:

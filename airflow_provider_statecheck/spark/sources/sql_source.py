@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, SourceError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sources.enumerator import ItemReader, ItemSplit, Limits
 from airflow_provider_statecheck.spark.sources.item_source import ItemSource, Opening, parse_columns
@@ -327,15 +328,11 @@ class RangeReader(TaskReader):
                 yield self._batch(rows)
 
     def _batch(self, rows: Sequence[Any]) -> Any:
-        import pyarrow as pa
-
         columns = zip(*rows, strict=True)
         arrays = [self._array(field, values) for field, values in zip(self.schema, columns, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _array(self, field: Any, values: tuple[Any, ...]) -> Any:
-        import pyarrow as pa
-
         try:
             return pa.array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

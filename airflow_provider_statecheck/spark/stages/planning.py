@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 from airflow_provider_statecheck.checkpoint.states.handles import require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, KeyNode, MapNode, ProcessNode, Stage
 from airflow_provider_statecheck.spark.tables.schemas import arrow_schema, quoted_column, spark_schema
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction
@@ -203,7 +204,6 @@ def arrow_schema_of(spark: SparkSession, declared: Any, uid: str) -> Any:
     :param uid: Uid of the function, for the error message.
     :raises InvalidConfigurationError: if the value is not a schema.
     """
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     if isinstance(declared, pa.Schema):
@@ -233,8 +233,6 @@ def _parse_ddl(spark: SparkSession, ddl: str, uid: str) -> Any:
 
 
 def _time_column(key: KeyNode, schema: Any) -> str | None:
-    import pyarrow as pa
-
     first = key.order_by[0] if key.order_by else None
     return first if first is not None and pa.types.is_timestamp(schema.field(first).type) else None
 
@@ -384,7 +382,6 @@ def _subtask(max_parallelism: int, parallelism: int) -> Column:
 
 
 def _arrow_type(name: str, data_type: Any) -> Any:
-    import pyarrow as pa
     from pyspark.sql.types import StructField, StructType
 
     if _is_plain_text(data_type):

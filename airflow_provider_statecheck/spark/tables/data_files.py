@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.codec import require_count
 from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.tables.schemas import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
@@ -110,8 +111,6 @@ class DataFileWriter:
         return name, OutputFile(self._local_path(name), self._file_schema(), self._layout.compression)
 
     def _file_schema(self) -> Any:
-        import pyarrow as pa
-
         return pa.schema([field for field in self._schema if field.name not in self._layout.partition_by])
 
     def _local_path(self, name: str) -> Path:
@@ -215,15 +214,13 @@ class OutputFile:
     """
 
     def __init__(self, path: Path, schema: Any, compression: str) -> None:
-        import pyarrow.parquet as pq
-
         self.path = path
         self.rows = 0
         self.buffered_bytes = 0
         self._buffered: list[Any] = []
         self._stream = path.open("xb")
         self._metadata: list[Any] = []
-        self._parquet = pq.ParquetWriter(
+        self._parquet = parquet.ParquetWriter(
             self._stream,
             schema,
             compression=compression,
@@ -249,8 +246,6 @@ class OutputFile:
 
     def flush(self) -> None:
         """Write the buffered tables as one row group."""
-        import pyarrow as pa
-
         if self._buffered:
             table = pa.concat_tables(self._buffered)
             self._buffered, self.buffered_bytes = [], 0
@@ -333,8 +328,6 @@ def split(table: Any, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _partitions(table: Any, columns: Sequence[str]) -> Iterator[tuple[tuple[str | None, ...], Any]]:
-    import pyarrow as pa
-
     keys = [f"key_{position}" for position in range(len(columns))]
     texts = [table.column(column).cast(pa.string()) for column in columns]
     numbered = pa.table([*texts, pa.array(range(table.num_rows), pa.int64())], names=[*keys, "row"])
@@ -346,7 +339,5 @@ def _partitions(table: Any, columns: Sequence[str]) -> Iterator[tuple[tuple[str 
 
 
 def _is_partitionable(kind: Any) -> bool:
-    import pyarrow as pa
-
     tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_date, pa.types.is_boolean)
     return any(test(kind) for test in tests)

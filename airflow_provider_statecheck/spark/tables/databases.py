@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.storage.uris import conceal
@@ -296,25 +297,24 @@ def is_cast_to_text(found: TypeEngine[Any]) -> bool:
 
 def sql_type(arrow: Any) -> TypeEngine[Any] | None:
     """Return the SQLAlchemy type that stores values of an Arrow type; ``None`` if there is none."""
-    import pyarrow.types as kinds
     import sqlalchemy.types as sql
 
-    if kinds.is_decimal(arrow):
+    if pa.types.is_decimal(arrow):
         return sql.Numeric(arrow.precision, arrow.scale)
-    if kinds.is_uint64(arrow):
+    if pa.types.is_uint64(arrow):
         return sql.Numeric(_DIGITS_OF_UINT64, 0)
-    if kinds.is_timestamp(arrow):
+    if pa.types.is_timestamp(arrow):
         return sql.DateTime(timezone=arrow.tz is not None)
     pairs: list[tuple[Any, type[TypeEngine[Any]]]] = [
-        (kinds.is_boolean, sql.Boolean),
-        (lambda each: kinds.is_int64(each) or kinds.is_uint32(each), sql.BigInteger),
-        (lambda each: kinds.is_int32(each) or kinds.is_uint16(each), sql.Integer),
-        (kinds.is_integer, sql.SmallInteger),
-        (kinds.is_float64, sql.Double),
-        (kinds.is_floating, sql.REAL),
-        (lambda each: kinds.is_string(each) or kinds.is_large_string(each), sql.Text),
-        (lambda each: kinds.is_binary(each) or kinds.is_large_binary(each), sql.LargeBinary),
-        (kinds.is_date, sql.Date),
+        (pa.types.is_boolean, sql.Boolean),
+        (lambda each: pa.types.is_int64(each) or pa.types.is_uint32(each), sql.BigInteger),
+        (lambda each: pa.types.is_int32(each) or pa.types.is_uint16(each), sql.Integer),
+        (pa.types.is_integer, sql.SmallInteger),
+        (pa.types.is_float64, sql.Double),
+        (pa.types.is_floating, sql.REAL),
+        (lambda each: pa.types.is_string(each) or pa.types.is_large_string(each), sql.Text),
+        (lambda each: pa.types.is_binary(each) or pa.types.is_large_binary(each), sql.LargeBinary),
+        (pa.types.is_date, sql.Date),
     ]
     return next((kind() for is_such, kind in pairs if is_such(arrow)), None)
 
@@ -325,10 +325,9 @@ def column_type(name: str, arrow: Any, *, is_sqlite: bool) -> TypeEngine[Any]:
 
     :raises UnsupportedStateError: if there is no SQL type for it.
     """
-    import pyarrow.types as kinds
     import sqlalchemy.types as sql
 
-    if is_sqlite and (kinds.is_decimal(arrow) or kinds.is_uint64(arrow)):
+    if is_sqlite and (pa.types.is_decimal(arrow) or pa.types.is_uint64(arrow)):
         return sql.Text()  # SQLite has no exact numbers except signed 64-bit integers
     found = sql_type(arrow)
     if found is None:

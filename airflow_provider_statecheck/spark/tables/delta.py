@@ -23,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StorageError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.tables.data_files import WrittenFile
 from airflow_provider_statecheck.spark.tables.schemas import partition_values, storage_failures
@@ -250,8 +251,6 @@ class DeltaSnapshot:
     @cached_property
     def schema(self) -> Any:
         """Return the Arrow schema."""
-        import pyarrow as pa
-
         return pa.schema(self.handle.schema().to_arrow())
 
     def version_of(self, application: str) -> int | None:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.tables.delta import Action, DeltaLog, DeltaSnapshot, LogEntry, deltalake
 from airflow_provider_statecheck.spark.tables.schemas import partition_path, partition_values
 from airflow_provider_statecheck.state.source_items import Item, decoding
@@ -125,8 +126,6 @@ class PlainTable:
 
     def files(self) -> tuple[DataFile, ...]:
         """Return all files, oldest first."""
-        import pyarrow as pa
-
         actions = pa.table(self._snapshot.handle.get_add_actions())
         columns = self._snapshot.partition_by
         values = _partition_texts(actions.column("partition"), columns) if columns else [{}] * actions.num_rows
@@ -201,8 +200,6 @@ def _unsupported_features(snapshot: DeltaSnapshot) -> Iterator[str]:
 
 def _partition_columns(snapshot: DeltaSnapshot) -> dict[str, bool]:
     """Return the partition columns, each with whether its values are instants."""
-    import pyarrow as pa
-
     kinds = {name: snapshot.schema.field(name).type for name in snapshot.partition_by}
     return {name: bool(pa.types.is_timestamp(kind) and kind.tz) for name, kind in kinds.items()}
 
@@ -213,15 +210,10 @@ def _with_zone(text: str | None, *, is_instant: bool) -> str | None:
 
 
 def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:
-    import pyarrow as pa
-
     return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
 
 
 def _partition_texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     texts = {name: pc.struct_field(partitions, name).cast(pa.string()).to_pylist() for name in columns}
     return [dict(zip(columns, values, strict=True)) for values in zip(*texts.values(), strict=True)]
 
@@ -237,8 +229,6 @@ def file_schema(schema: Any) -> Any:
 
     :raises UnsupportedStateError: if a column has an unsupported type, or names are duplicate.
     """
-    import pyarrow as pa
-
     lower = [name.lower() for name in schema.names]
     repeated = sorted({name for name in schema.names if lower.count(name.lower()) > 1})
     if repeated or not lower:
@@ -251,8 +241,6 @@ def file_schema(schema: Any) -> Any:
 
 def stored_schema(schema: Any) -> Any:
     """Return an Arrow schema as a Delta table returns it after storing it."""
-    import pyarrow as pa
-
     return pa.schema(deltalake().Schema.from_arrow(file_schema(schema)).to_arrow())
 
 
@@ -344,8 +332,6 @@ def _column_differences(theirs: Any, ours: Any) -> list[str]:
 
 
 def _delta_type(name: str, kind: Any) -> Any:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_dictionary(kind):
         return _delta_type(name, kind.value_type)
@@ -364,16 +350,12 @@ def _delta_type(name: str, kind: Any) -> Any:
 
 
 def _timestamp_type(name: str, kind: Any) -> Any:
-    import pyarrow as pa
-
     if kind.unit == "ns" or kind.tz not in (None, *_UTC):
         raise _unsupported_error(name, kind)
     return pa.timestamp("us", "UTC" if kind.tz else None)
 
 
 def _nested_type(name: str, kind: Any) -> Any:
-    import pyarrow as pa
-
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, _delta_type(f"{name}.{f.name}", f.type), f.nullable) for f in kind])
     if pa.types.is_map(kind):

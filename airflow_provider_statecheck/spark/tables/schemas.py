@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.snapshot_manifest import with_all_rows
 from airflow_provider_statecheck.storage.uris import conceal, harmless
@@ -73,8 +74,6 @@ def spark_schema(schema: Any) -> StructType:
 
 def merged_schema(schemas: Iterable[Any]) -> Any:
     """Return the Arrow schema with the columns of all schemas; the last one decides the type of a column."""
-    import pyarrow as pa
-
     fields = {field.name: field for schema in schemas for field in schema}
     return pa.schema(list(fields.values()))
 
@@ -183,8 +182,6 @@ def _has_legacy_calendar(metadata: Any) -> bool:
 
 
 def _is_compatible(found: Any, wanted: Any) -> bool:
-    import pyarrow as pa
-
     kinds = pa.types
     if kinds.is_list(found) and kinds.is_list(wanted):
         return _is_compatible(found.value_type, wanted.value_type)

@@ -13,7 +13,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
@@ -158,8 +158,6 @@ class EnumNames(TypeSerializer[Any]):
         return self._aliases.get(name, name)
 
     def _with_canonical_names(self, array: Any) -> Any:
-        import pyarrow as pa
-
         return pa.array(map(self._canonical, array.to_pylist()), self.arrow_type)
 
     def _reject(self, value: Any) -> None:
@@ -322,9 +320,6 @@ class CollectionSerializer(TypeSerializer[Any]):
 
 def _in_one_order(offsets: Any, elements: Any) -> Any:
     """Return the elements of lists in the order of their values."""
-    import numpy as np
-    import pyarrow as pa
-
     lengths = np.diff(offsets.to_numpy())
     lists = pa.array(np.repeat(np.arange(len(lengths)), lengths))
     codes = order_codes([lists, *order_columns(elements, nullable=True)])

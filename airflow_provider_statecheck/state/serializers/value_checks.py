@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     entries_of_array,
@@ -74,9 +75,6 @@ def _nested_values(snapshot: SerializerSnapshot, array: Any, place: str) -> list
 
 
 def _require_names(names: list[str], array: Any, place: str) -> None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     known = pc.is_in(array, value_set=pa.array(names, array.type))
     unknown = pc.unique(array.filter(pc.invert(known))).to_pylist()
     if unknown:
@@ -101,9 +99,6 @@ def _require_times(array: Any, place: str) -> None:
 
 
 def _require_distinct_keys(array: Any, place: str) -> None:
-    import numpy as np
-    import pyarrow as pa
-
     lengths = np.diff(offsets_of_array(array).to_numpy())
     keys, _ = entries_of_array(array)
     codes = order_codes([pa.array(np.repeat(np.arange(len(lengths)), lengths)), *order_columns(keys)])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.tables.data_files import scratch_directory
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
@@ -72,8 +73,6 @@ def row_type(names: tuple[str, ...]) -> Any:
 
 def times_of(table: Any, column: str | None) -> list[int | None] | None:
     """Return the times of the rows in milliseconds since 1970; ``None`` without a time column."""
-    import pyarrow as pa
-
     if column is None:
         return None
     times: list[int | None] = table.column(column).cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).to_pylist()
@@ -87,8 +86,6 @@ def table_of(values: Sequence[Any], schema: Any) -> Any:
     :param values: Tuples in the order of the columns, mappings, dataclasses, or bare values for a single column.
     :raises UnsupportedStateError: if a value does not match the schema.
     """
-    import pyarrow as pa
-
     try:
         columns = _columns(values, schema.names)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
@@ -125,8 +122,6 @@ def python_values(column: Any) -> list[Any]:
 
     :param column: An Arrow array or chunked array.
     """
-    import pyarrow as pa
-
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.unit != "ns":
         return _timestamps(column, kind)
@@ -134,8 +129,6 @@ def python_values(column: Any) -> list[Any]:
 
 
 def _timestamps(column: Any, kind: Any) -> list[Any]:
-    import pyarrow as pa
-
     if kind.tz is None:
         return _through_numpy(column)
     zone = pa.lib.string_to_tzinfo(kind.tz)
@@ -173,8 +166,6 @@ class KeyedChunk:
         :param table: A table ordered by key group and key, with a key group column.
         :raises UnsupportedStateError: if a key, or a part of it, is null.
         """
-        import pyarrow as pa
-
         columns = [single(table.column(KEY_GROUP_COLUMN)), *key_columns_of(table, serializer)]
         starts = _starts(columns)
         positions = pa.array(starts[:-1])
@@ -194,8 +185,6 @@ class KeyedChunk:
 
 
 def _starts(columns: Sequence[Any]) -> Any:
-    import numpy as np
-
     rows = len(columns[0])
     differs = np.zeros(max(rows - 1, 0), dtype=bool)
     for column in columns:
@@ -205,9 +194,6 @@ def _starts(columns: Sequence[Any]) -> Any:
 
 
 def _differ(column: Any, other: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     differs = pc.not_equal(column, other)
     if pa.types.is_floating(column.type):
         # All NaN values are one key.
@@ -283,8 +269,6 @@ class KeyGroupSorter:
             yield from self._chunks(runs)
 
     def _sorted(self, batches: list[Any]) -> Any:
-        import pyarrow as pa
-
         table = pa.Table.from_batches(batches).combine_chunks()
         return table.sort_by(self._order).combine_chunks()
 
@@ -302,8 +286,6 @@ class KeyGroupSorter:
             yield self._merge(runs, chunk)
 
     def _merge(self, runs: list[_MemoryRun], groups: list[int]) -> Any:
-        import pyarrow as pa
-
         tables = [run.read(groups[0], groups[-1]) for run in runs]
         if len(tables) == 1:
             return tables[0]
@@ -314,8 +296,6 @@ class _MemoryRun:
     """A sorted run in memory."""
 
     def __init__(self, table: Any, group_column: str) -> None:
-        import numpy as np
-
         groups = table.column(group_column).to_numpy()
         values, starts = np.unique(groups, return_index=True)
         self._starts = [*starts.tolist(), table.num_rows]
@@ -335,8 +315,6 @@ class _SpilledRun(_MemoryRun):
     """A sorted run in a local file that is memory-mapped, so that only the rows that are read occupy memory."""
 
     def __init__(self, table: Any, group_column: str, folder: str) -> None:
-        import pyarrow as pa
-
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             path = Path(file.name)
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:

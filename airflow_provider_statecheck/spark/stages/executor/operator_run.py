@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     Elements,
@@ -355,8 +356,6 @@ class ProcessRun(FunctionRun):
         return Elements(self.task.output_schema, table=self._require_output(table))
 
     def _require_output(self, table: Any) -> Any:
-        import pyarrow as pa
-
         try:
             return table.select(self.task.output_schema.names).cast(self.task.output_schema)
         except (KeyError, pa.ArrowException) as error:
@@ -433,9 +432,6 @@ class AggregateRun(OperatorRun):
         return KeyBatch(columns[0], tuple(columns[1:])), values
 
     def _merge(self, old: Any, partial: dict[str, Any]) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         combine = {
             "sum": lambda a, b: pc.coalesce(pc.add(a, b), a, b),
             "max": pc.max_element_wise,
@@ -452,8 +448,6 @@ class AggregateRun(OperatorRun):
         return pa.StructArray.from_arrays(merged, fields=fields)
 
     def _output(self, keys: KeyBatch, values: Any) -> Elements:
-        import pyarrow as pa
-
         schema = self.task.output_schema
         columns = [*keys.columns, *values.flatten()]
         arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
@@ -469,8 +463,6 @@ class AggregateRun(OperatorRun):
 
     @cached_property
     def _value_type(self) -> Any:
-        import pyarrow as pa
-
         return pa.struct([self.task.output_schema.field(name) for name in self._node.aggregates])
 
     @cached_property
@@ -480,8 +472,6 @@ class AggregateRun(OperatorRun):
 
 def scan_values(backend: Any, descriptor: Any, state: Any) -> Iterator[tuple[KeyBatch, Any]]:
     """Yield all keys that have a value in a state, with their values, in batches."""
-    import pyarrow as pa
-
     scan = getattr(backend, "scan", None)
     if scan is not None:
         for table in scan(descriptor):

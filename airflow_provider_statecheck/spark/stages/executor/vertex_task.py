@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
     streams_of_subtask,
 )
+from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
@@ -203,15 +204,11 @@ class VertexTask:
         )
 
     def _data_batches(self, elements: Elements) -> Iterator[Any]:
-        import pyarrow as pa
-
         table = elements.table()
         control = pa.nulls(table.num_rows, pa.binary())
         yield from table.append_column(CONTROL, control).to_batches()
 
     def _message_batch(self, messages: list[bytes]) -> Any:
-        import pyarrow as pa
-
         fields = [] if self.is_last else list(self.output_schema)
         empty = [pa.nulls(len(messages), field.type) for field in fields]
         schema = pa.schema([*(field.with_nullable(True) for field in fields), pa.field(CONTROL, pa.binary())])
@@ -243,8 +240,6 @@ class _TaskInput:
                 yield data
 
     def _without_messages(self, batch: Any) -> Any:
-        import pyarrow.compute as pc
-
         control = batch.column(CONTROL)
         if control.null_count < len(control):
             self.messages.extend(message for message in control.drop_null().to_pylist() if message != EMPTY_MESSAGE)
@@ -331,7 +326,5 @@ def _process_keyed(run: OperatorRun, table: Any) -> Elements:
 
 
 def _elements(batch: Any) -> Elements:
-    import pyarrow as pa
-
     table = pa.Table.from_batches([batch])
     return Elements(table.schema, table=table)
