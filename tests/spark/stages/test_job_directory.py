@@ -220,7 +220,7 @@ def test_snapshot_of_a_dataframe_is_shared_until_the_last_checkpoint_that_names_
 def test_failed_snapshot_leaves_no_directory(tries: StageTries, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = tries.attempt()
     snapshots = StageSnapshots(tries.storage, attempt.grant.attempt, None)
-    monkeypatch.setattr("airflow_provider_statecheck.storage.views.fs_storage.SnapshotLocation.publish", fail)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.snapshots.live_snapshots.write_file", fail)
     with pytest.raises(OSError, match="planned"):
         snapshots.write(((), "lost"), tries.spark.range(5), "f", lambda: 0.0)
     assert files(tries) == set()
