@@ -350,7 +350,7 @@ class PinParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedParts:
-    """Reply to :class:`PinParts`."""
+    """Reply to ``PinParts``."""
 
     acknowledgements: tuple[AcknowledgementRecord, ...]
     """The awaited acknowledgements of the savepoint, which name its stages."""

@@ -70,7 +70,7 @@ class JobView:
     Consistent view of a job with its operators, attempts and checkpoints, each in order of creation.
 
     The size of a view does not grow with the history of the job. Of the discarded checkpoints and the ended requests it
-    contains only the :data:`RECENT` newest. A ``CheckpointPage`` lists the others.
+    contains only the ``RECENT`` newest. A ``CheckpointPage`` lists the others.
     """
 
     job: JobRecord
@@ -444,7 +444,7 @@ class JobReads(Protocol):
         """
         Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one.
 
-        A checkpoint that a restore has skipped as damaged is not readable. See :class:`LatestCheckpoints` for a restart.
+        A checkpoint that a restore has skipped as damaged is not readable. See ``LatestCheckpoints`` for a restart.
 
         :param known_version: Version of an earlier view of the job; ``None`` to read the rows in any case.
         :raises CheckpointNotFoundError: if the job does not exist.

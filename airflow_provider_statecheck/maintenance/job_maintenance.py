@@ -245,7 +245,7 @@ class JobMaintenance(StoredJobs):
             return sum((forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators), ForgettableRows())
 
     def refusal(self, request: RetireJob) -> Removal:
-        """Return why :meth:`retire` would be refused, without changing anything."""
+        """Return why a job cannot be retired, without changing anything."""
         view = self._store.describe(request.job_id)
         return Removal(kept_because=(*self._out_of_scope(view, request), *_in_use(view, request)))
 

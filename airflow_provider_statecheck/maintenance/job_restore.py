@@ -286,9 +286,11 @@ def _known(
 def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart | None) -> str:
     if part is None or part.is_foreign:
         return ""
-    if _has_started_over(view, operator, part.generation):
+    replacing = _replacing_attempts(tx, view, operator, part)
+    # An attempt whose source has changed starts over in the generation of the checkpoints that it does not use.
+    if _has_started_over(view, operator, part.generation) or any(a.restored_from is None for a in replacing):
         done = "started over"
-    elif _has_gone_back(tx, view, operator, part):
+    elif replacing:
         done = "gone back to an earlier checkpoint"
     else:
         return ""
@@ -298,17 +300,19 @@ def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: 
     )
 
 
-def _has_gone_back(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart) -> bool:
-    """Return whether an attempt since a part has replaced its output, after a rewind or a run that started again."""
+def _replacing_attempts(
+    tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart
+) -> list[AttemptRecord]:
+    """Return the attempts since a part that have replaced its output, after a rewind or a run that started again."""
     taken = tx.checkpoint(part.checkpoint_id)
     if taken is None:
-        return False
-    attempts = (a for a in view.attempts if a.operator_id == operator.operator_id and a.epoch > taken.epoch)
-    return any(_is_from_before(view, each, part) and _has_committed(view, each) for each in attempts)
+        return []
+    attempts = (a for a in view.attempts_of(operator.operator_id) if a.epoch > taken.epoch)
+    return [each for each in attempts if _is_from_before(view, each, part) and _has_committed(view, each)]
 
 
 def _is_from_before(view: JobView, attempt: AttemptRecord, part: SavepointPart) -> bool:
-    restored = next((c for c in view.checkpoints if c.checkpoint_id == attempt.restored_from), None)
+    restored = view.checkpoint(attempt.restored_from)
     if restored is None or not restored.properties.unclaimed:
         return (attempt.restored_from or 0) < part.checkpoint_id
     # The copy of another part does not tell its position in the rows, but the savepoints were taken one after another.

@@ -97,7 +97,12 @@ def require_budget(overhead_budget: object) -> None:
     """
     if overhead_budget is not None:
         expected = "above 0 and at most 1, such as 0.05 for 5 %"
-        require("overhead_budget", overhead_budget, lambda n: type(n) in (int, float) and 0 < n <= 1, expected)
+        require("overhead_budget", overhead_budget, _is_share, expected)
+
+
+def _is_share(value: Any) -> bool:
+    # Numbers of NumPy are of subclasses.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
 MIB = 1024 * 1024

@@ -393,6 +393,16 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert self.restore(self.part(2, 4), dry_run=True).operators[0].warning == ""
 
     @pytest.mark.usefixtures("three_days")
+    def test_a_part_from_before_a_start_with_a_changed_source_comes_with_a_warning(self) -> None:
+        part, grant = self.part(3, 6), self.begin(day(3, clear_marker=AGAIN))
+        self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=None))
+        complete_checkpoint(self.gateway, grant.attempt)
+        self.fail(grant)
+        assert self.operator().generation == part.generation
+        (done,) = self.restore(part, dry_run=True).operators
+        assert "'aggregate' has started over since its part was taken" in done.warning
+
+    @pytest.mark.usefixtures("three_days")
     def test_a_part_from_before_a_restore_in_place_comes_without_a_warning(self) -> None:
         self.restore()
         self.fail(self.begin(day(2)))

@@ -136,6 +136,7 @@ class SinkTaskContext:
     """Arrow schema of the output."""
 
 
+_FORMAT = ("format_version", "kind")
 _LINEAGE_LENGTH = 12
 OnEarlierOutput = Literal["retract", "refuse"]
 """Handling of the output of earlier starts by a fresh start."""
@@ -157,7 +158,7 @@ class TaskCommittable(ABC):
     KIND: ClassVar[str]
     """Description for error messages."""
     FORMAT: ClassVar[Mapping[str, Any]] = {"format_version": 1}
-    """Further values of the JSON form, which tell it from those of other kinds and versions."""
+    """Further values of the JSON form, which tell it from those of other versions and, with ``kind``, of other sinks."""
     KEEPS_EMPTY: ClassVar[bool] = False
     """Whether the output of a task without rows is committed too, for its schema."""
 
@@ -182,7 +183,7 @@ class TaskCommittable(ABC):
         :raises CorruptStateError: if the document is of another kind or format.
         """
         try:
-            if any(document[name] != value for name, value in cls.FORMAT.items()):
+            if {name: document[name] for name in _FORMAT if name in document} != cls.FORMAT:
                 raise ValueError(document)  # noqa: TRY301 - reported below with other invalid documents
             return decode(cls, document)
         except (KeyError, TypeError, ValueError) as error:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -327,6 +329,12 @@ def _name(value: Any) -> str:
 
 def test_every_route_of_the_description_has_a_rule() -> None:
     assert set(_operations()) == PUBLIC | set(RULES)
+
+
+def test_the_description_has_no_markup_of_docstrings() -> None:
+    assert re.findall(r":\w+:`[^`]*`", json.dumps(description())) == []
+    calls = [operation.get("description", "") for operation in _operations().values()]
+    assert [text for text in calls if re.search(r"^:(param|raises|return)", text, re.MULTILINE)] == []
 
 
 def test_no_route_is_hidden_from_the_description() -> None:

@@ -7,6 +7,7 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
@@ -32,7 +33,7 @@ def test_a_budget_that_is_no_part_of_the_time_is_refused(clock, budget):
         StageCosts(budget, clock)
 
 
-@pytest.mark.parametrize("budget", [0.001, 0.05, 1, 1.0])
+@pytest.mark.parametrize("budget", [0.001, 0.05, 1, 1.0, np.float64(0.05)])
 def test_optional_work_is_allowed_up_to_the_budget(clock, budget):
     costs = StageCosts(budget, clock)
     clock.seconds = 100.0

@@ -431,3 +431,12 @@ def test_partitions_need_a_column_that_is_there_and_one_beside_it(path):
         Attempt(path, 1, partition_by=["day"]).open()
     with pytest.raises(UnsupportedStateError, match="a column in addition to those of partition_by"):
         Attempt(path, 1, partition_by=["name", "key"]).open()
+
+
+def test_a_task_that_gives_up_deletes_what_it_wrote(path):
+    writer = Attempt(path, 1, max_file_bytes=1).open().task()
+    writer.write(table_of([1]))
+    assert len(hidden_in(path, "staging")) == 1
+    writer.write(table_of([2]))
+    writer.abort()
+    assert hidden_in(path, "staging") == []
