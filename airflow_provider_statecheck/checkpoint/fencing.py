@@ -11,16 +11,16 @@ from typing import Protocol, TypeVar
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptRecord, AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 
 
 def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     """
-    Return the attempt if it is the newest one of its operator.
+    Return the attempt if it is the newest one of its operator and was not fenced; it may have ended.
 
-    :raises StaleAttemptError: if a newer attempt has registered, or no attempt has this epoch.
+    :raises StaleAttemptError: if a newer attempt has registered, this one was fenced, or no attempt has this epoch.
     """
     operator = tx.operator(ref.operator_id)
     attempt = tx.attempt(ref.operator_id, ref.epoch)
@@ -31,6 +31,13 @@ def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
         )
     if operator.epoch != ref.epoch:
         raise replaced(ref.epoch, operator.epoch, f"{operator.uid!r} in job {tx.job.name!r}")
+    if attempt.status is AttemptStatus.FENCED:
+        # A rewind, a restore in place and gc fence an attempt before a newer one registers.
+        raise StaleAttemptError(
+            f"Attempt {ref.epoch} of operator {operator.uid!r} in job {tx.job.name!r} was fenced, because no task of it was "
+            f"found running; stop it, because its calls have no effect any more, and run it again.",
+            epoch=ref.epoch,
+        )
     return attempt
 
 

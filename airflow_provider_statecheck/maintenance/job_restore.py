@@ -108,7 +108,7 @@ class RestoredOperator:
     replaced: str = ""
     """The choice or the restore that this one replaces, for display; empty if there is none."""
     warning: str = ""
-    """Why the sink may refuse the part, for display; empty if nothing is known against it."""
+    """What is known against the start, such as why the sink may refuse the part, for display; empty if nothing is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,9 @@ def _known(
 
 
 def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: SavepointPart | None) -> str:
-    if part is None or part.is_foreign:
+    if part is None:
+        return _warning_without_part(view, operator)
+    if part.is_foreign:
         return ""
     replacing = _replacing_attempts(tx, view, operator, part)
     # An attempt whose source has changed starts over in the generation of the checkpoints that it does not use.
@@ -297,6 +299,19 @@ def _warning(tx: JobTransaction, view: JobView, operator: OperatorRecord, part: 
     return (
         f"Operator {operator.uid!r} has {done} since its part was taken, which retracted the output of the part; its sink "
         f"may refuse to restore it."
+    )
+
+
+def _warning_without_part(view: JobView, operator: OperatorRecord) -> str:
+    """Return a warning for an operator that began from a savepoint of its task, whose state it loses."""
+    in_place = {action.restore.pointer for action in view.actions if action.restore is not None}
+    rows = (c for c in view.of_operator(operator.operator_id) if c.properties.unclaimed and c.completed_at is not None)
+    began = next((c.location for c in rows if c.location not in in_place), None)
+    if began is None:
+        return ""
+    return (
+        f"Operator {operator.uid!r} has no part in the savepoint and starts without state, although it has started from "
+        f"{redact(began)} before: it does not start from there again."
     )
 
 

@@ -355,6 +355,18 @@ class InPlaceRestoreContract(RunsWithTasks):
             if status is not None:
                 self.fail(late)
 
+    def test_a_stage_without_a_part_that_began_from_another_savepoint_comes_with_a_warning(self) -> None:
+        pointer = "memory://mine/savepoint-another-111111111111"
+        place: Any = {"pointer": pointer, "metadata_uri": f"{pointer}/_metadata"}
+        self.week(1)
+        late = self.begin(day(1), uid="late", restore_from=replace(self.part(1, 1, uid="late").source, **place))
+        self.confirm(late)
+        complete_checkpoint(self.gateway, late.attempt)
+        self.fail(late)
+        for _ in range(2):
+            warnings = [each.warning for each in self.restore(self.part(1, 1)).operators]
+            assert [f"has started from {pointer} before" in each for each in warnings] == [False, True]
+
     # The request
 
     @pytest.mark.usefixtures("three_days")

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
+    ConfirmCommits,
     ConfirmRestore,
     FinishAttempt,
     SkippedCheckpoint,
@@ -173,6 +174,16 @@ class RewindingContract(RunsWithTasks):
         assert self.ids(CheckpointStatus.ABORTED) == [pending.checkpoint_id]
         with pytest.raises(StaleAttemptError):
             complete_checkpoint(self.gateway, dead.attempt)
+
+    def test_a_script_that_was_fenced_cannot_finish(self) -> None:
+        self.week(1, 2)
+        script = self.begin(day(3)).attempt
+        self.rewind(2)
+        for status in (AttemptStatus.FINISHED, AttemptStatus.FAILED):
+            with pytest.raises(StaleAttemptError, match="was fenced"):
+                self.gateway.finish(FinishAttempt(attempt=script, status=status))
+        with pytest.raises(StaleAttemptError, match="was fenced"):
+            self.gateway.confirm_commits(ConfirmCommits(attempt=script, checkpoint_ids=(1,)))
 
     def test_all_operators_go_back_or_none(self) -> None:
         self.week(1, 2, uid="kept")

@@ -11,7 +11,8 @@ the upstream stage was restored there too, their finished commits count as read,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike, fspath
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+
+log = logging.getLogger(__name__)
 
 _TARGET = "target"
 """Key of the directory of the source in the state of a reader; empty for a URI with credentials."""
@@ -287,6 +290,8 @@ def _with_unlisted(
     """
     inherited, here = _inherited_targets(opening), logs_of_target(target).keys()
     before = str(opening.reader_state.get(_TARGET, ""))
+    if opening.is_of_other_job and not opening.cuts:
+        _warn_of_unknown_cuts(inherited if ledger.items else {"": before}, here, target)
     listed = {lineage: _last_listed(ledger, lineage) for lineage in opening.cuts}
     cuts = {lineage: cut for lineage, cut in opening.cuts.items() if lineage not in here and cut[1] > listed[lineage]}
     # A reader that has listed nothing does not know which of the stages write to its directory.
@@ -296,6 +301,18 @@ def _with_unlisted(
         ledger = ledger.with_items([*ledger.items, *found])
         inherited |= {_lineage_in(item): uri for item in found}
     return ledger, inherited
+
+
+def _warn_of_unknown_cuts(inherited: Mapping[str, str], here: Collection[str], target: CheckpointStorage) -> None:
+    # Only a savepoint of the whole job tells after which output the new upstream stage continues.
+    uris = {uri for lineage, uri in inherited.items() if lineage not in here} - {"", target.base_uri}
+    if uris:
+        log.warning(
+            "The stage continues a checkpoint of it alone, and reads %r instead of %s: output there that the checkpoint had not "
+            "listed is not read. If the upstream stage has been forked too, start all stages from one savepoint of the whole job",
+            target,
+            ", ".join(map(redact, sorted(uris))),
+        )
 
 
 def _output_up_to(

@@ -400,6 +400,32 @@ def test_a_fork_first_reads_what_the_savepoint_has_of_the_upstream_stage_and_its
     assert read(fork().open(None, state_of(enumerator))) == [[3], [4], [100], [200]]
 
 
+@pytest.mark.parametrize("has_listed", [True, False])
+def test_a_fork_of_a_checkpoint_of_the_stage_alone_warns_of_output_that_it_does_not_read(
+    path, source, fork, has_listed, caplog
+):
+    attempt = Attempt(path, 1).open()
+    if has_listed:
+        attempt.add(1, 1)
+    else:
+        attempt.add(1)
+    state = after(source(), 1)
+    attempt.add(2, 2)
+    fork_of(path, 1)
+
+    assert read(fork().open(None, state, of_other_job=True)) == [[100]]
+    assert [r.getMessage() for r in caplog.records if f"instead of {path}: output there" in r.getMessage()]
+
+
+def test_a_fork_that_knows_the_cut_or_reads_the_directory_of_the_other_job_warns_of_nothing(path, source, fork, caplog):
+    upstream_of_three(path)
+    state = after(source(), 2)
+    fork_of(path, 1)
+    fork().open(None, state, **cut_of(path, 2))
+    source().open(None, state, of_other_job=True)
+    assert caplog.records == []
+
+
 def test_a_fork_opens_no_directory_of_the_other_job_if_all_output_in_the_savepoint_was_read(path, source, fork):
     upstream_of_three(path)
     state = after(source(), 2)
