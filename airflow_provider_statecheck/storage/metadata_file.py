@@ -226,7 +226,9 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     header, _, body = data.partition(b"\n")
     _require_header(header, body, uri)
     try:
-        return decode(CheckpointDocument, json.loads(body, object_hook=partial(_with_absolute_uri, RelativeUris(uri))))
+        form = json.loads(body)
+        _make_absolute(RelativeUris(uri), form)
+        return decode(CheckpointDocument, form)
     except (ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
 
@@ -383,7 +385,14 @@ def _form_of(uris: RelativeUris, value: Any) -> Any:
     return form
 
 
-def _with_absolute_uri(uris: RelativeUris, form: dict[str, Any]) -> dict[str, Any]:
-    if "uri" in form:
-        form["uri"] = uris.lengthen(form["uri"])
-    return form
+def _make_absolute(uris: RelativeUris, form: Any) -> None:
+    if isinstance(form, dict):
+        if form.get("kind") == InlineStateHandle.TAG:  # its names are those of the state
+            return
+        if "uri" in form:
+            form["uri"] = uris.lengthen(form["uri"])
+        form = form.values()
+    elif not isinstance(form, list):
+        return
+    for each in form:
+        _make_absolute(uris, each)

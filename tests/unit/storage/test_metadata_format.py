@@ -67,8 +67,9 @@ def _body(data: bytes) -> Any:
         make_document(job_name='täglich/\u2028 "x"\n', uid="\udcff"),
         make_document(snapshots=(make_snapshot(scope=(), rows=None, size_bytes=0, seconds=0.1 + 0.2),)),
         make_document(state=InlineStateHandle(value={"a": [], "b": {}, "c": None, "d": [[]]})),
+        make_document(state=InlineStateHandle(value={"uri": 1, "a": [{"uri": "job:x"}, {"uri": {"uri": "dir:.."}}]})),
     ],
-    ids=["usual", "empty", "state in a file", "odd text", "bare snapshot", "empty collections"],
+    ids=["usual", "empty", "state in a file", "odd text", "bare snapshot", "empty collections", "names of handles"],
 )
 def test_document_comes_back_equal(document: Any) -> None:
     assert decode_metadata(encode_metadata(document, uri=METADATA_URI), uri=METADATA_URI) == document
