@@ -291,9 +291,11 @@ def read_values(storage: CheckpointStorage, document: CheckpointDocument) -> dic
     try:
         values = json.loads(data)
     except ValueError as error:
-        raise CorruptStateError(f"Expected JSON in {handle.uri}, found other text: {error}") from error
+        raise CorruptStateError(f"Expected JSON in {redact(handle.uri)}, found other text: {error}") from error
     if not isinstance(values, dict):
-        raise CorruptStateError(f"Expected the state in {handle.uri} to be a mapping, found {type(values).__name__}.")
+        raise CorruptStateError(
+            f"Expected the state in {redact(handle.uri)} to be a mapping, found {type(values).__name__}."
+        )
     return values
 
 
@@ -386,13 +388,11 @@ def _form_of(uris: RelativeUris, value: Any) -> Any:
 
 
 def _make_absolute(uris: RelativeUris, form: Any) -> None:
-    if isinstance(form, dict):
-        if form.get("kind") == InlineStateHandle.TAG:  # its names are those of the state
-            return
+    if isinstance(form, list):
+        for each in form:
+            _make_absolute(uris, each)
+    elif isinstance(form, dict) and form.get("kind") != InlineStateHandle.TAG:  # its names are those of the state
         if "uri" in form:
             form["uri"] = uris.lengthen(form["uri"])
-        form = form.values()
-    elif not isinstance(form, list):
-        return
-    for each in form:
-        _make_absolute(uris, each)
+        for each in form.values():
+            _make_absolute(uris, each)
