@@ -126,7 +126,7 @@ class EffectDiscards:
         if not effects.discards:
             return ()
         retained = _without_claimed(effects)
-        naming = tuple(c for c in retained if not _is_owned_savepoint(c) and not is_of_another_owner(c))
+        naming = tuple(c for c in retained if not c.is_of_user and not is_of_another_owner(c))
         referenced = self._documents.named_uris(naming)
         keep = None if referenced is None else frozenset(map(canonical_uri, referenced | pinned))
         return tuple(c.checkpoint_id for c in effects.discards if self._discard(c, retained, keep))
@@ -172,18 +172,15 @@ class EffectDiscards:
             checkpoint.checkpoint_id,
             redact(checkpoint.location),
         )
-        own = self._unreferenced_files(checkpoint, document)
+        # Files of the checkpoint's epoch that the metadata in its directory does not name.
+        referenced = {uri.rpartition("/")[2] for uri in document_uris(document)}
+        names = self._storage.allowing(checkpoint.location).list_files(checkpoint.location)
+        of_epoch = (name for name in names if epoch_of(name) == checkpoint.epoch and name not in referenced)
+        own = [f"{checkpoint.location}/{name}" for name in of_epoch]
         unneeded = [] if keep is None else [uri for uri in own if canonical_uri(uri) not in keep]
         for uri in unneeded:
             discarder.discard_file(uri)
         return len(unneeded) == len(own) or self._wait(checkpoint)
-
-    def _unreferenced_files(self, checkpoint: CheckpointRecord, document: CheckpointDocument) -> list[str]:
-        """Return the files of the checkpoint's epoch in its directory that the metadata there does not name."""
-        referenced = {uri.rpartition("/")[2] for uri in document_uris(document)}
-        names = self._storage.allowing(checkpoint.location).list_files(checkpoint.location)
-        own = (name for name in names if epoch_of(name) == checkpoint.epoch and name not in referenced)
-        return [f"{checkpoint.location}/{name}" for name in own]
 
     def _may_be_referenced(self, checkpoint: CheckpointRecord, document: CheckpointDocument | None) -> bool:
         if document is not None:
@@ -234,13 +231,7 @@ def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:
     # The row of a claimed savepoint remains, but the checkpoint that claimed it owns the files. An aborted checkpoint
     # has claimed nothing.
     discarded = {canonical_uri(c.location) for c in effects.discards if c.status is not CheckpointStatus.ABORTED}
-    return tuple(
-        c for c in effects.retained if canonical_uri(c.location) not in discarded or not _is_owned_savepoint(c)
-    )
-
-
-def _is_owned_savepoint(checkpoint: CheckpointRecord) -> bool:
-    return checkpoint.is_of_user
+    return tuple(c for c in effects.retained if canonical_uri(c.location) not in discarded or not c.is_of_user)
 
 
 def is_of_another_owner(checkpoint: CheckpointRecord) -> bool:

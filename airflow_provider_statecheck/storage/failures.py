@@ -46,15 +46,7 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 # Python has classes of its own for the errors of broken connections and time-outs.
-_TRANSIENT_ERRNO = frozenset(
-    {
-        errno.EAGAIN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETRESET,
-        errno.ENETUNREACH,
-    }
-)
+_TRANSIENT_ERRNO = frozenset({errno.EAGAIN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH})
 _TRANSIENT_CLASSES = frozenset(
     {
         "HTTPClientError",  # botocore: time-outs and broken connections

@@ -46,8 +46,8 @@ class CheckpointStorage:
     URIs may be outside the checkpoint directory, also on another filesystem, because rows survive a change of the setting.
     Reads are limited to the allowed locations, because URIs are also taken from metadata files.
 
-    A pickled storage opens its filesystem again in the other process, such as a Spark task; the pickle contains the options,
-    which may be credentials, but no text does.
+    A pickled storage opens its filesystem again in the other process, such as a Spark task. The pickle contains the options,
+    which may be credentials; messages and ``repr`` do not.
 
     All methods raise :class:`StorageError` if the storage fails, and those that read a file raise
     :class:`CheckpointNotFoundError` if it is missing.

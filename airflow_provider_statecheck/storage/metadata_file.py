@@ -226,7 +226,9 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     header, _, body = data.partition(b"\n")
     _require_header(header, body, uri)
     try:
-        return decode(CheckpointDocument, json.loads(body, object_hook=partial(_with_absolute_uri, RelativeUris(uri))))
+        form = json.loads(body)
+        _make_absolute(RelativeUris(uri), form)
+        return decode(CheckpointDocument, form)
     except (ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
 
@@ -289,9 +291,11 @@ def read_values(storage: CheckpointStorage, document: CheckpointDocument) -> dic
     try:
         values = json.loads(data)
     except ValueError as error:
-        raise CorruptStateError(f"Expected JSON in {handle.uri}, found other text: {error}") from error
+        raise CorruptStateError(f"Expected JSON in {redact(handle.uri)}, found other text: {error}") from error
     if not isinstance(values, dict):
-        raise CorruptStateError(f"Expected the state in {handle.uri} to be a mapping, found {type(values).__name__}.")
+        raise CorruptStateError(
+            f"Expected the state in {redact(handle.uri)} to be a mapping, found {type(values).__name__}."
+        )
     return values
 
 
@@ -383,7 +387,12 @@ def _form_of(uris: RelativeUris, value: Any) -> Any:
     return form
 
 
-def _with_absolute_uri(uris: RelativeUris, form: dict[str, Any]) -> dict[str, Any]:
-    if "uri" in form:
-        form["uri"] = uris.lengthen(form["uri"])
-    return form
+def _make_absolute(uris: RelativeUris, form: Any) -> None:
+    if isinstance(form, list):
+        for each in form:
+            _make_absolute(uris, each)
+    elif isinstance(form, dict) and form.get("kind") != InlineStateHandle.TAG:  # its names are those of the state
+        if "uri" in form:
+            form["uri"] = uris.lengthen(form["uri"])
+        for each in form.values():
+            _make_absolute(uris, each)

@@ -208,9 +208,8 @@ class OrphanSearch:
         operator_ids = {o.operator_id for o in self._operators}
         rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in operator_ids}
         # A checkpoint may have two rows: one of its operator, and one of an attempt that restored it.
-        used = {checkpoint_id_of(_file_name(c.location)) for c in self._retained_of_all} | set(
-            self._documents_without_row
-        )
+        used = {checkpoint_id_of(_file_name(c.location)) for c in self._retained_of_all}
+        used.update(self._documents_without_row)
         used |= {i for o in self._view.operators for i in _needed_though_ended(self._view, o)}
         ended = [i for i in self._directory_ids if i in rows and i not in used and rows[i].status in _ENDED]
         return tuple(self._uri(i) for i in ended if not self._is_needed(rows[i]))
@@ -233,21 +232,18 @@ class OrphanSearch:
 
     def _is_abandoned(self, directory: str) -> bool:
         # A directory with metadata is complete; without a row, its checkpoint may still be in use.
-        names = self._storage.list_files(directory)
-        return self._has_no_open_attempt and all(epoch_of(name) is not None for name in names)
+        is_open = any(map(self._view.has_open_attempt, self._view.operators))
+        return not is_open and all(epoch_of(name) is not None for name in self._storage.list_files(directory))
 
     def _is_used(self, checkpoint_id: int) -> bool:
-        named = self._named_by_any
-        return named is None or _is_in_checkpoint(named, checkpoint_id)
+        return self._named_by_any is None or _is_in_checkpoint(self._named_by_any, checkpoint_id)
 
     def _unnamed_state(self, operator: OperatorRecord) -> Iterator[str]:
         named = _file_names(self._named_by(operator))
-        for checkpoint in retained(self._view, operator):
-            if checkpoint.checkpoint_id in self._directory_ids and checkpoint.location == self._uri(
-                checkpoint.checkpoint_id
-            ):
-                names = [n for n in self._storage.list_files(checkpoint.location) if n not in named]
-                yield from (f"{checkpoint.location}/{n}" for n in names if self._is_closed(operator, n))
+        for c in retained(self._view, operator):
+            if c.checkpoint_id in self._directory_ids and c.location == self._uri(c.checkpoint_id):
+                names = [n for n in self._storage.list_files(c.location) if n not in named]
+                yield from (f"{c.location}/{n}" for n in names if self._is_closed(operator, n))
 
     def _snapshots(self, operator: OperatorRecord) -> Iterator[str]:
         named = _file_names(self._named_by(operator))
@@ -260,10 +256,13 @@ class OrphanSearch:
                     yield f"{root}/{slug}/{name}"
 
     def _shared_state(self, operator: OperatorRecord) -> Iterator[str]:
+        # An aligned checkpoint names files of several operators.
+        if self._named_by_any is None:
+            return
+        named = _file_names(self._named_by_any)
         directory = f"{shared_uri(self._base, self._job_id, operator.operator_id)}/{STATE_DIRECTORY}"
-        for name in self._storage.list_files(directory):
-            if self._is_closed(operator, name) and self._is_unreferenced(name):
-                yield f"{directory}/{name}"
+        names = [n for n in self._storage.list_files(directory) if n not in named]
+        yield from (f"{directory}/{n}" for n in names if self._is_closed(operator, n))
 
     def _is_closed(self, operator: OperatorRecord, name: str) -> bool:
         epoch = epoch_of(name)
@@ -278,15 +277,6 @@ class OrphanSearch:
     def _named_in(self, checkpoints: Iterable[CheckpointRecord]) -> frozenset[str] | None:
         named = self._documents.named_uris(tuple(c for c in checkpoints if not is_of_another_owner(c)))
         return None if named is None else named | self._named_without_row
-
-    def _is_unreferenced(self, name: str) -> bool:
-        # An aligned checkpoint names files of several operators.
-        named = self._named_by_any
-        return named is not None and name not in _file_names(named)
-
-    @property
-    def _has_no_open_attempt(self) -> bool:
-        return not any(self._view.has_open_attempt(o) for o in self._view.operators)
 
     @cached_property
     def _retained_of_all(self) -> tuple[CheckpointRecord, ...]:

@@ -37,7 +37,6 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     InvalidPointerError,
     PointerNotFoundError,
-    StateCheckError,
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -162,7 +161,15 @@ def find_source(
         resolved = resolve_checkpoint(storage, pointer)
         document, file = resolved.read()
     except (CheckpointNotFoundError, IncompatibleCheckpointError, StorageError) as error:
-        return _unreadable(pointer, mode, error)
+        return RestoreSource(
+            pointer=pointer,
+            metadata_uri="",
+            metadata_size=0,
+            metadata_sha256="",
+            mode=mode,
+            problem=str(error),
+            is_unavailable=error.retryable,
+        )
     if mode is RestoreMode.CLAIM:
         _require_claimable(document, resolved.external_pointer)
     part = _part_of(document, uid, renamed_uids, allow_non_restored_state=allow_non_restored_state)
@@ -176,18 +183,6 @@ def find_source(
         full_size_bytes=part.named_bytes,
         mode=mode,
         part=part.uid if document.is_of_several else "",
-    )
-
-
-def _unreadable(pointer: str, mode: RestoreMode, error: StateCheckError) -> RestoreSource:
-    return RestoreSource(
-        pointer=pointer,
-        metadata_uri="",
-        metadata_size=0,
-        metadata_sha256="",
-        mode=mode,
-        problem=str(error),
-        is_unavailable=error.retryable,
     )
 
 
@@ -323,12 +318,7 @@ class StateCopies:
 
     def of_file(self, handle: FileStateHandle) -> FileStateHandle:
         """Copy a file, unless it was copied before."""
-        if handle.uri not in self._files:
-            copy = replace(handle, uri=self._uri_of_copy(handle.uri))
-            if not self._is_done(copy):
-                self.storage.copy_file(handle.uri, copy.uri)
-            self._add(handle.uri, copy)
-        return self._files[handle.uri]
+        return self._copied(handle, lambda uri: self.storage.copy_file(handle.uri, uri))
 
     def of_stream(self, stream: StreamStateHandle) -> StreamStateHandle:
         """Copy the file or segment of a handle; return a handle of inline state unchanged."""
@@ -338,24 +328,20 @@ class StateCopies:
 
     def _of_segment(self, segment: SegmentFileStateHandle) -> FileStateHandle:
         # The other segments of the file can belong to other checkpoints.
-        source = f"{segment.uri}#{segment.start}+{segment.length}"
-        if source not in self._files:
-            copy = FileStateHandle(uri=self._uri_of_copy(source), size=segment.length, sha256=segment.sha256)
-            if not self._is_done(copy):
-                data = self.storage.read_range(segment.uri, segment.start, segment.start + segment.length)
-                self.storage.write_bytes(copy.uri, data)
-            self._add(source, copy)
-        return self._files[source]
+        start, end = segment.start, segment.start + segment.length
+        part = FileStateHandle(f"{segment.uri}#{start}+{segment.length}", segment.length, segment.sha256)
+        return self._copied(
+            part, lambda uri: self.storage.write_bytes(uri, self.storage.read_range(segment.uri, start, end))
+        )
 
-    def _is_done(self, copy: FileStateHandle) -> bool:
-        return self._resumes and self.storage.size_or_none(copy.uri) == copy.size
-
-    def _add(self, source: str, copy: FileStateHandle) -> None:
-        self._files[source] = copy
-        self.size_bytes += copy.size
-
-    def _uri_of_copy(self, source: str) -> str:
-        return f"{self.directory}/{self._epoch}-{_digest(source)}"
+    def _copied(self, source: FileStateHandle, copy_to: Callable[[str], None]) -> FileStateHandle:
+        if source.uri not in self._files:
+            copy = replace(source, uri=f"{self.directory}/{self._epoch}-{_digest(source.uri)}")
+            if not self._resumes or self.storage.size_or_none(copy.uri) != copy.size:
+                copy_to(copy.uri)
+            self._files[source.uri] = copy
+            self.size_bytes += copy.size
+        return self._files[source.uri]
 
 
 def _digest(source: str) -> str:

@@ -100,7 +100,14 @@ class SnapshotFiles(SnapshotStorage):
 
     @override
     def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> FileStateHandle:
-        document = self._document(checkpoint, self._spilled(checkpoint, content))
+        states = spill_above_budget(
+            content.operator_states,
+            self._storage,
+            directory=checkpoint.location,
+            epoch=checkpoint.epoch,
+            budget=self._inline_budget,
+        )
+        document = self._document(checkpoint, replace(content, operator_states=states))
         file = write_metadata(self._storage, checkpoint.location, document)
         if self._documents is not None:
             self._documents.remember(checkpoint.checkpoint_id, document)
@@ -153,16 +160,6 @@ class SnapshotFiles(SnapshotStorage):
             metadata_size=file.size,
             metadata_sha256=file.sha256,
         )
-
-    def _spilled(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> SnapshotContent:
-        states = spill_above_budget(
-            content.operator_states,
-            self._storage,
-            directory=checkpoint.location,
-            epoch=checkpoint.epoch,
-            budget=self._inline_budget,
-        )
-        return replace(content, operator_states=states)
 
     def _document(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> CheckpointDocument:
         return CheckpointDocument(

@@ -340,9 +340,10 @@ def _hash_words(size: int, words: Any, half: Any, rest: Any, seed: Any) -> Any:
 
 def _hash_stripes(words: Any, seed: Any) -> Any:
     lanes = [seed + (_PRIME_1 + _PRIME_2 & _MASK), seed + _PRIME_2, seed, seed - _PRIME_1]
-    for position, word in enumerate(words):
-        lane = position % 4
-        lanes[lane] = _rotate_left(lanes[lane] + word * _PRIME_2, 31) * _PRIME_1
+    for number, lane in enumerate(lanes):
+        for word in words[number::4]:
+            lane = _rotate_left(lane + word * _PRIME_2, 31) * _PRIME_1
+        lanes[number] = lane
     hashed = sum(_rotate_left(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
     for lane in lanes:
         hashed = (hashed ^ _rotate_left(lane * _PRIME_2, 31) * _PRIME_1) * _PRIME_1 + _PRIME_4

@@ -153,6 +153,10 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
         raise CorruptStateError(
             f"Expected the columns of operator state, found damaged data: {error}; restore from another checkpoint."
         ) from error
+    if source.tell() < source.size():
+        raise CorruptStateError(
+            f"Expected {len(pieces)} pieces of operator state, found further bytes after them; restore from another checkpoint."
+        )
     groups = [list(group) for _, group in groupby(pieces, lambda state: state.stored_name)]
     return tuple(replace(group[0], pieces=tuple(piece for each in group for piece in each.pieces)) for group in groups)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -192,12 +193,11 @@ class FsCheckpointStorageAccess(CheckpointStorageAccess):
 
     @override
     def make_durable(self, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
-        manager = self._manager
-        if manager is None:
+        if self._manager is None:
             # Each stream makes its own file durable, or its handle contains all bytes.
             return tuple(states)
-        manager.make_durable()
-        return tuple(with_streams(state, manager.final) for state in states)
+        self._manager.make_durable()
+        return tuple(with_streams(state, self._manager.final) for state in states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,11 +219,10 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
     @override
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
         directory = self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
-        manager = self.manager
-        if manager is None:
+        if self.manager is None:
             return open_state_stream(self.storage, directory, self.writing)
         return CheckpointStateOutputStream(
-            lambda data: manager.add_segment(self.storage, directory, scope, data),
+            partial(self.manager.add_segment, self.storage, directory, scope),
             buffer_size=self.writing.effective_buffer_size,
             inline_threshold=self.writing.inline_threshold,
         )

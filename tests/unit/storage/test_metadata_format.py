@@ -27,6 +27,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     decode_metadata,
     document_uris,
     encode_metadata,
+    read_values,
 )
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.state_json import MAX_DEPTH, decode_state, encode_state
@@ -67,8 +68,9 @@ def _body(data: bytes) -> Any:
         make_document(job_name='täglich/\u2028 "x"\n', uid="\udcff"),
         make_document(snapshots=(make_snapshot(scope=(), rows=None, size_bytes=0, seconds=0.1 + 0.2),)),
         make_document(state=InlineStateHandle(value={"a": [], "b": {}, "c": None, "d": [[]]})),
+        make_document(state=InlineStateHandle(value={"uri": 1, "a": [{"uri": "job:x"}, {"uri": {"uri": "dir:.."}}]})),
     ],
-    ids=["usual", "empty", "state in a file", "odd text", "bare snapshot", "empty collections"],
+    ids=["usual", "empty", "state in a file", "odd text", "bare snapshot", "empty collections", "names of handles"],
 )
 def test_document_comes_back_equal(document: Any) -> None:
     assert decode_metadata(encode_metadata(document, uri=METADATA_URI), uri=METADATA_URI) == document
@@ -448,3 +450,14 @@ def test_every_named_uri_is_listed() -> None:
     assert sorted(document_uris(make_savepoint())) == sorted(
         uri.replace("dir:", f"{SAVEPOINT_URI}/") for uri in written
     )
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]"])
+def test_values_that_cannot_be_read_are_refused_without_the_credentials_of_their_uri(data: bytes) -> None:
+    uri = f"memory://anna:secret@store/{JOB_ID}/chk-3/2-ff"
+    storage = CheckpointStorage.open("memory://base").allowing(uri)
+    storage.write_bytes(uri, data, overwrite=True)
+    handle = FileStateHandle(uri=uri, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    with pytest.raises(CorruptStateError, match=r"\*\*\*@store") as caught:
+        read_values(storage, make_document(state=handle))
+    assert "secret" not in str(caught.value)

@@ -282,6 +282,14 @@ class TestDamage:
         with pytest.raises(CorruptStateError):
             self.restore_bytes(handle, data[: int(len(data) * kept)])
 
+    @pytest.mark.parametrize("count", [b"0", b"-1"])
+    def test_pieces_that_the_header_does_not_count_are_told(
+        self, handle: OperatorStateHandle, storage: CheckpointStorage, count: bytes
+    ) -> None:
+        data = self.data_of(handle, storage).replace(b"state 1 1\n", b"state 1 %s\n" % count, 1)
+        with pytest.raises(CorruptStateError, match="Expected 0 pieces of operator state, found further bytes"):
+            decode(data)
+
     def test_changed_bytes_are_told(self, handle: OperatorStateHandle, storage: CheckpointStorage) -> None:
         data = bytearray(self.data_of(handle, storage))
         data[-20] ^= 1
