@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -108,6 +110,19 @@ class SavedJob:
         return next(o for o in self.view.operators if o.uid == uid)
 
 
+def source_at(
+    storage: CheckpointStorage, pointer: str, uid: str = "load", renamed_uids: Mapping[str, str] = MappingProxyType({})
+) -> Any:
+    return find_source(
+        storage,
+        pointer,
+        uid=uid,
+        mode=RestoreMode.NO_CLAIM,
+        renamed_uids=renamed_uids,
+        allow_non_restored_state=False,
+    )
+
+
 def test_the_parts_of_stages_that_have_ended_are_their_last_checkpoints(job: SavedJob) -> None:
     first, second = job.run("extract"), job.run("load[de]")
     key = job.request()
@@ -141,14 +156,7 @@ def test_a_savepoint_is_complete_in_one_directory_that_can_be_moved(job: SavedJo
     moved = tmp_path / "elsewhere"
     shutil.move(savepoint.location.removeprefix("file://"), moved)
     shutil.rmtree(tmp_path / "checkpoints")
-    source = find_source(
-        CheckpointStorage.open(str(tmp_path / "checkpoints")),
-        f"file://{moved}",
-        uid="load",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
+    source = source_at(CheckpointStorage.open(str(tmp_path / "checkpoints")), f"file://{moved}")
     restored = job.begin("load", job="heir", restore_from=source).restore()
     assert restored is not None
     assert restored.state == {"done": ["load"]}
@@ -481,14 +489,7 @@ def test_a_stage_that_has_only_restored_a_part_of_another_job_has_no_part_yet(jo
     job.run("load")
     key = job.request()
     job.serve()
-    source = find_source(
-        job.stage.storage,
-        job.savepoint(key).location,
-        uid="write",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={"load": "write"},
-        allow_non_restored_state=False,
-    )
+    source = source_at(job.stage.storage, job.savepoint(key).location, uid="write", renamed_uids={"load": "write"})
     heir = job.begin("write", job="heir", restore_from=source)
     assert heir.restore() is not None
     heir.finish(AttemptStatus.FAILED)
@@ -505,14 +506,7 @@ def test_a_stage_that_has_ended_with_only_the_savepoint_that_it_started_from_ref
     job.run("load")
     key = job.request()
     job.serve()
-    source = find_source(
-        job.stage.storage,
-        job.savepoint(key).location,
-        uid="load",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
+    source = source_at(job.stage.storage, job.savepoint(key).location)
     job.run("report", job="heir")
     # Its source had no rows, or it failed before it had restored the savepoint.
     job.begin("load", job="heir", restore_from=source).finish(status)
