@@ -301,7 +301,7 @@ def _is_pinned(view: JobView, checkpoint: CheckpointRecord) -> bool:
 
 
 def open_removal(view: JobView) -> ActionRecord | None:
-    """Return the open request to remove a job, of which there is at most one."""
+    """Return the open request to remove a job; a job has at most one."""
     return next((each for each in view.actions if each.action is JobAction.PRUNE and each.status.is_open), None)
 
 

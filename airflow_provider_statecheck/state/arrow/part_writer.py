@@ -72,7 +72,7 @@ class PartWriter:
 
     def write_all(self, tables: Iterable[Any]) -> Parts:
         """
-        Write sorted tables, each of which follows the ones before, and return all parts.
+        Write sorted tables in their order, and return all parts.
 
         :raises StorageError: if the storage fails; complete parts remain on the storage.
         """

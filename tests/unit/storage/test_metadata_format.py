@@ -429,7 +429,7 @@ class TestRefusedStates:
     def test_values_that_are_swapped_are_refused_or_understood_and_nothing_else_is_raised(
         self, data: st.DataObject
     ) -> None:
-        """The checksum fits: somebody made the file on purpose. Names of classes and functions in it are only text."""
+        """The checksum fits, as in a file that was made on purpose. Names of classes and functions in it are only text."""
         values = _body(self.DATA)
         target: Any = values
         while isinstance(target, dict | list) and target:
