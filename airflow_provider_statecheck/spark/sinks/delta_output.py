@@ -51,7 +51,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     sweep_staged,
     writer_of_data_file,
 )
-from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout, WrittenFile
+from airflow_provider_statecheck.spark.tables.data_files import FileLayout, WrittenFile
 from airflow_provider_statecheck.spark.tables.delta import DeltaCommit, DeltaLog, DeltaSnapshot, deltalake
 from airflow_provider_statecheck.spark.tables.delta_files import file_schema, statistics_of
 from airflow_provider_statecheck.storage.file_operations import in_parallel
@@ -116,7 +116,7 @@ def delta_writer(
         subtask=context.subtask,
         schema=encode_schema(schema),
     )
-    return ParquetSinkWriter(DataFileWriter(files, layout, schema, name, statistics_of), committable, keys)
+    return ParquetSinkWriter(files, layout, schema, name, committable, keys=keys, statistics=statistics_of)
 
 
 Operation = Callable[[Any, Any], None]

@@ -1,14 +1,15 @@
 """
-Files below the target of a sink: names with their lineage, and files that tasks stage.
+Files below the target of a sink: names with their lineage, and the files that tasks write.
 
 A lineage is one sink of one job across all its attempts.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,9 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
+    StateCheckError,
 )
+from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     SinkTaskContext,
@@ -29,12 +32,20 @@ from airflow_provider_statecheck.spark.sinks.sink import (
     require_key_values,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
-from airflow_provider_statecheck.spark.tables.data_files import DataFileWriter, FileLayout
+from airflow_provider_statecheck.spark.tables.data_files import (
+    ROW_GROUP_BYTES,
+    FileLayout,
+    OutputFile,
+    WrittenFile,
+    scratch_directory,
+    split,
+)
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.file_operations import in_parallel
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
+log = logging.getLogger(__name__)
 LEDGER_DIRECTORY = "_statecheck"
 """Name that readers of Parquet directories ignore because of its leading underscore."""
 _SHORT_LENGTH = 12
@@ -45,6 +56,8 @@ _FINAL = re.compile(r"part-([0-9a-f]{12})-g(\d+)-c(\d+)-\d+-[0-9a-f]{12}\.parque
 _DATA_FILE = re.compile(r"statecheck-([0-9a-f]{12})/(?:.*/)?g(\d+)-e(\d+)-\d+-[0-9a-f]{32}\.parquet", re.DOTALL)
 # Filesystems with an atomic rename.
 _PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
+# Each open file holds a buffer and a file handle; rows that are sorted by partition need one open file.
+_MAX_OPEN_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,23 +327,43 @@ def _has_atomic_rename(filesystem: Any) -> bool:
 
 class ParquetSinkWriter:
     """
-    Writes the output of one Spark task as Parquet files.
+    Writes the output of one Spark task as Parquet files of bounded size, split by partition.
 
-    A failed or duplicate task leaves orphan files.
+    The number of open files is bounded: when the limit is reached, the least recently used file is finished. A failed or
+    duplicate task leaves orphan files.
 
+    :param schema: Arrow schema of the output with the partition columns; tables are cast to it.
+    :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
+        component must be unique within the task.
     :param committable: Function that returns the committable for the finished ``files``.
     :param keys: Columns of upserts, in which each row needs a value.
+    :param statistics: Function that returns the statistics of a file from its footer metadata, which is as
+        ``pyarrow.parquet.read_metadata`` returns it.
     """
 
     def __init__(
         self,
-        rows: DataFileWriter,
+        files: TargetFiles,
+        layout: FileLayout,
+        schema: Any,
+        name: Callable[[str], str],
         committable: Callable[..., TaskCommittable],
+        *,
         keys: Sequence[str] = (),
+        statistics: Callable[[Any], str] = lambda _: "",
     ) -> None:
-        self._rows = rows
+        self._files = files
+        self._layout = layout
+        self._schema = schema
+        self._name = name
         self._committable = committable
         self._keys = keys
+        self._statistics = statistics
+        self._open: dict[str, tuple[str, OutputFile]] = {}
+        self._names: list[str] = []
+        self._written: list[WrittenFile] = []
+        self._scratch = ExitStack()
+        self._folder: Path | None = None
 
     def write(self, table: Any) -> None:
         """
@@ -339,15 +372,88 @@ class ParquetSinkWriter:
         :raises UnsupportedStateError: if a key is null or missing.
         """
         require_key_values(table, self._keys)
-        self._rows.write(table)
+        if not table.num_rows:
+            return
+        fitted = table.select(self._schema.names).cast(self._schema)
+        for directory, part in split(fitted, self._layout.partition_by):
+            self._add(directory, part)
 
     def prepare_commit(self) -> list[dict[str, Any]]:
         """Finish all files and return their committable."""
-        return [self._committable(files=self._rows.finish()).to_json()]
+        while self._open:
+            self._finish(next(iter(self._open)))
+        self._scratch.close()
+        return [self._committable(files=tuple(self._written)).to_json()]
 
     def abort(self) -> None:
         """Delete the written files; files that cannot be deleted are orphans, and a later sweep deletes them."""
-        self._rows.abort()
+        for _, file in self._open.values():
+            file.discard()
+        self._open.clear()
+        self._scratch.close()
+        for name in self._names:
+            self._delete(name)
+        self._names.clear()
+        self._written.clear()
+
+    def _add(self, directory: str, part: Any) -> None:
+        # Reinserting keeps the files in the order of their last use, least recent first.
+        name, file = self._open.pop(directory) if directory in self._open else self._begin(directory)
+        self._open[directory] = name, file
+        file.add(part)
+        if file.buffered_bytes >= min(ROW_GROUP_BYTES, self._layout.max_file_bytes):
+            file.flush()
+        if file.written_bytes >= self._layout.max_file_bytes:
+            self._finish(directory)
+        self._bound_memory()
+
+    def _begin(self, directory: str) -> tuple[str, OutputFile]:
+        if len(self._open) >= _MAX_OPEN_FILES:
+            self._finish(next(iter(self._open)))
+        name = self._name(directory)
+        return name, OutputFile(self._local_path(name), self._file_schema(), self._layout.compression)
+
+    def _file_schema(self) -> Any:
+        return pa.schema([field for field in self._schema if field.name not in self._layout.partition_by])
+
+    def _local_path(self, name: str) -> Path:
+        if self._files.is_local:
+            # An incomplete file in the target is harmless because no commit refers to it.
+            return self._files.local_path(name)
+        if self._folder is None:
+            self._folder = Path(self._scratch.enter_context(scratch_directory()))
+        return self._folder / name.rpartition("/")[2]
+
+    def _bound_memory(self) -> None:
+        if sum(file.buffered_bytes for _, file in self._open.values()) >= ROW_GROUP_BYTES:
+            max((file for _, file in self._open.values()), key=lambda file: file.buffered_bytes).flush()
+
+    def _finish(self, directory: str) -> None:
+        name, file = self._open[directory]
+        file.finish(is_synced=self._files.is_local)
+        # Added before the upload, because a failed upload may leave the file.
+        self._names.append(name)
+        self._written.append(self._written_file(name, directory, file))
+        del self._open[directory]
+        if not self._files.is_local:
+            self._files.upload(file.path, name)
+            file.path.unlink()
+
+    def _written_file(self, name: str, directory: str, file: OutputFile) -> WrittenFile:
+        return WrittenFile(
+            name=name,
+            directory=directory,
+            size_bytes=file.path.stat().st_size,
+            rows=file.rows,
+            footer_sha256=file.digest(),
+            statistics=self._statistics(file.metadata),
+        )
+
+    def _delete(self, name: str) -> None:
+        try:
+            self._files.delete(name)
+        except StateCheckError as error:
+            log.warning("Orphan file %s in %s was not deleted: %s", name, self._files.target, error)
 
 
 def staging_writer(
@@ -355,7 +461,6 @@ def staging_writer(
 ) -> ParquetSinkWriter:
     """Return a writer of files in the staging directory; the driver moves them, or loads their rows."""
     columns = context.schema.remove_metadata()
-
     committable = partial(
         Committable,
         lineage=files.lineage,
@@ -364,5 +469,6 @@ def staging_writer(
         schema=encode_schema(columns),
         partition_by=layout.partition_by,
     )
-    rows = DataFileWriter(files, layout, columns, lambda _: new_staged_name(files.lineage, context.epoch))
-    return ParquetSinkWriter(rows, committable, keys)
+    return ParquetSinkWriter(
+        files, layout, columns, lambda _: new_staged_name(files.lineage, context.epoch), committable, keys=keys
+    )

@@ -1,182 +1,25 @@
-"""
-Parquet data files written by the tasks of a sink, with Hive-style partitions.
-
-:class:`DataFileWriter` writes the rows of one task for any sink. The sink supplies the location, the layout, the schema
-and the file names, and builds its committable from the files that :meth:`DataFileWriter.finish` returns::
-
-    writer = DataFileWriter(files, layout, schema, name=lambda directory: f"data/{directory}/{new_key()}.parquet")
-    writer.write(table)
-    written = writer.finish()  # or writer.abort()
-"""
+"""Parquet data files of tasks, and rows that are split into Hive-style partitions."""
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import require_count
-from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.spark.tables.schemas import partition_path
 from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
-log = logging.getLogger(__name__)
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 """Size of the buffered rows that are written as one row group."""
 FILE_BYTES = 512 * 1024 * 1024
 """Size at which a writer starts a new file, by default."""
-# Each open file holds a buffer and a file handle; rows that are sorted by partition need one open file.
-_MAX_OPEN_FILES = 64
-
-
-class DataFileWriter:
-    """
-    Splits rows by partition and writes files of bounded size.
-
-    The number of open files is bounded: when the limit is reached, the least recently used file is finished.
-
-    :param schema: Arrow schema of the output with the partition columns; tables are cast to it.
-    :param name: Function that returns a new file name, relative to the target, for a partition directory. The last path
-        component must be unique within the task.
-    :param statistics: Function that returns the statistics of a file from its footer metadata, which is as
-        ``pyarrow.parquet.read_metadata`` returns it.
-    """
-
-    def __init__(
-        self,
-        files: DataFiles,
-        layout: FileLayout,
-        schema: Any,
-        name: Callable[[str], str],
-        statistics: Callable[[Any], str] = lambda _: "",
-    ) -> None:
-        self._files = files
-        self._statistics = statistics
-        self._layout = layout
-        self._schema = schema
-        self._name = name
-        self._open: dict[str, tuple[str, OutputFile]] = {}
-        self._names: list[str] = []
-        self._written: list[WrittenFile] = []
-        self._scratch = ExitStack()
-        self._folder: Path | None = None
-
-    def write(self, table: Any) -> None:
-        """Write a table with the columns of the schema, in any order."""
-        if not table.num_rows:
-            return
-        fitted = table.select(self._schema.names).cast(self._schema)
-        for directory, part in split(fitted, self._layout.partition_by):
-            self._add(directory, part)
-
-    def finish(self) -> tuple[WrittenFile, ...]:
-        """Finish all files and return them."""
-        while self._open:
-            self._finish(next(iter(self._open)))
-        self._scratch.close()
-        return tuple(self._written)
-
-    def abort(self) -> None:
-        """Delete the written files; files that cannot be deleted are orphans, and a later sweep deletes them."""
-        for _, file in self._open.values():
-            file.discard()
-        self._open.clear()
-        self._scratch.close()
-        for name in self._names:
-            self._delete(name)
-        self._names.clear()
-        self._written.clear()
-
-    def _add(self, directory: str, part: Any) -> None:
-        # Reinserting keeps the files in the order of their last use, least recent first.
-        name, file = self._open.pop(directory) if directory in self._open else self._begin(directory)
-        self._open[directory] = name, file
-        file.add(part)
-        if file.buffered_bytes >= min(ROW_GROUP_BYTES, self._layout.max_file_bytes):
-            file.flush()
-        if file.written_bytes >= self._layout.max_file_bytes:
-            self._finish(directory)
-        self._bound_memory()
-
-    def _begin(self, directory: str) -> tuple[str, OutputFile]:
-        if len(self._open) >= _MAX_OPEN_FILES:
-            self._finish(next(iter(self._open)))
-        name = self._name(directory)
-        return name, OutputFile(self._local_path(name), self._file_schema(), self._layout.compression)
-
-    def _file_schema(self) -> Any:
-        return pa.schema([field for field in self._schema if field.name not in self._layout.partition_by])
-
-    def _local_path(self, name: str) -> Path:
-        if self._files.is_local:
-            # An incomplete file in the target is harmless because no commit refers to it.
-            return self._files.local_path(name)
-        if self._folder is None:
-            self._folder = Path(self._scratch.enter_context(scratch_directory()))
-        return self._folder / name.rpartition("/")[2]
-
-    def _bound_memory(self) -> None:
-        if sum(file.buffered_bytes for _, file in self._open.values()) >= ROW_GROUP_BYTES:
-            max((file for _, file in self._open.values()), key=lambda file: file.buffered_bytes).flush()
-
-    def _finish(self, directory: str) -> None:
-        name, file = self._open[directory]
-        file.finish(is_synced=self._files.is_local)
-        # Added before the upload, because a failed upload may leave the file.
-        self._names.append(name)
-        self._written.append(self._written_file(name, directory, file))
-        del self._open[directory]
-        if not self._files.is_local:
-            self._files.upload(file.path, name)
-            file.path.unlink()
-
-    def _written_file(self, name: str, directory: str, file: OutputFile) -> WrittenFile:
-        return WrittenFile(
-            name=name,
-            directory=directory,
-            size_bytes=file.path.stat().st_size,
-            rows=file.rows,
-            footer_sha256=file.digest(),
-            statistics=self._statistics(file.metadata),
-        )
-
-    def _delete(self, name: str) -> None:
-        try:
-            self._files.delete(name)
-        except StateCheckError as error:
-            log.warning("Orphan file %s in %s was not deleted: %s", name, self._files.target, error)
-
-
-class DataFiles(Protocol):
-    """Location of the data files of one writer."""
-
-    @property
-    def target(self) -> str:
-        """The directory without credentials."""
-        ...
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the files are on a local disk."""
-        ...
-
-    def local_path(self, name: str) -> Path:
-        """Return the path of a file of a local target, and create its directory."""
-        ...
-
-    def upload(self, local: Path, name: str) -> None:
-        """Copy a finished local file to the target."""
-        ...
-
-    def delete(self, name: str) -> None:
-        """Delete a file; succeeds if it is missing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import re
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.spark.sinks import target_files
 from airflow_provider_statecheck.spark.sinks.commit_files import CommitFiles
 from airflow_provider_statecheck.spark.sinks.parquet_sink import PublishedFiles, committed_files
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.tables.data_files import OutputFile
 from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, table_of
@@ -50,7 +53,7 @@ def test_a_checkpoint_without_output_is_committed_too(path):
     attempt = Attempt(path, 1).open()
     attempt.commit(1, attempt.write())
     attempt.commit(2, [])
-    assert seen_in(path) == []
+    assert seen_in(path) == hidden_in(path, "staging") == []
     assert hidden_in(path, "commits") == ["1-1.json"]
 
 
@@ -433,10 +436,99 @@ def test_partitions_need_a_column_that_is_there_and_one_beside_it(path):
         Attempt(path, 1, partition_by=["name", "key"]).open()
 
 
-def test_a_task_that_gives_up_deletes_what_it_wrote(path):
-    writer = Attempt(path, 1, max_file_bytes=1).open().task()
-    writer.write(table_of([1]))
-    assert len(hidden_in(path, "staging")) == 1
+@pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.timestamp("us"), pa.list_(pa.int64())])
+def test_partitions_of_other_types_are_refused(memory_path, kind):
+    schema = pa.schema([("key", pa.int64()), ("part", kind)])
+    with pytest.raises(UnsupportedStateError, match=r"integers, strings, dates or booleans, found 'part'"):
+        Attempt(memory_path, 1, schema=schema, partition_by=["part"]).open()
+
+
+# Files of a task
+
+
+def test_values_of_any_type_are_read_back_equal(path):
+    table = pa.table(
+        {
+            "a": pa.array([1, None], pa.int8()),
+            "b": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(10, 2)),
+            "c": pa.array([datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC), None], pa.timestamp("us", tz="UTC")),
+            "d": pa.array([[1, None], None], pa.list_(pa.int32())),
+            "e": pa.array([[("k", 1.5)], None], pa.map_(pa.string(), pa.float64())),
+            "f": pa.array([{"x": b"1"}, None], pa.struct([("x", pa.binary())])),
+            "g": pa.nulls(2),
+        }
+    )
+    committed(path, table)
+    (file,) = committed_files(path)
+    with fsspec.open(file.uri) as opened:
+        assert pq.ParquetFile(opened).read() == table
+
+
+def test_columns_may_have_any_order_and_a_full_file_is_followed_by_another(path):
+    attempt = Attempt(path, 1, max_file_bytes=1).open()
+    writer = attempt.task()
+    writer.write(table_of([1]).select(["name", "key"]))
     writer.write(table_of([2]))
+    attempt.commit(1, writer.prepare_commit())
+    assert [file.rows for file in committed_files(path)] == [1, 1]
+    assert table_in(path).sort_by("key").to_pylist() == table_of([1, 2]).to_pylist()
+
+
+def test_rows_wait_for_each_other_in_row_groups_of_bounded_size(path, monkeypatch):
+    monkeypatch.setattr(target_files, "ROW_GROUP_BYTES", table_of([1, 2]).nbytes)
+    attempt = Attempt(path, 1).open()
+    writer = attempt.task()
+    for key in range(5):
+        writer.write(table_of([key]))
+    attempt.commit(1, writer.prepare_commit())
+    (file,) = committed_files(path)
+    with fsspec.open(file.uri) as opened:
+        metadata = pq.read_metadata(opened)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [2, 2, 1]
+
+
+def test_few_files_are_open_at_once(path, monkeypatch):
+    monkeypatch.setattr(target_files, "_MAX_OPEN_FILES", 2)
+    attempt = Attempt(path, 1, partition_by=["name"]).open()
+    writer = attempt.task()
+    writer.write(table_of([1, 2, 3]))
+    writer.write(table_of([1, 2, 3]))
+    attempt.commit(1, writer.prepare_commit())
+    assert len(committed_files(path)) > 3
+    assert committed_in(path) == [1, 1, 2, 2, 3, 3]
+
+
+def test_memory_of_all_open_files_is_bounded(path, monkeypatch):
+    monkeypatch.setattr(target_files, "ROW_GROUP_BYTES", 200)
+    flushed = []
+    monkeypatch.setattr(OutputFile, "flush", lambda file: flushed.append(file))
+    writer = Attempt(path, 1, partition_by=["name"]).open().task()
+    writer.write(table_of(range(40)))
+    assert flushed
+    writer.abort()
+
+
+def test_half_a_file_is_never_sent(memory_path):
+    writer = Attempt(memory_path, 1).open().task()
+    writer.write(table_of([1, 2]))
+    assert hidden_in(memory_path, "staging") == []
+    writer.prepare_commit()
+    assert len(hidden_in(memory_path, "staging")) == 1
+
+
+def test_a_task_that_gives_up_deletes_whole_and_half_files(path):
+    writer = Attempt(path, 1, max_file_bytes=table_of([1, 2]).nbytes + 1).open().task()
+    writer.write(table_of(range(100)))
+    writer.write(table_of([1]))
+    assert hidden_in(path, "staging")
+    writer.abort()
     writer.abort()
     assert hidden_in(path, "staging") == []
+
+
+def test_giving_up_raises_nothing_where_the_storage_fails(path, monkeypatch, caplog):
+    writer = Attempt(path, 1, max_file_bytes=1).open().task()
+    writer.write(table_of([1]))
+    monkeypatch.setattr(TargetFiles, "delete", _failing)
+    writer.abort()
+    assert "was not deleted: planted" in caplog.text
