@@ -48,7 +48,7 @@ KEYS_PER_ROW = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncrementTasks:
-    """Creates the tasks of the increments of an attempt."""
+    """Creates the jobs of the increments of an attempt, and their tasks."""
 
     vertices: Sequence[PlannedVertex]
     states: StageStates
@@ -66,13 +66,29 @@ class IncrementTasks:
     combining: Combining
     """Decides whether Spark combines aggregates before the shuffle."""
 
-    def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> list[VertexTask]:
+    def job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool = False) -> DataFrame:
         """
-        Return the tasks of an increment, one for each vertex.
+        Return the DataFrame of an increment; collecting it runs the increment and returns the reports of its tasks.
 
+        :param frame: The rows of the increment.
         :param moment: Checkpoint of the increment.
-        :param is_woken: Whether keyed subtasks get empty messages.
+        :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark runs no
+            task for an input that it knows to be empty.
         """
+        for vertex, task in zip(self.vertices, self.of(moment, is_woken=is_woken), strict=True):
+            if vertex.key is not None:
+                if is_woken and task.vertex == 0:
+                    frame = _with_message_column(frame)
+                frame = _keyed(frame, vertex.key, vertex, task, combines=self.combining.is_on)
+                frame = _with_messages(frame, task) if is_woken else frame
+                frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
+            elif vertex.has_fixed_subtasks:
+                frame = frame.coalesce(task.context.parallelism)
+            frame = frame.mapInArrow(task, _schema_of(task))
+        return frame
+
+    def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> list[VertexTask]:
+        """Return the tasks of an increment, one for each vertex; the arguments are those of :meth:`job`."""
         return [self._task(number, vertex, moment, is_woken=is_woken) for number, vertex in enumerate(self.vertices)]
 
     def _task(self, number: int, vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: bool) -> VertexTask:
@@ -122,45 +138,13 @@ def _order_of(vertex: PlannedVertex) -> tuple[str, ...]:
     return (KEY_GROUP_COLUMN, *vertex.key.columns, *vertex.key.order_by)
 
 
-def increment_frame(
-    frame: DataFrame,
-    vertices: Sequence[PlannedVertex],
-    tasks: Sequence[VertexTask],
-    *,
-    combines: bool,
-    is_woken: bool = False,
-) -> DataFrame:
-    """
-    Return the DataFrame of an increment; collecting it runs the increment and returns the reports of its tasks.
-
-    :param frame: The rows of the increment.
-    :param tasks: Tasks of the vertices, one for each.
-    :param combines: Whether Spark combines aggregates before the shuffle.
-    :param is_woken: Whether every keyed subtask gets an empty message, so that it runs even without rows. Spark runs no
-        task for an input that it knows to be empty.
-    """
-    for number, (vertex, task) in enumerate(zip(vertices, tasks, strict=True)):
-        if vertex.key is not None:
-            has_control = number > 0 or is_woken
-            frame = frame if number > 0 or not is_woken else _with_message_column(frame)
-            frame = _keyed(frame, vertex.key, vertex, task, has_control=has_control, combines=combines)
-            frame = _with_messages(frame, task) if is_woken else frame
-            frame = frame.repartitionById(task.context.parallelism, SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
-        elif vertex.has_fixed_subtasks:
-            frame = frame.coalesce(task.context.parallelism)
-        frame = frame.mapInArrow(task, _schema_of(task))
-    return frame
-
-
-def _keyed(
-    frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTask, *, has_control: bool, combines: bool
-) -> DataFrame:
+def _keyed(frame: DataFrame, key: KeyNode, vertex: PlannedVertex, task: VertexTask, *, combines: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
-    node = vertex.operators[0].node
-    if isinstance(node, AggregateNode):
-        operator = vertex.operators[0]
-        frame = partial_aggregates(frame, key, node, operator.output_schema, has_control=has_control, combines=combines)
+    operator, has_control = vertex.operators[0], task.has_control
+    if isinstance(operator.node, AggregateNode):
+        schema = operator.output_schema
+        frame = partial_aggregates(frame, key, operator.node, schema, has_control=has_control, combines=combines)
     keyed = with_key_groups(frame, key.columns, task.context.max_parallelism, task.context.parallelism)
     if not has_control:
         return keyed

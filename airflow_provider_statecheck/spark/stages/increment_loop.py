@@ -30,7 +30,7 @@ from airflow_provider_statecheck.spark.sources.source import SizeUnit
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
-from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
+from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, RunValues, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
@@ -163,10 +163,7 @@ class IncrementLoop:
         return reports
 
     def _run_job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool) -> list[TaskReport]:
-        tasks = self._tasks.of(moment, is_woken=is_woken)
-        job = increment_frame(
-            frame, self._tasks.vertices, tasks, combines=self._tasks.combining.is_on, is_woken=is_woken
-        )
+        job = self._tasks.job(frame, moment, is_woken=is_woken)
         with explained(self._attempt.storage.base_uri):
             reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
         require_all_subtasks(reports, self._tasks.vertices, self._states.parallelism)

@@ -9,12 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.pacing import Pace
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
-from airflow_provider_statecheck.spark.stages import increment_loop
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
@@ -98,12 +95,13 @@ class _Tasks:
     combining = Combining(None)
     now_ms = 0
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
         self.vertices = [_NoFunctions()]
         self.states = StageStates({}, parallelism=1, max_parallelism=1, restored={})
+        self._job = job
 
-    def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> SnapshotMoment:
-        return moment
+    def job(self, increment: int, moment: SnapshotMoment, *, is_woken: bool = False) -> _Frame:
+        return _Frame(self._job(increment, moment))
 
 
 @dataclass
@@ -126,7 +124,7 @@ class LoopWithoutSpark:
         arguments: tuple[Any, ...] = (
             self.attempt,
             splits,
-            _Tasks(),
+            _Tasks(self.job),
             self.jobs,
             commits,
             Pace(self.checkpoint_interval, None, self.monotonic),
@@ -142,15 +140,11 @@ class LoopWithoutSpark:
     def run(self, increments: int, commits: SinkCommits | None = None) -> SinkCommits:
         """Run increments to their end."""
         commits = commits or SinkCommits(self.sink, self.attempt)
-        with pytest.MonkeyPatch.context() as patching, self.begun(increments, commits) as (loop, splits):
-            patching.setattr(increment_loop, "increment_frame", self._frame)
+        with self.begun(increments, commits) as (loop, splits):
             first = splits.next_increment()
             assert first is not None
             loop.run(first, splits.load(first))
         return commits
-
-    def _frame(self, increment: int, _: Any, moment: SnapshotMoment, **options: Any) -> _Frame:
-        return _Frame(self.job(increment, moment))
 
 
 class _NoFunctions:
