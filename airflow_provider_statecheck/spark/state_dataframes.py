@@ -128,7 +128,7 @@ def read_snapshot(
     states = CheckpointStates.load(pointer, storage_options, allowed_locations).of_stage(uid)
     found = find_snapshot(states.document, name, scope)
     stored = [StoredSnapshot(each.uri, read_verified_manifest(states.storage, each)) for each in found.handles]
-    return StoredDataFrames(states.storage).read_all(spark, stored)
+    return StoredDataFrames(states.storage).read(spark, stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
 from tests.object_store import SECRET
@@ -34,7 +34,7 @@ def test_what_comes_back_equals_what_was_written(spark, storage):
     frames, uri = StoredDataFrames(storage), f"{storage.base_uri}/data"
     df = spark.range(0, 100, 1, 3).selectExpr("id `a.b`", "array(interval '2' month) m", "cast(id as string) s")
     manifest = frames.write(df, uri)
-    restored = frames.read(spark, uri, manifest)
+    restored = frames.read(spark, [StoredSnapshot(storage.base_uri, manifest)])
     assert (manifest.writer, manifest.rows, len(manifest.files)) == (SnapshotWriter.EXECUTORS, 100, 3)
     assert restored.dtypes == df.dtypes
     assert sorted(map(str, restored.selectExpr("`a.b`", "cast(m as string)", "s").collect())) == sorted(
@@ -46,10 +46,11 @@ def test_what_comes_back_equals_what_was_written(spark, storage):
 def test_a_snapshot_counts_by_its_fingerprint_and_not_by_its_files(spark, storage):
     def read(name, partitions):
         uri = f"{storage.base_uri}/{name}"
-        return frames.read(spark, uri, frames.write(spark.range(100).repartition(partitions), uri)).where("id > 3")
+        manifest = frames.write(spark.range(100).repartition(partitions), f"{uri}/data")
+        return frames.read(spark, [StoredSnapshot(uri, manifest)]).where("id > 3")
 
     def fingerprint(df, **known):
-        named = {f"{storage.base_uri}/{name}": value * 64 for name, value in known.items()}
+        named = {f"{storage.base_uri}/{name}/data": value * 64 for name, value in known.items()}
         return step_fingerprint(df, version=None, snapshots=named)
 
     frames = StoredDataFrames(storage)

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from tests.soak import rest_in_soak
 from tests.spark.tries import PlannedError, Tries, ids
 
@@ -99,7 +99,7 @@ class TestReading:
     def test_no_changed_byte_gives_another_value(self, spark, storage, tmp_path, settings, seed):
         uri = f"{storage.base_uri}/data"
         frames = StoredDataFrames(storage)
-        restored = frames.read(spark, uri, frames.write(columns(spark), uri))
+        restored = frames.read(spark, [StoredSnapshot(storage.base_uri, frames.write(columns(spark), uri))])
         expected = {condition: rows(restored, condition) for condition in QUERIES}
         assert all(expected.values())
         path = data_file(tmp_path)
@@ -122,7 +122,7 @@ class TestReading:
         conf.set("parquet.page.write-checksum.enabled", "false")
         try:
             frames, uri = StoredDataFrames(storage), f"{storage.base_uri}/data"
-            restored = frames.read(spark, uri, frames.write(columns(spark), uri))
+            restored = frames.read(spark, [StoredSnapshot(storage.base_uri, frames.write(columns(spark), uri))])
         finally:
             conf.unset("parquet.page.write-checksum.enabled")
         flip_page(data_file(tmp_path))

@@ -21,7 +21,12 @@ from pyspark.sql.types import (
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.columns import readable_type
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, read_dataframe, write_dataframe
+from airflow_provider_statecheck.spark.snapshots.dataframes import (
+    StoredDataFrames,
+    StoredSnapshot,
+    read_dataframe,
+    write_dataframe,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, build_manifest, verify_files
 from tests.soak import every_nth
@@ -238,7 +243,7 @@ def test_a_place_without_a_scheme_is_refused(spark, storage, tmp_path):
 def test_what_spark_wrote_is_told_where_spark_lacks_the_filesystem_now(spark, storage, tmp_path):
     manifest = StoredDataFrames(storage).write(spark.range(1), f"file://{tmp_path}/data")
     with pytest.raises(UnsupportedStateError, match="add the connector that wrote it"):
-        StoredDataFrames(storage.allowing("s3://bucket/data")).read(spark, "s3://bucket/data", manifest)
+        StoredDataFrames(storage.allowing("s3://bucket")).read(spark, [StoredSnapshot("s3://bucket", manifest)])
 
 
 class TestManifest:

@@ -18,7 +18,7 @@ from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.snapshots import dataframes
 from airflow_provider_statecheck.spark.snapshots.columns import file_schema
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter, build_manifest, verify_files
 from tests.object_store import SECRET
@@ -49,12 +49,16 @@ def frames(storage):
     return StoredDataFrames(storage)
 
 
-def uri_of(storage, name="data"):
-    return f"{storage.base_uri}/{name}"
+def uri_of(storage, name="step"):
+    return f"{storage.base_uri}/{name}/data"
+
+
+def read(spark, frames, uri, manifest):
+    return frames.read(spark, [StoredSnapshot(uri.removesuffix("/data"), manifest)])
 
 
 def round_trip(spark, frames, df, uri):
-    return frames.read(spark, uri, frames.write(df, uri))
+    return read(spark, frames, uri, frames.write(df, uri))
 
 
 @pytest.mark.parametrize("query", every_nth(CROSSING.values(), 10), ids=CROSSING.keys())
@@ -104,13 +108,13 @@ def test_many_partitions_and_empty_ones_give_the_rows_that_were_there(spark, sto
     manifest = frames.write(df, uri_of(storage))
     assert (manifest.rows, len(manifest.files)) == (500, 30)
     assert manifest.writer is SnapshotWriter.EXECUTORS
-    assert sorted(frames.read(spark, uri_of(storage), manifest).collect()) == sorted(df.collect())
+    assert sorted(read(spark, frames, uri_of(storage), manifest).collect()) == sorted(df.collect())
 
 
 def test_an_empty_dataframe_has_no_files_and_keeps_its_schema(spark, storage, frames):
     df = spark.range(5).where("id > 10").selectExpr("id", "named_struct('a', id) s")
     manifest = frames.write(df, uri_of(storage))
-    restored = frames.read(spark, uri_of(storage), manifest)
+    restored = read(spark, frames, uri_of(storage), manifest)
     assert (manifest.files, manifest.rows, storage.list_files(uri_of(storage))) == ((), 0, {})
     assert restored.schema == nullable(df.schema)
     assert restored.collect() == []
@@ -170,7 +174,7 @@ class TestDamage:
         manifest, _ = written
         storage.write_bytes(f"{uri_of(storage)}/part-00000-99-0-loser.parquet", b"half a file")
         verify_files(storage, uri_of(storage), manifest)
-        assert frames.read(spark, uri_of(storage), manifest).count() == 100
+        assert read(spark, frames, uri_of(storage), manifest).count() == 100
 
     def test_a_missing_file_is_found_before_and_while_reading(self, spark, storage, frames, written, options):
         import fsspec
@@ -180,7 +184,7 @@ class TestDamage:
         with pytest.raises(CorruptStateError, match="is missing"):
             verify_files(storage, uri_of(storage), manifest)
         with pytest.raises(Exception, match=r"CorruptStateError.*found none"):
-            frames.read(spark, uri_of(storage), manifest).count()
+            read(spark, frames, uri_of(storage), manifest).count()
 
     def test_a_file_of_another_size_is_found_before_and_while_reading(self, spark, storage, frames, written):
         manifest, uri = written
@@ -188,7 +192,7 @@ class TestDamage:
         with pytest.raises(CorruptStateError, match="bytes instead of"):
             verify_files(storage, uri_of(storage), manifest)
         with pytest.raises(Exception, match=r"CorruptStateError.*was changed"):
-            frames.read(spark, uri_of(storage), manifest).count()
+            read(spark, frames, uri_of(storage), manifest).count()
 
 
 class TestFingerprints:
@@ -218,19 +222,19 @@ class TestFingerprints:
 
         manifest = frames.write(spark.range(0, 1000, 1, 8), uri_of(storage))
         known = {uri_of(storage): "f" * 64}
-        whole = frames.read(spark, uri_of(storage), manifest)
+        whole = read(spark, frames, uri_of(storage), manifest)
         monkeypatch.setattr(executor_io, "_MIN_TASK_BYTES", 1)
-        shared = frames.read(spark, uri_of(storage), manifest)
+        shared = read(spark, frames, uri_of(storage), manifest)
         assert (whole.rdd.getNumPartitions(), shared.rdd.getNumPartitions()) == (2, 8)
         assert fingerprint(whole, known) == fingerprint(shared, known)
 
     def test_how_this_package_reads_does_not_count(self, spark, frames, storage, fingerprint, monkeypatch):
         """Another release reads the same snapshots, by other code."""
         manifest = frames.write(spark.range(10), uri_of(storage))
-        before = fingerprint(frames.read(spark, uri_of(storage), manifest), {})
+        before = fingerprint(read(spark, frames, uri_of(storage), manifest), {})
         monkeypatch.setattr(dataframes, "read_snapshot", read_otherwise)
         monkeypatch.setattr(plan_digest, "read_snapshot", read_otherwise)
-        assert fingerprint(frames.read(spark, uri_of(storage), manifest), {}) == before
+        assert fingerprint(read(spark, frames, uri_of(storage), manifest), {}) == before
 
     def test_a_function_that_travels_as_a_broadcast_is_no_reason_to_fail(self, spark, fingerprint):
         """Spark sends what has more than a MiB of data behind it in another way."""
@@ -342,7 +346,7 @@ storage = CheckpointStorage.open(os.environ["BASE"], **json.loads(os.environ["OP
 frames = dataframes.StoredDataFrames(storage)
 uri = storage.base_uri + "/data"
 manifest = frames.write(spark.range(0, 90, 1, 3), uri)
-rows = sorted(row.id for row in frames.read(spark, uri, manifest).collect())
+rows = sorted(row.id for row in frames.read(spark, [dataframes.StoredSnapshot(storage.base_uri, manifest)]).collect())
 spark.stop()
 print(json.dumps({"rows": rows, "named": len(manifest.files), "found": len(storage.list_files(uri))}))
 """

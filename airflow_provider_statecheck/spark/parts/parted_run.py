@@ -34,11 +34,12 @@ from airflow_provider_statecheck.spark.parts.part_jobs import PartBuilder, PartJ
 from airflow_provider_statecheck.spark.plan_digest import combined_fingerprint, comparable, items
 from airflow_provider_statecheck.spark.snapshots.columns import (
     file_schema,
+    from_file_columns,
     from_transfer_columns,
     parse_schema,
     transfer_schema,
 )
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, from_file_columns
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,

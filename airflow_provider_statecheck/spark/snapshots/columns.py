@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
@@ -149,36 +150,57 @@ def stored_schema(transferred: Any) -> Any:
     return pa.schema([_stored_field(field) for field in transferred])
 
 
+def to_file_columns(df: DataFrame) -> DataFrame:
+    """Return a DataFrame with the columns of the files."""
+    return _converted(df, lambda field: [file_type(field.dataType)])
+
+
+def from_file_columns(files: DataFrame, schema: StructType) -> DataFrame:
+    """Return the columns of files with their original names, types and metadata."""
+    return _original(files, schema, lambda field: [file_type(field.dataType)])
+
+
 def to_transfer_columns(df: DataFrame) -> DataFrame:
     """Return a DataFrame with the columns in the transfer schema."""
-    fields = df.schema.fields
-    renamed = df.toDF(*(column_name(i) for i in range(len(fields))))
-    return renamed.select([_transferred(renamed[column_name(i)], i, field) for i, field in enumerate(fields)])
+    return _converted(df, _transfer_steps)
 
 
 def from_transfer_columns(frame: DataFrame, schema: StructType) -> DataFrame:
     """Return a DataFrame with the original names, types and metadata."""
-    return frame.select([_restored(frame[column_name(i)], field) for i, field in enumerate(schema.fields)])
+    return _original(frame, schema, _transfer_steps)
 
 
-def _transferred(column: Column, position: int, field: StructField) -> Column:
-    types = [file_type(field.dataType), _type_in_months(field), _transfer_type(field)]
-    for wanted in _changes(types, field.dataType):
-        column = column.cast(wanted)
-    return column.alias(column_name(position))
+def _transfer_steps(field: StructField) -> list[DataType]:
+    return [file_type(field.dataType), _type_in_months(field), _transfer_type(field)]
 
 
-def _restored(column: Column, field: StructField) -> Column:
-    types = [_type_in_months(field), file_type(field.dataType), readable_type(field.dataType)]
-    for wanted in _changes(types, _transfer_type(field)):
-        column = column.cast(wanted)
-    return column.alias(field.name, metadata=field.metadata)
+def _converted(df: DataFrame, steps: Callable[[StructField], list[DataType]]) -> DataFrame:
+    """Rename columns by position, and cast them to one type after the other."""
+    fields = df.schema.fields
+    renamed = df.toDF(*(column_name(i) for i in range(len(fields))))
+    columns = [
+        _cast(renamed[column_name(i)], [readable_type(field.dataType), *steps(field)]).alias(column_name(i))
+        for i, field in enumerate(fields)
+    ]
+    return renamed.select(columns)
 
 
-def _changes(types: list[DataType], current: DataType) -> list[DataType]:
-    """Return the types without those that equal their predecessor, which need no cast."""
-    predecessors = [current, *types]
-    return [wanted for known, wanted in zip(predecessors, types, strict=False) if wanted != known]
+def _original(frame: DataFrame, schema: StructType, steps: Callable[[StructField], list[DataType]]) -> DataFrame:
+    return frame.select(
+        [
+            _cast(frame[column_name(i)], [*reversed(steps(field)), readable_type(field.dataType)]).alias(
+                field.name, metadata=field.metadata
+            )
+            for i, field in enumerate(schema.fields)
+        ]
+    )
+
+
+def _cast(column: Column, types: list[DataType]) -> Column:
+    # The first type is that of the column; equal ones need no cast.
+    for known, wanted in pairwise(types):
+        column = column if wanted == known else column.cast(wanted)
+    return column
 
 
 def _transfer_type(field: StructField) -> DataType:

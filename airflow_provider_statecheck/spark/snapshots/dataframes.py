@@ -25,12 +25,12 @@ from airflow_provider_statecheck.spark.driver.session import HadoopFilesystems, 
 from airflow_provider_statecheck.spark.snapshots.columns import (
     contains_timestamp,
     file_schema,
-    file_type,
+    from_file_columns,
     from_transfer_columns,
     parse_schema,
-    readable_type,
     refuse_unsupported,
     stored_schema,
+    to_file_columns,
     to_transfer_columns,
     transfer_schema,
 )
@@ -50,13 +50,11 @@ from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotManifest,
     SnapshotWriter,
     build_manifest,
-    column_name,
 )
 from airflow_provider_statecheck.storage.uris import EXTRAS, open_filesystem, redact, scheme_of, serves
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql import DataFrame, SparkSession
 
 
 _TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
@@ -136,24 +134,14 @@ class StoredDataFrames:
         write_dataframe(df, spark_uri)
         return build_manifest(self._storage, data_uri, df.schema.json())
 
-    def read(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
+    def read(self, spark: SparkSession, snapshots: Sequence[StoredSnapshot]) -> DataFrame:
         """
-        Return a DataFrame that reads a snapshot.
+        Return a DataFrame that reads a snapshot, or the parts of a step, which have the same columns.
 
+        :param snapshots: At least one.
         :raises CorruptStateError: if its schema cannot be read.
         :raises LocationNotAllowedError: for a directory outside the allowed locations.
         :raises UnsupportedStateError: if Spark wrote it and this session has no filesystem for it.
-        """
-        self._storage.allowed.require(data_uri)
-        if manifest.writer is SnapshotWriter.EXECUTORS:
-            return self._read_on_executors(spark, self._files(data_uri), redact(data_uri), manifest)
-        return read_dataframe(spark, [self._spark_uri(spark, data_uri)], manifest.schema_json)
-
-    def read_all(self, spark: SparkSession, snapshots: Sequence[StoredSnapshot]) -> DataFrame:
-        """
-        Return a DataFrame that reads several snapshots with the same columns, the parts of a step; raises as :meth:`read`.
-
-        :param snapshots: At least one.
         """
         return self._read_by_writer(spark, snapshots, lambda each: [each.data_uri])
 
@@ -264,7 +252,7 @@ def write_dataframe(df: DataFrame, data_uri: str) -> None:
     """
     refuse_unwritable(df)
     _refuse_lossy_settings(df)
-    _to_file_columns(df).write.mode("error").options(**_WRITE_OPTIONS).parquet(data_uri)
+    to_file_columns(df).write.mode("error").options(**_WRITE_OPTIONS).parquet(data_uri)
 
 
 def read_dataframe(spark: SparkSession, uris: Sequence[str], schema_json: str) -> DataFrame:
@@ -279,11 +267,6 @@ def read_dataframe(spark: SparkSession, uris: Sequence[str], schema_json: str) -
     return from_file_columns(spark.read.schema(file_schema(schema)).options(**_READ_OPTIONS).parquet(*uris), schema)
 
 
-def from_file_columns(files: DataFrame, schema: StructType) -> DataFrame:
-    """Return the columns of files with their original names, types and metadata."""
-    return files.select([_restored(files[column_name(i)], field) for i, field in enumerate(schema.fields)])
-
-
 def _refuse_lossy_settings(df: DataFrame) -> None:
     if not contains_timestamp(df.schema):
         return
@@ -293,29 +276,6 @@ def _refuse_lossy_settings(df: DataFrame) -> None:
             "TIMESTAMP_MICROS or INT96.",
             setting=_TIMESTAMP_TYPE,
         )
-
-
-def _to_file_columns(df: DataFrame) -> DataFrame:
-    fields = df.schema.fields
-    renamed = df.toDF(*(column_name(i) for i in range(len(fields))))
-    if not any(_needs_cast(field) for field in fields):
-        return renamed
-    return renamed.select([_stored(renamed[column_name(i)], i, field) for i, field in enumerate(fields)])
-
-
-def _needs_cast(field: StructField) -> bool:
-    return file_type(field.dataType) != readable_type(field.dataType)
-
-
-def _stored(column: Column, position: int, field: StructField) -> Column:
-    if not _needs_cast(field):
-        return column
-    return column.cast(file_type(field.dataType)).alias(column_name(position))
-
-
-def _restored(column: Column, field: StructField) -> Column:
-    original = column.cast(readable_type(field.dataType)) if _needs_cast(field) else column
-    return original.alias(field.name, metadata=field.metadata)
 
 
 _PACKAGE = "airflow_provider_statecheck"

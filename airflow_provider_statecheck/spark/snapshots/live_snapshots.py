@@ -65,11 +65,6 @@ class LiveSnapshot:
         return StoredSnapshot(self.handle.uri, self.manifest)
 
     @property
-    def data_uri(self) -> str:
-        """Return the URI of the directory of the Parquet files."""
-        return self.stored.data_uri
-
-    @property
     def identity(self) -> str:
         """Return the identity of the snapshot in the fingerprints of dependent steps."""
         return self.handle.fingerprint + self.handle.lineage
@@ -108,7 +103,7 @@ class StageSnapshots:
 
     def fingerprints(self) -> Mapping[str, str]:
         """Return the identities of the live snapshots by the URIs that plans read."""
-        return {live.data_uri: live.identity for live in self._live.values()}
+        return {live.stored.data_uri: live.identity for live in self._live.values()}
 
     def damage_behind(self, error: BaseException) -> dict[str, str]:
         """Return the problems of damaged live snapshots that an error refers to, by the URIs of the snapshots."""
@@ -181,14 +176,14 @@ class StageSnapshots:
 
     def read(self, spark: SparkSession, live: LiveSnapshot) -> DataFrame:
         """Return a DataFrame that reads a snapshot."""
-        return self._hand_out(self.frames.read(spark, live.data_uri, live.manifest), {_WHOLE: live.stored})
+        return self._hand_out(spark, {_WHOLE: live.stored})
 
     def read_parts(self, spark: SparkSession, step: StepKey) -> DataFrame:
         """Return a DataFrame that reads all live parts of a step, at least one."""
-        parts = {number: live.stored for number, live in self.parts(step).items()}
-        return self._hand_out(self.frames.read_all(spark, list(parts.values())), parts)
+        return self._hand_out(spark, {number: live.stored for number, live in self.parts(step).items()})
 
-    def _hand_out(self, frame: DataFrame, parts: dict[int, StoredSnapshot]) -> DataFrame:
+    def _hand_out(self, spark: SparkSession, parts: dict[int, StoredSnapshot]) -> DataFrame:
+        frame = self.frames.read(spark, list(parts.values()))
         self.handed_out.update(stored.uri for stored in parts.values())
         self._read_by_frames[frame] = parts
         return frame

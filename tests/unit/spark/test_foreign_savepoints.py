@@ -26,7 +26,7 @@ from airflow_provider_statecheck.exceptions import LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
@@ -289,7 +289,7 @@ def test_spark_is_given_no_path_elsewhere(stage: WrittenStage, tmp_path: Path) -
     spark: Any = None
     manifest = SnapshotManifest(schema_json="{}", files=(), rows=0)
     with pytest.raises(LocationNotAllowedError):
-        StoredDataFrames(stage.storage).read(spark, f"file://{tmp_path}/elsewhere", manifest)
+        StoredDataFrames(stage.storage).read(spark, [StoredSnapshot(f"file://{tmp_path}/elsewhere", manifest)])
 
 
 def pickled(storage: CheckpointStorage) -> CheckpointStorage:
