@@ -156,7 +156,8 @@ class CommittingSink(ABC):
         :raises CorruptStateError: if output is missing or was modified.
         :raises IncompatibleCheckpointError: if another job has not committed its output of the restored savepoint.
         :raises UnsupportedStateError: if the output is incompatible with the destination.
-        :raises StorageError: if the destination fails.
+        :raises StorageError: if the destination fails, or all tries conflict with other commits.
+        :raises CommitStateUnknownError: if the outcome of the commit is unknown; the next attempt finds it out.
         """
         if self._committer is None:
             raise CoordinatorError(f"Expected {self!r} to be open, found it closed; open it before commits.")

@@ -7,7 +7,6 @@ Two columns of the table record the sink and the checkpoint that inserted an ups
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -16,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     EnvironmentNotReadyError,
-    StateCheckError,
     StorageError,
     UnsupportedStateError,
 )
@@ -45,6 +43,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     TargetFiles,
     data_directory,
     data_file,
+    delete_after_commit,
     lineage_of_data_file,
     missing_file_cause,
     new_staged_name,
@@ -179,7 +178,7 @@ class UpsertedRows(DeltaDestination):
             # deltalake writes no version if no row has changed.
             failure = self.table.commit(snapshot, commit)
         if failure is None and change.publication is not None:
-            self._delete_staged(change.publication)
+            delete_after_commit(self.files, change.publication)
         return failure
 
     @override
@@ -239,11 +238,6 @@ class UpsertedRows(DeltaDestination):
                 f"Expected staged rows in {self.files.target}/{file.name}, found other content: {error}; restore from an "
                 "earlier checkpoint, or start over."
             ) from error
-
-    def _delete_staged(self, publication: Publication) -> None:
-        names = [file.name for task in publication.committables for file in task.files]
-        with suppress(StateCheckError):  # a later sweep deletes them
-            in_parallel(self.files.delete, names, is_local=self.files.is_local)
 
     def _require_updatable(self, snapshot: DeltaSnapshot) -> None:
         if snapshot.is_append_only:

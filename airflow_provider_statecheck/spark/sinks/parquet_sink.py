@@ -143,12 +143,7 @@ class PublishedFiles(Output):
 
     @override
     def check(self, publication: Publication, newest: Callable[[], Publication | None]) -> None:
-        """
-        Require complete files, and that all tasks wrote a schema that extends that of the newest output.
-
-        :raises UnsupportedStateError: if they wrote another schema.
-        :raises CorruptStateError: if a file is missing.
-        """
+        # Each schema must extend the one before it, in the newest output and in the tasks.
         schemas = [task.schema for each in (newest(), publication) if each for task in each.committables]
         for before, after in pairwise(dict.fromkeys(schemas)):
             changes = schema_changes(decode_schema(before), decode_schema(after))
@@ -159,28 +154,20 @@ class PublishedFiles(Output):
 
     @override
     def publish(self, publication: Publication) -> None:
-        """
-        Move the staged files to their published names.
-
-        :raises CorruptStateError: if a file is missing, or another file has its name.
-        """
         in_parallel(lambda pair: self._move(publication, *pair), named_files(publication), is_local=self.files.is_local)
 
     @override
     def retract(self, publication: Publication) -> None:
-        """Delete the published and the staged files."""
         pairs = named_files(publication)
         names = [name for file, published in pairs for name in (file.name, published)]
         in_parallel(self.files.delete, names, is_local=self.files.is_local)
 
     @override
     def listed(self) -> list[str]:
-        """Return the names of the published files of the lineage."""
         return [name for name in self.files.list_files() if lineage_of_file(name) == self.files.lineage]
 
     @override
     def sweep(self, listed: Sequence[str], current: CommitLog, last_epoch: int) -> None:
-        """Delete published files of checkpoints that the log does not name, and staged files up to an epoch."""
         orphans = [name for name in listed if not current.names(*checkpoint_of_file(name))]
         in_parallel(self.files.delete, orphans, is_local=self.files.is_local)
         sweep_staged(self.files, last_epoch)

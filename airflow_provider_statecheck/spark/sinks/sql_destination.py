@@ -6,7 +6,6 @@ The rows and the commit log change in one transaction of the database.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,13 +29,12 @@ from airflow_provider_statecheck.spark.sinks.sql_loading import (
     output_table,
     staged_rows,
 )
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, sweep_staged
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, delete_after_commit, sweep_staged
 from airflow_provider_statecheck.spark.tables.databases import SinkDatabase, is_incompatible
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
-log = logging.getLogger(__name__)
 _UNIQUE_COLUMNS = """
 SELECT array_agg(CAST(a.attname AS TEXT))
 FROM pg_index i
@@ -137,21 +135,12 @@ class SqlDestination(CommitDestination):
             if change.publication is not None:
                 self._publish(connection, change.publication)
         if change.publication is not None:
-            self._delete_staged(change.publication)
+            delete_after_commit(self.files, change.publication)
         return None
 
     @override
     def sweep(self, epoch: int, last_epoch: int) -> None:
         sweep_staged(self.files, last_epoch)
-
-    def _delete_staged(self, publication: Publication) -> None:
-        names = [file.name for task in publication.committables for file in task.files]
-        try:
-            for name in names:
-                self.files.delete(name)
-        except StateCheckError as error:
-            # The commit is complete; the end of the attempt deletes the files.
-            log.warning("Files in the staging directory %s were not deleted: %s", self.files.target, error)
 
     def _replace_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
         from sqlalchemy import update

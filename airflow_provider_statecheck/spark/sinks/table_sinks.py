@@ -204,16 +204,6 @@ class IcebergSink(CommittingSink):
 
     @override
     def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
-        """
-        Add the files of a completed checkpoint; idempotent.
-
-        :raises StaleAttemptError: if a newer attempt owns the table.
-        :raises CorruptStateError: if files are missing, or the output differs from an earlier commit of the checkpoint.
-        :raises IncompatibleCheckpointError: if another job has not committed its output of the restored savepoint.
-        :raises UnsupportedStateError: if the partitions of the table have changed.
-        :raises StorageError: if the catalog fails, or all tries conflict with other commits.
-        :raises CommitStateUnknownError: if the outcome of the commit is unknown; the next attempt checks the table.
-        """
         super().commit(checkpoint_id, committables)
         # Vended credentials for the storage expire, often after an hour.
         if self._opened is not None and self._target is not None:

@@ -24,6 +24,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.spark.sinks.commit_log import Publication
 from airflow_provider_statecheck.spark.sinks.sink import (
     Committable,
     SinkTaskContext,
@@ -242,6 +243,15 @@ def sweep_staged(files: TargetFiles, last_epoch: int) -> None:
     directory = staging_directory(files.lineage)
     names = [name for name in files.list_files(directory) if (staged_epoch(name) or 0) <= last_epoch]
     in_parallel(files.delete, [f"{directory}/{name}" for name in names], is_local=files.is_local)
+
+
+def delete_after_commit(files: TargetFiles, publication: Publication) -> None:
+    """Delete the staged files of a committed checkpoint; those that cannot be deleted are left to a later sweep."""
+    names = [file.name for task in publication.committables for file in task.files]
+    try:
+        in_parallel(files.delete, names, is_local=files.is_local)
+    except StateCheckError as error:
+        log.warning("Files in the staging directory %s were not deleted: %s", files.target, error)
 
 
 def final_name(lineage: str, generation: int, checkpoint_id: int, subtask: int, staged: str) -> str:

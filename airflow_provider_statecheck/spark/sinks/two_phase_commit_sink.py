@@ -168,13 +168,11 @@ class TransactionOutput(Output):
 
     @override
     def publish(self, publication: Publication) -> None:
-        """Commit the transactions of a checkpoint, one after the other."""
         for each in publication.committables:
             self.sink.commit_transaction(each.transaction)
 
     @override
     def retract(self, publication: Publication) -> None:
-        """Abort the transactions of a checkpoint, one after the other."""
         for each in publication.committables:
             self.sink.abort_transaction(each.transaction)
 

@@ -160,11 +160,6 @@ class SnapshotReader(TaskReader):
 
     @override
     def read_task(self, task: Any) -> Iterator[Any]:
-        """
-        Yield the rows of pieces.
-
-        :raises CorruptStateError: if a file is missing or has another size.
-        """
         for piece in task:
             yield from self._read_piece(*piece)
 

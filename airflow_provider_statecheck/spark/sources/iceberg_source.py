@@ -384,11 +384,6 @@ class IcebergFileReader(TaskReader):
 
     @override
     def read_task(self, task: Any) -> Iterator[Any]:
-        """
-        Yield the rows of a share.
-
-        :raises StorageError: if a file cannot be read.
-        """
         what = f"A file of the Iceberg table {self.table.shown} cannot be read"
         with concealed_failures(what, self.table.io.reveal()):
             scan = self._scan()

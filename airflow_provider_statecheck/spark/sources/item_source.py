@@ -366,11 +366,6 @@ class RowGroupReader(TaskReader):
 
     @override
     def read_task(self, task: Any) -> Iterator[Any]:
-        """
-        Yield the rows of row groups.
-
-        :raises SourceChangedError: if a file has changed since it was listed.
-        """
         groups = RowGroups(*task)
         with _opened(groups.uri, groups.root, groups.size_bytes, self.options.reveal()) as source:
             yield from self._read_groups(source, groups)

@@ -314,11 +314,6 @@ class RangeReader(TaskReader):
 
     @override
     def read_task(self, task: Any) -> Iterator[Any]:
-        """
-        Yield the rows of a range.
-
-        :raises SourceError: if the database cannot be read, or a value does not have the type of its column.
-        """
         keys = KeyRange.of_name(task)
         with self.database.connect() as connection:
             statement = self.relation.rows_of(keys, self.schema.names)

@@ -252,7 +252,11 @@ class TaskReader(ABC):
 
     @abstractmethod
     def read_task(self, task: Any) -> Iterator[Any]:
-        """Yield the rows of a task as record batches."""
+        """
+        Yield the rows of a task as record batches.
+
+        :raises StateCheckError: if the input is missing, has changed since it was listed, or cannot be read.
+        """
 
 
 def read_tasks(reader: TaskReader, batches: Iterable[Any]) -> Iterator[Any]:
