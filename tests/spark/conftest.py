@@ -15,6 +15,7 @@ import pytest
 import airflow_provider_statecheck
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.shared_spark import CONF, shared_session
+from tests.spark.tries import Tries
 
 PACKAGE_ROOT = Path(airflow_provider_statecheck.__file__).parents[1]
 HERE = Path(__file__).parent
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Any:
     return shared_session()
+
+
+@pytest.fixture
+def tries(spark: Any, tmp_path: Path) -> Tries:
+    return Tries(spark, tmp_path)
 
 
 @pytest.fixture

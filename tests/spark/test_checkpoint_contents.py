@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -19,11 +16,6 @@ from airflow_provider_statecheck.state.reading.snapshot_reader import read_snaps
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.spark.tries import JOB, PlannedError, Tries, ids
-
-
-@pytest.fixture
-def tries(spark: SparkSession, tmp_path: Path) -> Tries:
-    return Tries(spark, tmp_path)
 
 
 def fail_in_the_third_day(tries: Tries, checkpoint: StageContext, rows: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear
 from airflow_provider_statecheck.exceptions import (
@@ -28,12 +28,6 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.messages import make_registration
 from tests.spark.tries import JOB, PlannedError, Tries, ids
-
-
-@pytest.fixture
-def tries(spark: SparkSession, tmp_path: Path) -> Tries:
-    return Tries(spark, tmp_path)
-
 
 # Names
 

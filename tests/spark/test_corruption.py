@@ -22,15 +22,12 @@ from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from tests.soak import rest_in_soak
+from tests.spark.tries import PlannedError
 
 JOB = "corruption"
 LARGE = 30_000
 """Characters that no metadata file takes in, so that the state gets a file of its own."""
 RESULT = {"rows": [0, 2, 4], "sum": 15, "marks": {"first": "f" * LARGE, "second": "s" * LARGE}}
-
-
-class PlannedError(Exception):
-    """Ends the first try."""
 
 
 class Stage:

@@ -16,11 +16,6 @@ from airflow_provider_statecheck.spark.step_kinds import cached_bytes, is_cached
 from tests.spark.tries import Tries, ids
 
 
-@pytest.fixture
-def tries(spark: SparkSession, tmp_path: Path) -> Tries:
-    return Tries(spark, tmp_path)
-
-
 def taking(tries: Tries, name: str, seconds: float, rows: int = 3) -> Callable[[], DataFrame]:
     """A builder that takes some time."""
 

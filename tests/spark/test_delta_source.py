@@ -13,20 +13,18 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
+from tests.unit.spark.sources.runs import rows_read
 
-DAYS = [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2), None]
 
-
-def read_all(enumerator, spark_rows=lambda frame: frame.collect()):
-    found = []
-    for increment in iter(enumerator.next_increment, None):
-        found += spark_rows(enumerator.load(increment))
-        enumerator.finish(increment)
-    return [row.asDict(recursive=True) for row in found]
+def read_all(enumerator):
+    return [row.asDict(recursive=True) for row in rows_read(enumerator)]
 
 
 def in_order(rows):
     return sorted(rows, key=lambda row: row["key"])
+
+
+DAYS = [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2), None]
 
 
 def orders(first, last):

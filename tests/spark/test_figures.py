@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary
 from airflow_provider_statecheck.spark.status_log import StepFigures
 from tests.spark.tries import Tries
-
-
-@pytest.fixture
-def tries(spark: SparkSession, tmp_path: Path) -> Tries:
-    return Tries(spark, tmp_path)
 
 
 def newest(tries: Tries) -> SnapshotSummary:

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from tests.messages import make_owner
 from tests.spark.stages.stage_tries import StageTries
 from tests.unit.spark.sinks.iceberg.tables import TABLE, create_table, opened, properties_in, table_in
+from tests.unit.spark.sources.runs import rows_read
 
 EVERY_TYPE = pa.schema(
     [
@@ -39,6 +40,10 @@ EVERY_TYPE = pa.schema(
 ORDERS = pa.schema([("customer", pa.int64()), ("amount", pa.int64())])
 TOTALS = pa.schema([("customer", pa.int64()), ("amount", pa.int64()), ("orders", pa.int64())])
 TOTALS_TABLE = "sales.totals"
+
+
+def in_order(spark, source):
+    return sorted(rows_read(source.open(spark), lambda frame: frame.toArrow().to_pylist()), key=lambda row: row["id"])
 
 
 def row_of(number: int) -> dict[str, Any]:
@@ -71,27 +76,19 @@ def every_type(tmp_path):
     return tmp_path
 
 
-def rows_read(spark, source):
-    enumerator, rows = source.open(spark), []
-    for increment in iter(enumerator.next_increment, None):
-        rows += enumerator.load(increment).toArrow().to_pylist()
-        enumerator.finish(increment)
-    return sorted(rows, key=lambda row: row["id"])
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("limit", [{}, {"files_per_increment": 2}])
 def test_rows_of_every_type_are_read_as_pyiceberg_reads_them(spark, every_type, limit):
     with table_in(every_type) as table:
         expected = sorted(table.scan().to_arrow().to_pylist(), key=lambda row: row["id"])
-    found = rows_read(spark, IcebergSource(TABLE, properties=properties_in(every_type), **limit))
+    found = in_order(spark, IcebergSource(TABLE, properties=properties_in(every_type), **limit))
     assert len(found) == 29
     assert found == expected
 
 
 def test_chosen_columns_alone_are_read(spark, every_type):
     source = IcebergSource(TABLE, properties=properties_in(every_type), columns=["id", "text"])
-    assert rows_read(spark, source)[:2] == [{"id": 0, "text": None}, {"id": 1, "text": "text 1"}]
+    assert in_order(spark, source)[:2] == [{"id": 0, "text": None}, {"id": 1, "text": "text 1"}]
 
 
 def test_columns_that_spark_has_no_type_for_are_refused(spark, tmp_path):

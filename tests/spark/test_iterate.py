@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import DataFrame, functions as F
 
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError, StorageError
@@ -17,11 +16,6 @@ from tests.soak import rest_in_soak
 from tests.spark.tries import PlannedError, Tries, ids
 
 EDGES = [(1, 2), (1, 3), (2, 3), (3, 1), (4, 3), (4, 1), (5, 6), (6, 5)]
-
-
-@pytest.fixture
-def tries(spark: SparkSession, tmp_path: Path) -> Tries:
-    return Tries(spark, tmp_path)
 
 
 def doubling(tries: Tries, fail_at: int | None = None) -> Callable[[DataFrame, int], DataFrame]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from airflow_provider_statecheck import CsvSource, DataFrameSource, DeltaSource, ParquetSource, SqlSource
@@ -54,11 +54,6 @@ class Scoring:
 
     def counts(self) -> Counter[int]:
         return Counter(map(int, self.calls.read_text().split())) if self.calls.exists() else Counter()
-
-
-@pytest.fixture
-def tries(spark: SparkSession, tmp_path: Path) -> Tries:
-    return Tries(spark, tmp_path)
 
 
 @pytest.fixture

@@ -26,13 +26,10 @@ from airflow_provider_statecheck.spark import checkpoint_files
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.spark.tries import PlannedError
 
 LIMIT_SECONDS = 60.0
 ITEMS = ["monday", "tuesday", "wednesday"]
-
-
-class PlannedError(Exception):
-    """Ends a try."""
 
 
 class Pipeline:

@@ -18,15 +18,12 @@ from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
+from tests.spark.tries import PlannedError
 
 JOB = "two-operators"
 ITEMS = range(1, 8)
 RETAINED = {"often": 2, "seldom": 3}
 EVERY = {"often": 1, "seldom": 3}
-
-
-class PlannedError(Exception):
-    """Ends a try."""
 
 
 class Job:

@@ -9,6 +9,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
 from tests.soak import rest_in_soak
+from tests.unit.spark.sources.runs import rows_read
 
 EVERY_TYPE = """
     id, cast(id as string) as text, timestamp_seconds(id) as at, timestamp_ntz '2026-11-21 01:02:03' as local,
@@ -24,18 +25,6 @@ def orders(spark, tmp_path_factory):
     rows = spark.sql(f"select {EVERY_TYPE} from range(0, 3000, 1, 1)")
     rows.write.option("parquet.block.size", "20000").partitionBy("part").parquet(str(path))
     return path
-
-
-def read_all(enumerator, keep=lambda df: df.collect()):
-    found = []
-    for increment in iter(enumerator.next_increment, None):
-        found += keep(enumerator.load(increment))
-        enumerator.finish(increment)
-    return found
-
-
-def following(enumerator):
-    return enumerator.next_increment()
 
 
 def in_order(rows):
@@ -60,7 +49,7 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
         schemas.append(frame.schema)
         return frame.collect()
 
-    rows = read_all(enumerator, rows_of)
+    rows = rows_read(enumerator, rows_of)
 
     expected = spark.read.parquet(str(orders))
     assert in_order(rows) == in_order(expected.collect())
@@ -72,7 +61,7 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
 def test_chosen_columns_come_in_their_order(spark, orders, limit):
     enumerator = ParquetSource(orders, columns=["part", "money"], **limit).open(spark)
 
-    frame = enumerator.load(following(enumerator))
+    frame = enumerator.load(enumerator.next_increment())
 
     assert frame.schema.simpleString() == "struct<part:int,money:decimal(20,2)>"
     assert "text" not in frame._jdf.queryExecution().executedPlan().toString()
@@ -84,7 +73,7 @@ def test_a_given_schema_decides_columns_and_types(spark, orders, limit):
     source = ParquetSource(orders, schema="part string, id bigint, missing double", **limit)
     enumerator = source.open(spark)
 
-    frame = enumerator.load(following(enumerator))
+    frame = enumerator.load(enumerator.next_increment())
 
     assert frame.schema.simpleString() == "struct<part:string,id:bigint,missing:double>"
     assert frame.distinct().where("part = '0' and missing is null").count() == frame.count() > 0
@@ -94,14 +83,14 @@ def test_a_column_that_is_not_there_is_refused(spark, orders):
     enumerator = ParquetSource(orders, columns=["no_such"]).open(spark)
 
     with pytest.raises(InvalidConfigurationError, match="no_such"):
-        enumerator.load(following(enumerator))
+        enumerator.load(enumerator.next_increment())
 
 
 def test_what_is_no_schema_is_refused(spark, orders):
     enumerator = ParquetSource(orders, schema="id big big").open(spark)
 
     with pytest.raises(InvalidConfigurationError, match="Expected schema"):
-        enumerator.load(following(enumerator))
+        enumerator.load(enumerator.next_increment())
 
 
 def test_a_schema_taken_from_files_stays_the_same_over_attempts_and_increments(spark, tmp_path):
@@ -111,7 +100,7 @@ def test_a_schema_taken_from_files_stays_the_same_over_attempts_and_increments(s
         pq.write_table(pa.table({"id": [1]}), tmp_path / f"k={name}" / "a.parquet")
     source = ParquetSource(tmp_path, files_per_increment=1)
     enumerator = source.open(spark)
-    first = following(enumerator)
+    first = enumerator.next_increment()
     assert enumerator.load(first).schema.simpleString() == "struct<id:bigint,k:string>"
     enumerator.finish(first)
     for name in ("2", "x"):
@@ -119,7 +108,7 @@ def test_a_schema_taken_from_files_stays_the_same_over_attempts_and_increments(s
 
     again = ParquetSource(tmp_path, files_per_increment=1, on_change="ignore").open(spark, enumerator.snapshot())
 
-    assert sorted(tuple(row) for row in read_all(again)) == [(1, "2"), (1, "x")]
+    assert sorted(tuple(row) for row in rows_read(again)) == [(1, "2"), (1, "x")]
 
 
 def test_names_of_files_are_no_patterns(spark, tmp_path):
@@ -128,7 +117,7 @@ def test_names_of_files_are_no_patterns(spark, tmp_path):
         (tmp_path / "d=1%3A2").mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": [name]}), tmp_path / "d=1%3A2" / f"{name}.parquet")
 
-    rows = read_all(ParquetSource(tmp_path, files_per_increment=1).open(spark))
+    rows = rows_read(ParquetSource(tmp_path, files_per_increment=1).open(spark))
 
     assert sorted(tuple(row) for row in rows) == sorted((name, "1:2") for name in names)
 
@@ -138,7 +127,7 @@ def test_several_places_are_one_source(spark, tmp_path):
         (tmp_path / place / "k=1").mkdir(parents=True)
         pq.write_table(pa.table({"id": [name]}), tmp_path / place / "k=1" / "x.parquet")
 
-    rows = read_all(ParquetSource([tmp_path / "old", f"{tmp_path}/new/*"], bytes_per_increment=None).open(spark))
+    rows = rows_read(ParquetSource([tmp_path / "old", f"{tmp_path}/new/*"], bytes_per_increment=None).open(spark))
 
     assert sorted(tuple(row) for row in rows) == [("a", 1), ("b", 1)]
 
@@ -147,7 +136,7 @@ def test_an_increment_without_rows_is_fine(spark, tmp_path):
     pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "empty.parquet")
     enumerator = ParquetSource(tmp_path).open(spark)
 
-    assert read_all(enumerator) == []
+    assert rows_read(enumerator) == []
     assert enumerator.finished_splits == 1
 
 
@@ -155,7 +144,7 @@ def test_options_for_spark_leave_files_whole(spark, orders):
     source = ParquetSource(orders, row_groups_per_increment=1, options={"datetimeRebaseMode": "CORRECTED"})
     enumerator = source.open(spark)
 
-    assert len(read_all(enumerator)) == 3000
+    assert len(rows_read(enumerator)) == 3000
     assert enumerator.snapshot()["increments"] == 3
 
 
@@ -163,7 +152,7 @@ def test_json_files_have_the_columns_of_the_schema(spark, tmp_path):
     (tmp_path / "a.json").write_text('{"id": 1, "x": "no"}\n{"id": 2, "name": "b"}\n')
     (tmp_path / "b.json").write_text('{"id": 3}\n')
 
-    rows = read_all(JsonSource(tmp_path, schema="id bigint, name string", files_per_increment=1).open(spark))
+    rows = rows_read(JsonSource(tmp_path, schema="id bigint, name string", files_per_increment=1).open(spark))
 
     assert [tuple(row) for row in rows] == [(1, None), (2, "b"), (3, None)]
 
@@ -175,4 +164,4 @@ def test_csv_files_are_read_by_position_before_columns_are_chosen(spark, tmp_pat
         tmp_path, schema="id bigint, name string, day int", columns=["day", "name"], options={"header": True}
     )
 
-    assert [tuple(row) for row in read_all(source.open(spark))] == [(2, "a"), (2, "b")]
+    assert [tuple(row) for row in rows_read(source.open(spark))] == [(2, "a"), (2, "b")]

@@ -1,7 +1,8 @@
-"""Runs of a source without Spark: its increments, and its state as a checkpoint stores it."""
+"""Runs of a source: its increments, their rows, and its state as a checkpoint stores it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_statecheck.storage.state_json import decode_state, encode_state
@@ -15,3 +16,12 @@ def state_of(enumerator: Any) -> Any:
 def increments_of(enumerator: Any) -> list[Any]:
     """Return the increments that are left."""
     return list(iter(enumerator.next_increment, None))
+
+
+def rows_read(enumerator: Any, rows_of: Callable[[Any], list[Any]] = lambda frame: frame.collect()) -> list[Any]:
+    """Read what is left, an increment at a time, and return the rows."""
+    found = []
+    for increment in iter(enumerator.next_increment, None):
+        found += rows_of(enumerator.load(increment))
+        enumerator.finish(increment)
+    return found

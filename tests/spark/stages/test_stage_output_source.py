@@ -20,20 +20,11 @@ from airflow_provider_statecheck.storage.pointers import find_source
 from tests.job_savepoints import save_job
 from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
-from tests.spark.stages.stage_tries import JOB, StageTries
+from tests.spark.stages.stage_tries import JOB
 from tests.unit.spark.sinks.attempts import Attempt
 
 ACCOUNTS = 3
 OUTPUT = pa.schema([("account", pa.string()), ("number", pa.int64()), ("balance", pa.int64())])
-
-
-@pytest.fixture
-def tries(spark, tmp_path):
-    return StageTries(spark, tmp_path)
-
-
-def following(enumerator):
-    return enumerator.next_increment()
 
 
 def part(number):
@@ -89,12 +80,12 @@ def test_rows_are_those_that_were_committed_with_the_types_of_their_columns(spar
     run_upstream(tries, never(tries))
     enumerator = StageOutputSource(str(tries.output)).open(spark)
 
-    frame = enumerator.load(following(enumerator))
+    frame = enumerator.load(enumerator.next_increment())
 
     assert dict(frame.dtypes) == {"account": "string", "number": "bigint", "balance": "bigint"}
     assert {row["account"] for row in frame.collect()} == {"000", "001", "002"}
     assert sorted(row["number"] for row in frame.collect()) == list(range(20))
-    assert following(enumerator) is None
+    assert enumerator.next_increment() is None
 
 
 def test_a_changed_page_of_the_output_upstream_is_an_error_and_no_other_value(spark, tries):
@@ -107,7 +98,7 @@ def test_a_changed_page_of_the_output_upstream_is_an_error_and_no_other_value(sp
     enumerator = StageOutputSource(str(tries.output)).open(spark)
 
     with pytest.raises(Exception, match="FAILED_READ_FILE"):
-        enumerator.load(following(enumerator)).collect()
+        enumerator.load(enumerator.next_increment()).collect()
 
 
 def test_chosen_columns_come_in_their_order(spark, tries):
@@ -115,7 +106,7 @@ def test_chosen_columns_come_in_their_order(spark, tries):
     run_upstream(tries, never(tries))
     enumerator = StageOutputSource(str(tries.output), columns=["balance", "account"]).open(spark)
 
-    assert enumerator.load(following(enumerator)).columns == ["balance", "account"]
+    assert enumerator.load(enumerator.next_increment()).columns == ["balance", "account"]
 
 
 def test_columns_stay_those_of_the_first_attempt(spark, tries):
@@ -123,14 +114,14 @@ def test_columns_stay_those_of_the_first_attempt(spark, tries):
     run_upstream(tries, never(tries))
     source = StageOutputSource(str(tries.output), checkpoints_per_increment=1)
     enumerator = source.open(spark)
-    first = following(enumerator)
+    first = enumerator.next_increment()
     before = enumerator.load(first).schema
     enumerator.finish(first)
 
     again = source.open(spark, enumerator.snapshot())
 
     assert again.snapshot()["reader"]["schema"] == before.json()
-    assert again.load(following(again)).schema == before
+    assert again.load(again.next_increment()).schema == before
 
 
 def test_each_run_reads_what_was_committed_since_the_run_before(tries):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
-import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
@@ -17,11 +13,6 @@ from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
 
 OUTPUT = "account string, number bigint, balance bigint"
-
-
-@pytest.fixture
-def tries(spark: Any, tmp_path: Path) -> StageTries:
-    return StageTries(spark, tmp_path)
 
 
 def payments(*numbers: int) -> pa.Table:

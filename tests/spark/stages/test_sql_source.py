@@ -19,7 +19,7 @@ from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import StageTries
-from tests.unit.spark.sources.runs import state_of
+from tests.unit.spark.sources.runs import rows_read, state_of
 from tests.unit.spark.sources.sql_tables import Table
 
 NOON = datetime(2026, 11, 21, 12, 30, 0, 123456, tzinfo=UTC)
@@ -30,23 +30,6 @@ NOON = datetime(2026, 11, 21, 12, 30, 0, 123456, tzinfo=UTC)
 )
 def url(request, tmp_path):
     return f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-
-
-@pytest.fixture
-def tries(spark, tmp_path):
-    return StageTries(spark, tmp_path)
-
-
-def following(enumerator):
-    return enumerator.next_increment()
-
-
-def rows_of(enumerator):
-    found = []
-    for increment in iter(enumerator.next_increment, None):
-        found += enumerator.load(increment).collect()
-        enumerator.finish(increment)
-    return [row.asDict() for row in found]
 
 
 def test_columns_have_the_types_and_values_of_the_table(spark, url):
@@ -66,7 +49,7 @@ def test_columns_have_the_types_and_values_of_the_table(spark, url):
     table.add({name: value for name, (_, value) in columns.items()}, {**dict.fromkeys(columns), "id": 8})
 
     enumerator = SqlSource(url, "orders").open(spark)
-    frame = enumerator.load(following(enumerator))
+    frame = enumerator.load(enumerator.next_increment())
 
     assert frame.schema.simpleString() == (
         "struct<id:bigint,small:bigint,large:bigint,is_new:boolean,price:decimal(10,2),ratio:double,name:string,day:date,"
@@ -90,7 +73,7 @@ def test_columns_that_only_postgresql_has(spark, postgres_url):
     table.add({"id": NOON, "code": code, "kind": "old", "more": "a text", "any": Decimal("0.5")})
 
     enumerator = SqlSource(postgres_url, "orders").open(spark)
-    ((row),) = enumerator.load(following(enumerator)).selectExpr("*", "unix_micros(id) as micros").collect()
+    ((row),) = enumerator.load(enumerator.next_increment()).selectExpr("*", "unix_micros(id) as micros").collect()
 
     assert row["micros"] == int(NOON.timestamp()) * 1_000_000 + 123456
     assert (row["code"], row["kind"], row["any"]) == (str(code), "old", Decimal("0.5"))
@@ -103,7 +86,7 @@ def test_a_schema_gives_types_that_the_table_does_not_tell(spark, postgres_url):
     table.add({"id": 1, "tags": ["a", None]})
     source = SqlSource(postgres_url, "orders", schema="id int, tags array<string>")
 
-    assert rows_of(source.open(spark)) == [{"id": 1, "tags": ["a", None]}]
+    assert [row.asDict() for row in rows_read(source.open(spark))] == [{"id": 1, "tags": ["a", None]}]
 
 
 @pytest.mark.parametrize("schema", ["id big big", "id interval"])
@@ -119,7 +102,7 @@ def test_each_range_is_a_task_of_its_own(spark, tmp_path):
     table.add_keys(range(9))
     enumerator = SqlSource(table.url, "orders", rows_per_increment=9, readers=3).open(spark)
 
-    frame = enumerator.load(following(enumerator)).selectExpr("id", "spark_partition_id() as task")
+    frame = enumerator.load(enumerator.next_increment()).selectExpr("id", "spark_partition_id() as task")
 
     assert {(row["id"] // 3, row["task"]) for row in frame.collect()} == {(0, 0), (1, 1), (2, 2)}
 
@@ -130,7 +113,7 @@ def test_the_address_is_in_no_plan_and_no_message(spark, postgres_url):
     secret = sa.make_url(postgres_url).update_query_dict({"application_name": "very-secret"})
     source = SqlSource(secret.render_as_string(hide_password=False), "orders")
     enumerator = source.open(spark)
-    increment = following(enumerator)
+    increment = enumerator.next_increment()
     frame = enumerator.load(increment)
     plan = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().explainString(
         spark._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("extended")
