@@ -63,14 +63,12 @@ def test_what_came_after_the_restored_checkpoint_is_outside_the_line_of_the_new_
     assert kept.retracted == (a_range(1, 2, 3),)
 
 
-def test_everything_is_outside_the_line_of_a_fresh_start():
-    log = a_log().begun(2, Start(2))
-    assert log.outside(log.ancestry_of(2)) == (a_range(1, 1, 3),)
-
-
-def test_nothing_is_outside_the_line_of_who_restored_the_newest_checkpoint():
-    log = a_log().begun(2, Start(1, 3, 1))
-    assert log.outside(log.ancestry_of(2)) == ()
+@pytest.mark.parametrize(
+    ("start", "outside"), [(Start(2), (a_range(1, 1, 3),)), (Start(1, 3, 1), ())], ids=["fresh", "newest restored"]
+)
+def test_all_or_nothing_may_be_outside_the_line_of_an_attempt(start, outside):
+    log = a_log().begun(2, start)
+    assert log.outside(log.ancestry_of(2)) == outside
 
 
 def test_a_line_goes_over_an_attempt_that_committed_nothing():
@@ -264,12 +262,20 @@ def _is_refused(read: Callable[[], Any], expected: Any) -> bool:
     return False
 
 
-def test_records_without_a_log_are_refused_because_their_output_would_look_like_orphans(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "next_attempt", "message"),
+    [
+        ("attempts/1-*.json", {"restored": 1}, "found only records of its commits"),
+        ("commits/1-1.json", {"generation": 2}, r"the records of the output to replace .* found none"),
+    ],
+    ids=["log", "record"],
+)
+def test_a_deleted_file_is_noticed_before_output_is_orphaned_or_replaced(tmp_path, name, next_attempt, message):
     opened(tmp_path, 1).add(1, 1)
-    (log,) = (tmp_path / "log").rglob("attempts/1-*.json")
-    log.unlink()
-    with pytest.raises(CorruptStateError, match="found only records of its commits"):
-        opened(tmp_path, 2, 1)
+    (file,) = (tmp_path / "log").rglob(name)
+    file.unlink()
+    with pytest.raises(CorruptStateError, match=message):
+        opened(tmp_path, 2, **next_attempt)
     assert keys_in(tmp_path) == [1]
 
 
@@ -279,15 +285,6 @@ def test_output_of_a_lost_checkpoint_with_the_same_id_is_named_and_a_restart_rep
         opened(tmp_path, 2).add(1, 5)
     opened(tmp_path, 3, generation=2).add(2, 5)
     assert keys_in(tmp_path) == [5]
-
-
-def test_deleted_records_are_noticed_before_the_output_must_be_replaced(tmp_path):
-    opened(tmp_path, 1).add(1, 1)
-    (record,) = (tmp_path / "log").rglob("commits/1-1.json")
-    record.unlink()
-    with pytest.raises(CorruptStateError, match=r"the records of the output to replace .* found none"):
-        opened(tmp_path, 2, generation=2)
-    assert keys_in(tmp_path) == [1]
 
 
 def test_the_next_attempt_completes_what_an_attempt_had_planned(tmp_path, monkeypatch):

@@ -220,25 +220,22 @@ def change_by_overwrite(path):
 CHANGES = [change_by_delete, change_by_update, change_by_overwrite]
 
 
+@pytest.mark.parametrize(
+    ("on_change", "error", "message"),
+    [
+        ("fail", SourceChangedError, r"since version 0, .* changed or deleted by version 2"),
+        ("restart", SourceRestartRequiredError, "starts over"),
+    ],
+)
 @pytest.mark.parametrize("change", CHANGES)
-def test_rows_that_were_read_and_have_changed_fail_the_next_run(path, source, change):
+def test_rows_that_were_read_and_have_changed_fail_the_next_run(path, source, change, on_change, error, message):
     append(path, 1, 2)
     state = finished(source())
     append(path, 3)
     change(path)
 
-    with pytest.raises(SourceChangedError, match=r"since version 0, .* changed or deleted by version 2"):
-        source().open(None, state, new_run=True)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_rows_that_have_changed_begin_the_stage_again_if_told_so(path, source, change):
-    append(path, 1, 2)
-    state = finished(source())
-    change(path)
-
-    with pytest.raises(SourceRestartRequiredError, match="starts over"):
-        source(on_change="restart").open(None, state, new_run=True)
+    with pytest.raises(error, match=message):
+        source(on_change=on_change).open(None, state, new_run=True)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -360,21 +357,22 @@ def test_where_there_is_no_table_nothing_is_read(path, source):
         source().open(None)
 
 
-def test_a_table_whose_columns_have_other_names_in_its_files_is_refused(path, source):
-    DeltaTable.create(path, rows(1).schema, configuration={"delta.columnMapping.mode": "name"})
-    with pytest.raises(UnsupportedStateError, match="column mapping"):
+@pytest.mark.parametrize(
+    ("schema", "configuration", "found"),
+    [
+        (rows(1).schema, {"delta.columnMapping.mode": "name"}, "column mapping"),
+        (Schema([Field("key", VariantType())]), {}, "columns of type variant"),
+    ],
+)
+def test_a_table_whose_columns_are_not_those_of_its_files_is_refused(path, source, schema, configuration, found):
+    DeltaTable.create(path, schema, configuration=configuration)
+    with pytest.raises(UnsupportedStateError, match=found):
         source().open(None)
 
 
 def test_a_table_that_may_have_deletion_vectors_and_has_none_is_read(path, source):
     DeltaTable.create(path, rows(1).schema, configuration={"delta.enableDeletionVectors": "true"})
     assert planned(path, source().open(None)) == []
-
-
-def test_a_column_of_type_variant_is_refused(path, source):
-    DeltaTable.create(path, Schema([Field("key", VariantType())]))
-    with pytest.raises(UnsupportedStateError, match="columns of type variant"):
-        source().open(None)
 
 
 def test_a_deletion_vector_is_refused(path, source, tmp_path):

@@ -326,22 +326,18 @@ def test_an_increment_has_the_least_number_of_items_even_beyond_its_size():
     assert [len(each.splits) for each in iter(enumerator.next_increment, None)] == [2, 2, 1]
 
 
-def test_the_size_may_change_between_increments():
-    enumerator = enumerator_of([[1]] * 9, Limits())
-    enumerator.size_increments(2, 1)
-    first = enumerator.next_increment()
-    enumerator.size_increments(5, 1)
-    second = enumerator.next_increment()
-    assert (len(first.splits), len(second.splits)) == (2, 5)
-
-
-def test_items_without_sizes_are_counted_instead_of_bytes():
-    enumerator = enumerator_of([[0]] * 7, Limits(items=4))
-    enumerator.size_increments(3, 1)
-    first = enumerator.next_increment()
-    enumerator.size_increments(9, 1)
-    second = enumerator.next_increment()
-    assert (len(first.splits), len(second.splits)) == (3, 4)
+@pytest.mark.parametrize(
+    ("items", "limits", "amounts", "counts"),
+    [([[1]] * 9, Limits(), (2, 5), [2, 5]), ([[0]] * 7, Limits(items=4), (3, 9), [3, 4])],
+    ids=["in bytes", "in items that have no size"],
+)
+def test_the_size_may_change_between_increments(items, limits, amounts, counts):
+    enumerator = enumerator_of(items, limits)
+    found = []
+    for amount in amounts:
+        enumerator.size_increments(amount, 1)
+        found.append(len(enumerator.next_increment().splits))
+    assert found == counts
 
 
 def test_the_finished_share_is_in_bytes_or_items():

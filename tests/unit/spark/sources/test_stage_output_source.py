@@ -192,25 +192,17 @@ def test_output_that_was_replaced_before_it_was_read_is_missed_within_a_run_and_
     ("on_change", "kind"),
     [("fail", SourceChangedError), ("ignore", SourceChangedError), ("restart", SourceRestartRequiredError)],
 )
-def test_a_retraction_right_before_an_increment_is_read_is_noticed(path, source, on_change, kind):
+@pytest.mark.parametrize("is_read", [False, True], ids=["right before", "while"])
+def test_a_retraction_right_before_or_while_an_increment_is_read_is_noticed(path, source, is_read, on_change, kind):
     upstream_of_three(path)
     enumerator = source(on_change=on_change).open(None)
     increment = enumerator.next_increment()
+    if is_read:
+        enumerator.load(increment)
     begun_again(path)
 
     with pytest.raises(kind, match="retracted checkpoint 1"):
-        enumerator.load(increment)
-
-
-def test_a_retraction_while_an_increment_is_read_is_noticed(path, source):
-    upstream_of_three(path)
-    enumerator = source().open(None)
-    increment = enumerator.next_increment()
-    enumerator.load(increment)
-    begun_again(path)
-
-    with pytest.raises(SourceChangedError, match="retracted checkpoint 1"):
-        enumerator.require_unchanged(increment)
+        (enumerator.require_unchanged if is_read else enumerator.load)(increment)
 
 
 def test_a_commit_that_is_made_again_is_the_same(path, source):
@@ -426,13 +418,14 @@ def test_a_fork_that_knows_the_cut_or_reads_the_directory_of_the_other_job_warns
     assert caplog.records == []
 
 
-def test_a_fork_opens_no_directory_of_the_other_job_if_all_output_in_the_savepoint_was_read(path, source, fork):
+@pytest.mark.parametrize("has_cut", [False, True])
+def test_a_fork_opens_no_directory_of_the_other_job_if_all_its_output_was_read(path, source, fork, has_cut):
     upstream_of_three(path)
     state = after(source(), 2)
     directory_gone(path)
     fork_of(path, 1)
 
-    assert read(fork().open(None, state, **cut_of(path, 2))) == [[100]]
+    assert read(fork().open(None, state, **(cut_of(path, 2) if has_cut else {"of_other_job": True}))) == [[100]]
 
 
 @pytest.mark.parametrize("lose", [fallen_back, begun_again, directory_gone])
@@ -516,15 +509,6 @@ def test_listed_output_of_the_other_job_that_is_retracted_while_it_is_read_is_no
 
     with pytest.raises(SourceChangedError, match=r"found that checkpoint 2 of [0-9a-f]{12} was retracted"):
         enumerator.require_unchanged(increment)
-
-
-def test_output_that_the_other_job_has_read_may_be_lost(path, source, fork):
-    upstream_of_three(path)
-    state = after(source(), 2)
-    directory_gone(path)
-    fork_of(path, 1)
-
-    assert read(fork().open(None, state, of_other_job=True)) == [[100]]
 
 
 def test_a_directory_of_the_other_job_that_was_moved_is_read_where_it_is_now(path, source, fork):

@@ -105,18 +105,13 @@ def test_table_with_a_computed_or_checked_column_is_refused(path, rule, expressi
         DeltaAttempt(path, 1).open()
 
 
-def test_table_with_a_constraint_is_refused(path):
-    DeltaTable.create(path, SCHEMA).alter.add_constraint({"positive": "key > 0"})
-    with pytest.raises(EnvironmentNotReadyError, match="the constraint"):
-        DeltaAttempt(path, 1).open()
-
-
-def test_constraint_is_noticed_between_two_commits(path):
+def test_constraint_is_noticed_between_two_commits_and_when_a_table_is_opened(path):
     attempt = DeltaAttempt(path, 1).open()
     attempt.add(1, 1)
     table_at(path).alter.add_constraint({"positive": "key > 0"})
-    with pytest.raises(EnvironmentNotReadyError, match=r"the constraint delta\.constraints\.positive"):
-        attempt.add(2, 2)
+    for refused in (lambda: attempt.add(2, 2), DeltaAttempt(path, 2, restored=1).open):
+        with pytest.raises(EnvironmentNotReadyError, match=r"the constraint delta\.constraints\.positive"):
+            refused()
     assert keys_of(path) == [1]
 
 
@@ -138,6 +133,7 @@ def test_constraint_is_noticed_between_two_commits(path):
         (NOT_NULL, SCHEMA.remove(0), {}, "column 'key' of the table is not nullable and is not written"),
         (SCHEMA, SCHEMA, {"partition_by": ["name"]}, "partitioned by nothing and the sink by name"),
         (SCHEMA, WIDER, {"partition_by": ["price"], "merge_schema": True}, "integers, strings, dates or booleans"),
+        (SCHEMA, pa.schema([("a", pa.uint8())]), {}, "type of Delta tables for the column 'a'"),
         (SCHEMA, pa.schema([*SCHEMA, ("KEY", pa.int64())]), {}, r"different names .* found \['KEY', 'key'\]"),
     ],
 )
@@ -145,11 +141,6 @@ def test_output_that_does_not_fit_the_table_is_refused(path, table, output, sett
     DeltaTable.create(path, table)
     with pytest.raises(UnsupportedStateError, match=message):
         DeltaAttempt(path, 1, schema=output, **settings).open()
-
-
-def test_types_that_the_table_lacks_are_refused(path):
-    with pytest.raises(UnsupportedStateError, match="type of Delta tables for the column 'a'"):
-        DeltaAttempt(path, 1, schema=pa.schema([("a", pa.uint8())])).open()
 
 
 def test_columns_that_the_output_lacks_are_null(path):

@@ -71,12 +71,6 @@ def test_staged_rows_that_were_changed_are_not_committed(place):
     assert place.seen == []
 
 
-def test_staged_rows_go_with_their_commit(place):
-    first = place.open(1)
-    first.add(1, 1)
-    assert place.staged == []
-
-
 def test_staged_rows_of_earlier_attempts_go_with_the_first_commit_of_a_newer_one(place):
     first = place.open(1)
     open_commit, _ = first.write(1), first.write(2)
