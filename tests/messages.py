@@ -1,4 +1,4 @@
-"""Factories of the messages of a stage, and a clock with a manually set time."""
+"""Factories of the messages of a stage and of what they name, and a clock with a manually set time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import find_source
 
 
 def make_owner(**changes: Any) -> AttemptOwner:
@@ -54,6 +57,12 @@ def make_leadership(**changes: Any) -> TakeLeadership:
         "storage_base": "memory://base",
     }
     return TakeLeadership(**values | changes)
+
+
+def source_at(storage: CheckpointStorage, pointer: str, uid: str = "aggregate", **changes: Any) -> Any:
+    """Return a savepoint or checkpoint as an attempt of an operator begins from it, without a claim."""
+    values: dict[str, Any] = {"mode": RestoreMode.NO_CLAIM, "renamed_uids": {}, "allow_non_restored_state": False}
+    return find_source(storage, pointer, uid=uid, **values | changes)
 
 
 def make_acknowledgement(

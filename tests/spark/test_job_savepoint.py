@@ -14,7 +14,6 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import RequestStatus
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.job_restore import JobRestoring, JobSavepoint, RestoreJob, read_savepoint
@@ -25,9 +24,8 @@ from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import find_source
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
-from tests.messages import make_owner
+from tests.messages import make_owner, source_at
 from tests.spark.stages.stage_tries import JOB, StageTries
 
 FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
@@ -85,9 +83,7 @@ class Pipeline:
     clear: int = 0
 
     def _part(self, uid: str) -> Any:
-        how: Any = {"mode": RestoreMode.NO_CLAIM, "renamed_uids": {}, "allow_non_restored_state": False}
-        storage = self.tries.storage.allowing(self.pointer) if self.pointer else self.tries.storage
-        return find_source(storage, self.pointer, uid=uid, **how) if self.pointer else None
+        return source_at(self.tries.storage.allowing(self.pointer), self.pointer, uid) if self.pointer else None
 
     def output(self, name: str) -> Any:
         return self.tries.folder / self.job / name

@@ -21,8 +21,7 @@ from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_run import StageResult, StageRun
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import ManualClock, make_registration
+from tests.messages import ManualClock, make_registration, source_at
 from tests.sqlite_rows import new_store
 
 if TYPE_CHECKING:
@@ -79,16 +78,9 @@ class StageTries:
         )
         [taken] = serve_idle(savepoints, self.view(), CheckpointStorage.open, f"file://{self.folder}/savepoints")
         assert taken.pointer is not None
-        source = find_source(
-            self.storage.allowing(taken.pointer),
-            taken.pointer,
-            uid="stage",
-            mode=RestoreMode.CLAIM,
-            renamed_uids={},
-            allow_non_restored_state=False,
-        )
-        assert source is not None
-        return source, self.storage.allowing(taken.pointer).list_files(taken.pointer)
+        storage = self.storage.allowing(taken.pointer)
+        source = source_at(storage, taken.pointer, "stage", mode=RestoreMode.CLAIM)
+        return source, storage.list_files(taken.pointer)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what a reader of the output sees, in a fixed order."""

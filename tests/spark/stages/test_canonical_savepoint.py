@@ -15,8 +15,7 @@ from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_owner
+from tests.messages import make_owner, source_at
 from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
@@ -39,9 +38,7 @@ def files_of(pointer: str, name: str) -> list[str]:
 
 
 def sources(tries: StageTries, pointer: str, mode: RestoreMode) -> dict[str, Any]:
-    source = find_source(
-        tries.storage, pointer, uid="stage", mode=mode, renamed_uids={}, allow_non_restored_state=False
-    )
+    source = source_at(tries.storage, pointer, "stage", mode=mode)
     return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
 
 

@@ -10,15 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
-from airflow_provider_statecheck.storage.pointers import find_source
 from tests.job_savepoints import save_job
-from tests.messages import make_owner
+from tests.messages import make_owner, source_at
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import JOB
 from tests.unit.spark.sinks.attempts import Attempt
@@ -184,15 +182,7 @@ class Fork:
         self.output = tries.folder / "fork"
 
     def run(self, stage, uid, run):
-        source = find_source(
-            self.storage,
-            self.pointer,
-            uid=uid,
-            mode=RestoreMode.NO_CLAIM,
-            renamed_uids={},
-            allow_non_restored_state=False,
-        )
-        owner = make_owner(run_key=run)
+        source, owner = source_at(self.storage, self.pointer, uid), make_owner(run_key=run)
         return self.tries.run(stage, job_name="fork", uid=uid, owner=owner, restore_from=source)
 
     def run_both(self, run):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.time_travel import find_checkpoint
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
@@ -16,8 +15,7 @@ from airflow_provider_statecheck.spark.stages.stage import Stage, Sum
 from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_owner
+from tests.messages import make_owner, source_at
 from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
@@ -33,14 +31,7 @@ def stage(tries: StageTries, backend: str = "arrow") -> Stage:
 
 
 def from_savepoint(tries: StageTries, pointer: str) -> dict[str, Any]:
-    source = find_source(
-        tries.storage,
-        pointer,
-        uid="stage",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
+    source = source_at(tries.storage, pointer, "stage")
     return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
 
 

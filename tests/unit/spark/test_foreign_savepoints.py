@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -32,8 +32,8 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import Checkpoi
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
-from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
+from tests.messages import source_at
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.written_stage import WrittenStage
 
@@ -76,21 +76,8 @@ def foreign(stage: WrittenStage, tmp_path: Path, **changes: Any) -> str:
     return uri.removesuffix("/_metadata")
 
 
-def source_of(stage: WrittenStage, pointer: str) -> RestoreSource:
-    source = find_source(
-        stage.storage,
-        pointer,
-        uid="aggregate",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
-    assert source is not None
-    return source
-
-
 def begin(stage: WrittenStage, pointer: str, **changes: Any) -> RestoredStage | None:
-    return stage.attempt("mine", restore_from=source_of(stage, pointer), **changes).restore()
+    return stage.attempt("mine", restore_from=source_at(stage.storage, pointer), **changes).restore()
 
 
 def naming(stage: WrittenStage, uri: str, what: str) -> dict[str, Any]:
@@ -221,7 +208,7 @@ def claimed(stage: WrittenStage, tmp_path: Path) -> None:
         properties=CheckpointProperties.for_savepoint(),
     )
     attempt.finish(AttemptStatus.FAILED)
-    source = replace(source_of(stage, directory), mode=RestoreMode.CLAIM)
+    source = replace(source_at(stage.storage, directory), mode=RestoreMode.CLAIM)
     heir = stage.attempt("mine", restore_from=source)
     restored = heir.restore()
     assert restored is not None

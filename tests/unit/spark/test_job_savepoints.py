@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, restorable_uids
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
@@ -19,8 +19,8 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
-from airflow_provider_statecheck.storage.pointers import find_source
 from tests.job_savepoints import add_row, save_job
+from tests.messages import source_at
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 UIDS = ("extract", "load[de]", "load[fr]")
@@ -37,13 +37,8 @@ def pointer(stage: WrittenStage, tmp_path: Path) -> str:
     return save_job(stage.storage, taken, f"file://{tmp_path}/savepoints", empty=("notify",))
 
 
-def source(stage: WrittenStage, pointer: str, uid: str, **changes: Any) -> RestoreSource | None:
-    values: dict[str, Any] = {"mode": RestoreMode.NO_CLAIM, "renamed_uids": {}, "allow_non_restored_state": False}
-    return find_source(stage.storage, pointer, uid=uid, **values | changes)
-
-
 def restored(stage: WrittenStage, pointer: str, uid: str, job: str = "heir", **changes: Any) -> RestoredStage:
-    attempt = stage.attempt(job, uid=uid, restore_from=source(stage, pointer, uid, **changes))
+    attempt = stage.attempt(job, uid=uid, restore_from=source_at(stage.storage, pointer, uid, **changes))
     found = attempt.restore()
     assert found is not None
     return found
@@ -96,14 +91,14 @@ def test_a_uid_that_was_given_away_is_not_restored_under_it() -> None:
 
 def test_an_unknown_uid_is_refused_with_the_uids_of_the_savepoint(stage: WrittenStage, pointer: str) -> None:
     with pytest.raises(IncompatibleCheckpointError, match=r"'extract', 'load\[de\]', 'load\[fr\]', 'notify'") as caught:
-        source(stage, pointer, "load[es]")
+        source_at(stage.storage, pointer, "load[es]")
     assert "renamed_uids={'load[de]': 'load[es]'}" in str(caught.value)
 
 
 def test_an_unknown_uid_starts_with_empty_state_if_that_is_allowed(
     stage: WrittenStage, pointer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert source(stage, pointer, "load[es]", allow_non_restored_state=True) is None
+    assert source_at(stage.storage, pointer, "load[es]", allow_non_restored_state=True) is None
     assert "'load[es]' starts with empty state" in caplog.text
 
 
@@ -111,18 +106,18 @@ def test_a_stage_that_had_no_checkpoint_starts_fresh(
     stage: WrittenStage, pointer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert source(stage, pointer, "notify") is None
-        assert source(stage, pointer, "send", renamed_uids={"notify": "send"}) is None
+        assert source_at(stage.storage, pointer, "notify") is None
+        assert source_at(stage.storage, pointer, "send", renamed_uids={"notify": "send"}) is None
     assert caplog.text == ""
 
 
 def test_no_stage_can_claim_the_savepoint_of_all(stage: WrittenStage, pointer: str) -> None:
     with pytest.raises(InvalidConfigurationError, match="claim_mode='no_claim'"):
-        source(stage, pointer, "extract", mode=RestoreMode.CLAIM)
+        source_at(stage.storage, pointer, "extract", mode=RestoreMode.CLAIM)
 
 
 def test_the_coordinator_refuses_the_claim_too(stage: WrittenStage, pointer: str) -> None:
-    found = source(stage, pointer, "extract")
+    found = source_at(stage.storage, pointer, "extract")
     assert found is not None
     with pytest.raises(InvalidConfigurationError, match="savepoint of the whole job"):
         stage.attempt("heir", uid="extract", restore_from=replace(found, mode=RestoreMode.CLAIM))
@@ -134,7 +129,7 @@ def test_the_coordinator_refuses_the_claim_too(stage: WrittenStage, pointer: str
 
 
 def test_a_savepoint_of_a_stage_that_restored_its_part_has_only_the_part(stage: WrittenStage, pointer: str) -> None:
-    attempt = stage.attempt("heir", uid="extract", restore_from=source(stage, pointer, "extract"))
+    attempt = stage.attempt("heir", uid="extract", restore_from=source_at(stage.storage, pointer, "extract"))
     attempt.restore()
     attempt.finish(AttemptStatus.FAILED)
     view = stage.coordinator.describe(job_id_of("heir"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import FinishAttempt, RequestSavepoint, RestoreSource
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt, RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
@@ -32,8 +32,8 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.status_log import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_owner
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from tests.messages import make_owner, source_at
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
@@ -69,20 +69,15 @@ def saved(stage: WrittenStage, target: str, state: Any = None) -> CheckpointReco
     return savepoints_of(stage)[0]
 
 
-def source(stage: WrittenStage, pointer: str, **changes: Any) -> RestoreSource | None:
-    values: dict[str, Any] = {
-        "uid": "aggregate",
-        "mode": RestoreMode.NO_CLAIM,
-        "renamed_uids": {},
-        "allow_non_restored_state": False,
-    }
-    return find_source(stage.storage, pointer, **values | changes)
+def discarding(attempt: StageAttempt, *snapshots: SnapshotHandle) -> None:
+    """Complete a checkpoint and delete what it subsumes."""
+    attempt.take_checkpoint(snapshots, {}, finished_items=0, new_bytes=0, pinned=frozenset())
 
 
 def begin_from(
     stage: WrittenStage, pointer: str, job: str = "heir", **changes: Any
 ) -> tuple[StageAttempt, RestoredStage]:
-    attempt = stage.attempt(job, restore_from=source(stage, pointer, **changes))
+    attempt = stage.attempt(job, restore_from=source_at(stage.storage, pointer, **changes))
     restored = attempt.restore()
     assert restored is not None
     return attempt, restored
@@ -169,11 +164,11 @@ def test_a_savepoint_outlives_the_job_and_the_snapshots_that_it_was_copied_from(
 ) -> None:
     attempt = stage.attempt()
     ask(stage, target)
-    attempt.take_checkpoint((stage.snapshot(attempt, "first"),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    discarding(attempt, stage.snapshot(attempt, "first"))
     savepoints = stage.storage.allowing(target)
     before = savepoints.list_files(savepoints_of(stage)[0].location)
     for name in ("second", "third"):
-        attempt.take_checkpoint((stage.snapshot(attempt, name),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+        discarding(attempt, stage.snapshot(attempt, name))
     assert not any("first" in name for name in stage.directories())
     assert savepoints.list_files(savepoints_of(stage)[0].location) == before
 
@@ -326,11 +321,11 @@ def test_a_claimed_savepoint_is_deleted_only_when_no_checkpoint_names_its_files(
     savepoint = saved(stage, target)
     attempt, restored = begin_from(stage, savepoint.location, mode=RestoreMode.CLAIM)
     for handles in (restored.document.snapshots, restored.document.snapshots):
-        attempt.take_checkpoint(handles, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+        discarding(attempt, *handles)
     attempt.finish(AttemptStatus.FAILED)
     retry = stage.attempt("heir")
     assert retry.restore() is not None
-    retry.take_checkpoint((), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    discarding(retry)
     retry.finish(AttemptStatus.FINISHED)
     assert not local_path(savepoint.location).exists() or not stage.storage.allowing(target).list_files(
         savepoint.location
@@ -344,7 +339,7 @@ def test_a_savepoint_that_its_own_operator_claimed_ends_with_the_checkpoint_that
     # Cleared after a success, the task begins a generation of its own.
     cleared = make_owner(clear_marker="2")
     attempt = stage.attempt(
-        owner=cleared, num_retained=1, restore_from=source(stage, savepoint.location, mode=RestoreMode.CLAIM)
+        owner=cleared, num_retained=1, restore_from=source_at(stage.storage, savepoint.location, mode=RestoreMode.CLAIM)
     )
     restored = attempt.restore()
     assert restored is not None
@@ -373,7 +368,7 @@ def test_a_checkpoint_of_a_job_cannot_be_claimed(stage: WrittenStage) -> None:
     attempt = stage.attempt()
     taken = stage.take(attempt, stage.snapshot(attempt, "orders"))
     with pytest.raises(InvalidConfigurationError, match="no_claim"):
-        source(stage, taken.location, mode=RestoreMode.CLAIM)
+        source_at(stage.storage, taken.location, mode=RestoreMode.CLAIM)
 
 
 def test_a_savepoint_under_another_name_cannot_be_claimed(stage: WrittenStage, target: str) -> None:
@@ -381,25 +376,25 @@ def test_a_savepoint_under_another_name_cannot_be_claimed(stage: WrittenStage, t
     moved = local_path(target).parent / "my savepoint"
     local_path(savepoint.location).rename(moved)
     with pytest.raises(InvalidConfigurationError, match="renamed"):
-        source(stage, f"file://{moved}", mode=RestoreMode.CLAIM)
+        source_at(stage.storage, f"file://{moved}", mode=RestoreMode.CLAIM)
 
 
 def test_a_savepoint_of_another_operator_is_refused_and_both_uids_are_named(stage: WrittenStage, target: str) -> None:
     savepoint = saved(stage, target)
     with pytest.raises(IncompatibleCheckpointError, match=r"'aggregates'.*'aggregate'.*a similar name"):
-        source(stage, savepoint.location, uid="aggregates")
+        source_at(stage.storage, savepoint.location, uid="aggregates")
 
 
 def test_an_operator_that_was_renamed_is_restored(stage: WrittenStage, target: str) -> None:
     savepoint = saved(stage, target)
-    found = source(stage, savepoint.location, uid="totals", renamed_uids={"aggregate": "totals"})
+    found = source_at(stage.storage, savepoint.location, uid="totals", renamed_uids={"aggregate": "totals"})
     assert found is not None
     assert found.pointer == savepoint.location
 
 
 def test_state_of_another_operator_may_be_left_behind_on_request(stage: WrittenStage, target: str) -> None:
     savepoint = saved(stage, target)
-    assert source(stage, savepoint.location, uid="totals", allow_non_restored_state=True) is None
+    assert source_at(stage.storage, savepoint.location, uid="totals", allow_non_restored_state=True) is None
 
 
 @pytest.mark.parametrize("spelling", ["local://{}", "file:///{}", "{}/", "{}/_metadata"])
@@ -409,12 +404,12 @@ def test_a_claim_holds_however_the_place_is_written(stage: WrittenStage, target:
     path = savepoint.location.removeprefix("file://")
     written = spelling.format(path if "://" in spelling else savepoint.location)
     with pytest.raises(SnapshotClaimedError):
-        stage.attempt("rival", restore_from=source(stage, written, mode=RestoreMode.CLAIM))
+        stage.attempt("rival", restore_from=source_at(stage.storage, written, mode=RestoreMode.CLAIM))
 
 
 def test_the_place_of_a_savepoint_holds_no_secret(stage: WrittenStage) -> None:
     with pytest.raises(InvalidConfigurationError, match="storage_conn_id") as refused:
-        source(stage, "s3://key:hidden@bucket/savepoint-000000-000000000000")
+        source_at(stage.storage, "s3://key:hidden@bucket/savepoint-000000-000000000000")
     assert "hidden" not in str(refused.value)
 
 
@@ -424,9 +419,9 @@ def test_a_damaged_savepoint_does_not_matter_to_a_retry_with_checkpoints(stage: 
     stage.take(attempt, *restored.document.snapshots)
     attempt.finish(AttemptStatus.FAILED)
     (local_path(savepoint.location) / "_metadata").write_bytes(b"damaged")
-    assert stage.attempt("heir", restore_from=source(stage, savepoint.location)).restore() is not None
+    assert stage.attempt("heir", restore_from=source_at(stage.storage, savepoint.location)).restore() is not None
     with pytest.raises(CheckpointNotFoundError, match="begin with"):
-        stage.attempt("another", restore_from=source(stage, savepoint.location))
+        stage.attempt("another", restore_from=source_at(stage.storage, savepoint.location))
 
 
 def test_snapshots_that_were_deleted_meanwhile_are_not_taken_for_copied(stage: WrittenStage) -> None:
@@ -442,20 +437,20 @@ def test_a_savepoint_that_its_owner_deleted_by_hand_holds_up_no_discard(stage: W
     attempt = stage.attempt()
     ask(stage, target)
     for name in ("first", "second", "third"):
-        attempt.take_checkpoint((stage.snapshot(attempt, name),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+        discarding(attempt, stage.snapshot(attempt, name))
         shutil.rmtree(local_path(savepoints_of(stage)[0].location), ignore_errors=True)
     assert not any("first" in name for name in stage.directories())
 
 
 def test_a_savepoint_that_is_gone_is_reported_where_it_is_needed(stage: WrittenStage, target: str) -> None:
-    found = source(stage, f"{target}/savepoint-000000-000000000000")
+    found = source_at(stage.storage, f"{target}/savepoint-000000-000000000000")
     with pytest.raises(CheckpointNotFoundError, match="savepoint-000000-000000000000"):
         stage.attempt("heir", restore_from=found)
 
 
 def test_a_savepoint_whose_metadata_changed_since_it_was_read_is_not_restored(stage: WrittenStage, target: str) -> None:
     savepoint = saved(stage, target)
-    found = source(stage, savepoint.location)
+    found = source_at(stage.storage, savepoint.location)
     metadata = local_path(savepoint.location) / "_metadata"
     metadata.write_bytes(metadata.read_bytes() + b" ")
     with pytest.raises(Exception, match="Expected a readable checkpoint to restore"):

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
-from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StoppedWithSavepointError, StorageError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -22,8 +22,7 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import Snaps
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import find_source
-from tests.messages import make_owner
+from tests.messages import make_owner, source_at
 from tests.unit.maintenance.test_job_savepoints import SavedJob
 from tests.unit.spark.stages.loop_without_spark import Job, JobsWithoutSpark, LoopWithoutSpark, RecordedSink, one_output
 from tests.unit.written_stage import JOB, WrittenStage
@@ -90,15 +89,7 @@ def written_rows(target: Path) -> list[int]:
 
 
 def restarted_from(written: WrittenStage, pointer: str, job: str = JOB) -> StageAttempt:
-    source = find_source(
-        written.storage,
-        pointer,
-        uid="aggregate",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
-    cleared = make_owner(clear_marker="4/0")
+    source, cleared = source_at(written.storage, pointer), make_owner(clear_marker="4/0")
     return written.attempt(job, owner=cleared, on_clear=OnClear.RESTART, restore_from=source)
 
 
