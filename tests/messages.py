@@ -13,10 +13,11 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     PendingCheckpoint,
     RegisterAttempt,
+    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OperatorRecord
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source
@@ -57,6 +58,12 @@ def make_leadership(**changes: Any) -> TakeLeadership:
         "storage_base": "memory://base",
     }
     return TakeLeadership(**values | changes)
+
+
+def make_savepoint_request(of: AttemptRef | OperatorRecord, **changes: Any) -> RequestSavepoint:
+    """Return a request with a new key for a savepoint of an operator, also as one of its attempts names it."""
+    values = {"job_id": of.job_id, "operator_id": of.operator_id, "request_key": new_key()}
+    return RequestSavepoint(**values | changes)
 
 
 def source_at(storage: CheckpointStorage, pointer: str, uid: str = "aggregate", **changes: Any) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from pyspark.sql import DataFrame
@@ -237,40 +236,28 @@ def test_another_run_keeps_state_and_finished_items_and_computes_every_snapshot(
     assert tries.take_computed() == ["rows", "item 3"]
 
 
-def test_steps_report_what_was_restored_and_what_computing_took(tries):
+def test_steps_report_and_say_what_was_restored_and_how_much_time_that_saved(tries, caplog):
+    caplog.set_level(logging.INFO)
+
     def slow() -> Any:
-        tries.monotonic.seconds += 2.5
+        tries.monotonic.seconds += 33.5
         return tries.spark.range(4).coalesce(1)
 
     with tries.failing() as checkpoint:
         checkpoint.snapshot("slow", slow)
         (first,) = checkpoint.steps
-    assert first == StepReport(name="slow", is_restored=False, seconds=2.5, size_bytes=first.size_bytes, rows=4)
+    assert first == StepReport(name="slow", is_restored=False, seconds=33.5, size_bytes=first.size_bytes, rows=4)
     with tries.failing() as checkpoint:
         checkpoint.snapshot("slow", slow)
         checkpoint.snapshot("empty", lambda: tries.spark.range(0).coalesce(1))
         again, empty = checkpoint.steps
-    assert again == StepReport(name="slow", is_restored=True, seconds=2.5, size_bytes=first.size_bytes, rows=4)
+    assert again == StepReport(name="slow", is_restored=True, seconds=33.5, size_bytes=first.size_bytes, rows=4)
     assert (empty.name, empty.is_restored, empty.seconds, empty.rows) == ("empty", False, 0.0, 0)
     sizes = [f.stat().st_size for f in tries.checkpoints.glob("*/shared/*/slow-*/*/**/*") if f.is_file()]
     assert 0 < first.size_bytes <= sum(sizes)
-
-
-def test_a_restored_step_says_how_much_time_that_saved(tries, caplog):
-    def slow() -> Any:
-        tries.monotonic.seconds += 33.5
-        return tries.spark.range(4).coalesce(1)
-
-    sizes = []
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            with tries.failing() as checkpoint:
-                checkpoint.snapshot("slow", slow)
-                sizes.append(checkpoint.steps[0].size_bytes)
-    size = sizes[0]
-    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("Step")] == [
-        f"Step slow computed in 34 s: 4 rows, {size} bytes",
-        f"Step slow restored: 4 rows, {size} bytes; saved 34 s",
+    assert [line for line in caplog.messages if line.startswith("Step slow")] == [
+        f"Step slow computed in 34 s: 4 rows, {first.size_bytes} bytes",
+        f"Step slow restored: 4 rows, {first.size_bytes} bytes; saved 34 s",
     ]
 
 
@@ -403,25 +390,9 @@ VALUES: dict[str, Any] = {
     "nothing": None,
     "flag": True,
     "count": -(10**30),
-    "ratio": 0.1,
-    "text": "ä\x00$b",
-    "bytes": b"\x00\xff",
-    "day": date(2026, 2, 28),
-    "moment": datetime(2026, 3, 29, 1, 30, 0, 1, UTC),
     "late": datetime(2026, 10, 25, 2, 30, fold=1),  # noqa: DTZ001 - a time without a zone has a fold too
-    "at": time(23, 59, 59, 999999),
-    "span": timedelta(days=-1, microseconds=1),
-    "money": Decimal("1.10"),
-    "id": UUID(int=7),
     "pairs": {("eu", 1): Decimal("2.50"), ("us", date(2026, 1, 1)): [b"x", (1, "1")]},
-    "marks": {"$date": "no date"},
-    "sets": [{1, 2}, frozenset({"a"}), ()],
 }
-
-
-def exactly(value: Any) -> str:
-    """Show types and values alike; ``1``, ``True`` and ``1.0`` are equal, their texts are not."""
-    return repr(value)
 
 
 def test_state_is_restored_with_its_types(tries):
@@ -430,7 +401,8 @@ def test_state_is_restored_with_its_types(tries):
         checkpoint.checkpoint()
         checkpoint.state["count"] = 0
     with tries.failing() as checkpoint:
-        assert exactly(dict(checkpoint.state)) == exactly(VALUES)
+        # ``1`` and ``True`` are equal, their texts are not.
+        assert repr(dict(checkpoint.state)) == repr(VALUES)
         assert checkpoint.state["late"].fold == 1
         del checkpoint.state["pairs"]
         checkpoint.checkpoint()
@@ -520,13 +492,7 @@ def test_one_failed_checkpoint_too_many_in_a_row_fails_the_stage(tries):
     checkpoints = Checkpoints(tries, tolerable=1)
     taken = [checkpoints.take(fails=fails) for fails in (True, False, True, False, True)]
     assert taken == [False, True, False, True, False]
-    with pytest.raises(CheckpointDeclinedError, match="2 checkpoints in a row failed"):
-        checkpoints.take(fails=True)
-
-
-def test_without_tolerance_the_first_failed_checkpoint_fails_the_stage(tries):
-    checkpoints = Checkpoints(tries, tolerable=0)
-    with pytest.raises(CheckpointDeclinedError, match="Injected fault") as raised:
+    with pytest.raises(CheckpointDeclinedError, match=r"2 checkpoints in a row failed.*Injected fault") as raised:
         checkpoints.take(fails=True)
     assert raised.value.__cause__ is not None
 

@@ -17,13 +17,14 @@ from airflow_provider_statecheck.spark import plan_digest
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.plan_digest import step_fingerprint
 from airflow_provider_statecheck.spark.snapshots import dataframes
-from airflow_provider_statecheck.spark.snapshots.columns import file_schema
+from airflow_provider_statecheck.spark.snapshots.columns import file_schema, readable_type
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter, build_manifest, verify_files
 from tests.object_store import SECRET
+from tests.shared_spark import setting
 from tests.soak import every_nth, rest_in_soak
-from tests.spark.test_dataframe_snapshots import TYPES, as_text, nullable
+from tests.spark.test_dataframe_snapshots import TYPES, as_text
 
 # A map without types is the only one that only Spark's own writer takes.
 CROSSING = {**TYPES, "nested": TYPES["nested"].replace(" map() n,", "")}
@@ -65,7 +66,7 @@ def round_trip(spark, frames, df, uri):
 def test_types_and_names_survive(spark, storage, frames, query):
     df = spark.sql(query)
     restored = round_trip(spark, frames, df, uri_of(storage))
-    assert restored.schema == nullable(df.schema)
+    assert restored.schema == readable_type(df.schema)
     assert restored.columns == df.columns
     assert as_text(restored) == as_text(df)
 
@@ -86,12 +87,9 @@ def test_files_are_ordinary_parquet_to_spark_and_pyarrow(spark, storage, frames,
 
 
 def test_time_of_day_survives_where_spark_has_it(spark, storage, frames):
-    spark.conf.set("spark.sql.timeType.enabled", "true")
-    try:
+    with setting(spark, "spark.sql.timeType.enabled", "true"):
         df = spark.sql("select time'12:34:56.123456' t, array(named_struct('t', time'00:00:00.000001')) n")
         assert as_text(round_trip(spark, frames, df, uri_of(storage))) == as_text(df)
-    finally:
-        spark.conf.unset("spark.sql.timeType.enabled")
 
 
 def test_a_class_that_spark_does_not_take_back_is_refused(spark, storage, frames):
@@ -116,7 +114,7 @@ def test_an_empty_dataframe_has_no_files_and_keeps_its_schema(spark, storage, fr
     manifest = frames.write(df, uri_of(storage))
     restored = read(spark, frames, uri_of(storage), manifest)
     assert (manifest.files, manifest.rows, storage.list_files(uri_of(storage))) == ((), 0, {})
-    assert restored.schema == nullable(df.schema)
+    assert restored.schema == readable_type(df.schema)
     assert restored.collect() == []
 
 

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.spark.stages.planning import (
     with_key_groups,
 )
 from tests.key_values import EDGES, STRATEGIES, TYPES, encode
+from tests.shared_spark import setting
 from tests.soak import every_nth, rest_in_soak
 
 VECTORS = Path(__file__).parents[1] / "unit" / "state" / "keys" / "key_groups.json"
@@ -34,10 +35,8 @@ few_jobs = settings(
 
 @pytest.fixture(params=["true", "false"], ids=["ansi", "not-ansi"])
 def ansi(spark: Any, request: pytest.FixtureRequest) -> Any:
-    before = spark.conf.get("spark.sql.ansi.enabled")
-    spark.conf.set("spark.sql.ansi.enabled", request.param)
-    yield request.param
-    spark.conf.set("spark.sql.ansi.enabled", before)
+    with setting(spark, "spark.sql.ansi.enabled", request.param):
+        yield request.param
 
 
 def dataframe(spark: Any, table: pa.Table) -> Any:
@@ -154,13 +153,9 @@ def test_a_column_of_a_char_or_varchar_is_a_key_as_text(spark: Any) -> None:
 
 @pytest.mark.parametrize("zone", ["UTC", "America/St_Johns", "Asia/Kathmandu"])
 def test_a_timestamp_has_its_key_group_whatever_the_time_zone_of_the_session(spark: Any, zone: str) -> None:
-    before = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", zone)
-    try:
+    with setting(spark, "spark.sql.session.timeZone", zone):
         df = dataframe(spark, table_of(k=("timestamp", EDGES["timestamp"])))
         sent = with_key_groups(df, ["k"], 128, 1).toArrow()
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", before)
     serializer = key_serializer_of(df, ["k"])
     assert serializer.from_columns([sent["k"]]) == EDGES["timestamp"]
     assert serializer.key_groups_of([sent["k"]], 128).tolist() == sent[KEY_GROUP_COLUMN].to_pylist()

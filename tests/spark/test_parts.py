@@ -177,7 +177,7 @@ def test_step_of_the_same_name_may_change_its_kind(tries, folder, scoring):
         scored(checkpoint, over, scoring)
     with tries.failing() as checkpoint:
         assert ids(checkpoint.snapshot("scored", tries.builder("whole"))) == [0, 1, 2]
-    (listed,) = CheckpointContents(CheckpointStates.load(_latest_pointer(tries))).snapshots()
+    (listed,) = CheckpointContents(CheckpointStates.load(_latest(tries).location)).snapshots()
     assert (listed.rows, listed.parts) == (3, 0)
     with tries.open() as checkpoint:
         assert scores(scored(checkpoint, over, scoring)) == EXPECTED
@@ -247,15 +247,11 @@ def test_over_a_step_that_is_itself_computed_in_parts(tries, folder, scoring):
         assert [step.is_restored for step in checkpoint.steps] == [True, True]
 
 
-def _csv(tries: Tries, folder: Path) -> Any:
-    tries.spark.read.parquet(str(folder)).repartition(6).write.option("header", True).csv(str(folder.parent / "csv"))
-    return folder.parent / "csv"
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["frame", "source"])
 def test_over_csv_files(tries, folder, scoring, kind):
-    path = str(_csv(tries, folder))
+    path = str(folder.parent / "csv")
+    tries.spark.read.parquet(str(folder)).repartition(6).write.option("header", True).csv(path)
     frame = tries.spark.read.option("header", True).schema("number long").csv(path)
     source = CsvSource(path, schema="number long", options={"header": True})
     with tries.open() as checkpoint:
@@ -491,16 +487,19 @@ def test_report_and_checkpoint_keep_the_error_of_a_bad_part(tries, folder, scori
     assert (step.parts, step.bad_parts, step.parts_text) == (2, 1, "2 parts, 66 %, 1 failed")
 
 
+def damage_first_part(tries: Tries) -> None:
+    """Damage the file of the first part, which all retained checkpoints reference."""
+    files = tries.checkpoints.glob("*/shared/*/scored*/*/data/*.parquet")
+    first = min(files, key=lambda path: path.stat().st_mtime_ns)
+    first.write_bytes(first.read_bytes()[:-20] + bytes(20))
+
+
 def test_damaged_part_is_recomputed_alone(tries, folder, scoring, caplog):
     over = tries.spark.read.parquet(str(folder))
     with tries.failing() as checkpoint:
         scored(checkpoint, over, scoring)
     before = scoring.counts()
-    # The first part, which all retained checkpoints reference.
-    damaged = min(
-        tries.checkpoints.glob("*/shared/*/scored*/*/data/*.parquet"), key=lambda path: path.stat().st_mtime_ns
-    )
-    damaged.write_bytes(damaged.read_bytes()[:-20] + bytes(20))
+    damage_first_part(tries)
     with tries.open() as checkpoint:
         assert scores(scored(checkpoint, over, scoring)) == EXPECTED
         assert (report(checkpoint).parts, report(checkpoint).restored_parts) == (3, 2)
@@ -522,10 +521,7 @@ def test_steps_on_a_recomputed_part_are_recomputed_even_after_another_failure(tr
 
     with tries.failing() as checkpoint:
         pipeline(checkpoint)
-    damaged = min(
-        tries.checkpoints.glob("*/shared/*/scored*/*/data/*.parquet"), key=lambda path: path.stat().st_mtime_ns
-    )
-    damaged.write_bytes(damaged.read_bytes()[:-20] + bytes(20))
+    damage_first_part(tries)
     with tries.failing() as checkpoint:
         # A checkpoint without the damaged part, before the part is computed again.
         pipeline(checkpoint, fails=True)
@@ -564,21 +560,14 @@ def test_frame_instead_of_a_function_is_refused(tries, folder):
         (lambda rows: rows.where("number > 1"), "another plan"),
         (lambda rows: rows.groupBy("number").count(), "another plan"),
         (lambda rows: rows.localCheckpoint(), "another plan"),
+        (lambda rows: rows.cache(), "a cached DataFrame"),
     ],
 )
 def test_input_that_is_no_scan_is_refused(tries, folder, scoring, over, found):
     frame = over(tries.spark.read.parquet(str(folder)))
     with tries.failing() as checkpoint, pytest.raises(UnsupportedPlanError, match=found):
         scored(checkpoint, frame, scoring)
-
-
-def test_cached_input_is_refused(tries, folder, scoring):
-    frame = tries.spark.read.parquet(str(folder)).cache()
-    try:
-        with tries.failing() as checkpoint, pytest.raises(UnsupportedPlanError, match="a cached DataFrame"):
-            scored(checkpoint, frame, scoring)
-    finally:
-        frame.unpersist()
+    frame.unpersist()
 
 
 def test_plan_that_does_not_work_row_by_row_is_refused_before_any_work(tries, folder):
@@ -605,14 +594,14 @@ def test_progress_names_parts_and_what_is_kept(tries, folder, scoring, caplog):
 def test_parts_are_listed_as_one_snapshot_and_an_unfinished_one_is_not_read(tries, folder, scoring):
     over = tries.spark.read.parquet(str(folder))
     failed_try(tries, over, scoring)
-    pointer = _latest_pointer(tries)
+    pointer = _latest(tries).location
     (listed,) = CheckpointContents(CheckpointStates.load(pointer)).snapshots()
     assert (listed.name, listed.is_complete) == ("scored", False)
     with pytest.raises(UnknownStateError, match="not finished"):
         read_snapshot(pointer, "scored")
     with tries.failing() as checkpoint:
         scored(checkpoint, over, scoring)
-    pointer = _latest_pointer(tries)
+    pointer = _latest(tries).location
     (listed,) = CheckpointContents(CheckpointStates.load(pointer)).snapshots()
     assert (listed.rows, listed.parts, listed.is_complete) == (ROWS, 3, True)
     table = read_snapshot(pointer, "scored").read_all()
@@ -621,10 +610,6 @@ def test_parts_are_listed_as_one_snapshot_and_an_unfinished_one_is_not_read(trie
 
 def _latest(tries: Tries) -> CheckpointRecord:
     return max((c for c in tries.view().checkpoints if c.is_restorable), key=lambda c: c.checkpoint_id)
-
-
-def _latest_pointer(tries: Tries) -> str:
-    return _latest(tries).location
 
 
 @pytest.mark.soak
@@ -642,7 +627,7 @@ def test_savepoint_of_an_unfinished_step_is_continued_by_another_job(tries, fold
     over = tries.spark.read.parquet(str(folder))
     failed_try(tries, over, scoring)
     before = scoring.counts()
-    with tries.failing(job="other", from_savepoint=_latest_pointer(tries), claim_mode="no_claim") as checkpoint:
+    with tries.failing(job="other", from_savepoint=_latest(tries).location, claim_mode="no_claim") as checkpoint:
         assert scores(scored(checkpoint, over, scoring)) == EXPECTED
         assert report(checkpoint).restored_parts > 0
     assert max((scoring.counts() - before).values()) == 1

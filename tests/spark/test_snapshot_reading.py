@@ -17,6 +17,7 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFra
 from airflow_provider_statecheck.spark.state_dataframes import read_snapshot as read_with_spark
 from airflow_provider_statecheck.state.reading.snapshot_reader import read_snapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter
+from tests.shared_spark import setting
 from tests.soak import every_nth
 from tests.spark.test_dataframe_snapshots import TYPES, as_text
 from tests.written_snapshots import SnapshotJob, flip
@@ -85,21 +86,15 @@ def test_types_are_those_that_spark_gives_to_arrow(spark, job, writer):
     selects = [f"(select * from ({QUERIES[name]}))" for name in names[:-1]]
     df = spark.sql(f"select * from {' cross join '.join(selects)}")
     df = df.toDF(*(f"c{i}" for i in range(len(df.columns))))
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    try:
+    with setting(spark, "spark.sql.session.timeZone", "UTC"):
         assert read_snapshot(saved(job, df, writer), "step").schema.types == df.toArrow().schema.types
-    finally:
-        spark.conf.unset("spark.sql.session.timeZone")
 
 
 def test_time_of_day_is_read(spark, job, writer):
-    spark.conf.set("spark.sql.timeType.enabled", "true")
-    try:
+    with setting(spark, "spark.sql.timeType.enabled", "true"):
         pointer = saved(job, spark.sql("select time'12:34:56.123456' t"), writer)
         (row,) = read_snapshot(pointer, "step").read_all().to_pylist()
         assert row["t"].isoformat() == "12:34:56.123456"
-    finally:
-        spark.conf.unset("spark.sql.timeType.enabled")
 
 
 def test_shredded_variants_and_untyped_maps_need_spark(spark, job):

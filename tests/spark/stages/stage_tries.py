@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
@@ -21,7 +19,7 @@ from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_run import StageResult, StageRun
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
-from tests.messages import ManualClock, make_registration, source_at
+from tests.messages import ManualClock, make_registration, make_savepoint_request
 from tests.sqlite_rows import new_store
 
 if TYPE_CHECKING:
@@ -69,18 +67,14 @@ class StageTries:
         values = {"job_name": JOB, "uid": "stage", "storage_base": self.storage.base_uri} | changes
         return StageAttempt(self.coordinator, self.storage, make_registration(**values))
 
-    def savepoint(self) -> tuple[RestoreSource, dict[str, int]]:
-        """Take a savepoint of the stage, which does not run; return it as what is to be claimed, and its files."""
-        savepoints, view = JobSavepoints(self.store), self.view()
-        [operator] = view.operators
-        savepoints.request(
-            RequestSavepoint(job_id=view.job.job_id, operator_id=operator.operator_id, request_key=new_key())
-        )
+    def savepoint(self, **request: Any) -> str:
+        """Take a savepoint of the stage, which does not run, and return its pointer."""
+        savepoints = JobSavepoints(self.store)
+        [operator] = self.view().operators
+        savepoints.request(make_savepoint_request(operator, **request))
         [taken] = serve_idle(savepoints, self.view(), CheckpointStorage.open, f"file://{self.folder}/savepoints")
         assert taken.pointer is not None
-        storage = self.storage.allowing(taken.pointer)
-        source = source_at(storage, taken.pointer, "stage", mode=RestoreMode.CLAIM)
-        return source, storage.list_files(taken.pointer)
+        return taken.pointer
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what a reader of the output sees, in a fixed order."""

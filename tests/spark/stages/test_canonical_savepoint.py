@@ -10,26 +10,12 @@ import duckdb
 import polars
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.messages import make_owner, source_at
 from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
-from tests.spark.stages.stage_tries import JOB, StageTries
+from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import balances, payments, running_stage
-
-
-def savepoint(tries: StageTries) -> str:
-    """Take a canonical savepoint of the stage, which does not run, and return its pointer."""
-    [operator] = tries.view().operators
-    savepoints = JobSavepoints(tries.store)
-    savepoints.request(RequestSavepoint(job_id=job_id_of(JOB), operator_id=operator.operator_id, request_key=new_key()))
-    [taken] = serve_idle(savepoints, tries.view(), CheckpointStorage.open, f"file://{tries.folder}/savepoints")
-    assert taken.pointer is not None
-    return taken.pointer
 
 
 def files_of(pointer: str, name: str) -> list[str]:
@@ -54,13 +40,13 @@ def test_tools_read_the_savepoint_of_a_stage(tries: StageTries, backend: str) ->
     parts = payments()
     tries.write_input(*parts)
     tries.run(running_stage(tries, RunningBalance(), state_backend=backend))
-    files, expected = files_of(savepoint(tries), "balance"), balances(parts)
+    files, expected = files_of(tries.savepoint(), "balance"), balances(parts)
     with_spark = tries.spark.read.parquet(*files)
     assert {row.account: row.value for row in with_spark.collect()} == expected
     with duckdb.connect() as connection:
         assert dict(connection.execute(f"SELECT account, value FROM read_parquet({files})").fetchall()) == expected
     assert dict(polars.read_parquet(files).select("account", "value").iter_rows()) == expected
-    assert sum(polars.read_parquet(files_of(savepoint(tries), "purposes"))["map_value"]) == sum(
+    assert sum(polars.read_parquet(files_of(tries.savepoint(), "purposes"))["map_value"]) == sum(
         len(part["amount"]) for part in parts
     )
 
@@ -76,7 +62,7 @@ def test_another_backend_goes_on_from_the_savepoint_of_a_stage(
     parts = payments()
     tries.write_input(*parts[:-1])
     tries.run(running_stage(tries, RunningBalance(), parallelism=2, state_backend=backend))
-    pointer = savepoint(tries)
+    pointer = tries.savepoint()
     tries.write_input(parts[-1])
     stage = running_stage(tries, RunningBalance(), parallelism=3, state_backend=other)
     tries.run(stage, **sources(tries, pointer, mode))

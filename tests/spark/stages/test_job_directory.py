@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -21,7 +20,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
@@ -175,7 +173,7 @@ def test_spilled_state_lies_with_its_checkpoint(tries: StageTries, monkeypatch: 
 def test_savepoint_has_everything_in_its_directory_and_is_its_users(tries: StageTries, form: SavepointFormat) -> None:
     run(tries)
     before = files(tries)
-    pointer = take_savepoint(tries, form)
+    pointer = tries.savepoint(savepoint_format=form)
     storage = tries.storage.allowing(pointer)
     resolved = resolve_checkpoint(storage, pointer)
     document, _ = resolved.read()
@@ -187,20 +185,6 @@ def test_savepoint_has_everything_in_its_directory_and_is_its_users(tries: Stage
     assert {f"{pointer}/{name}" for name in storage.list_files(pointer)} == named
     resolved.dispose()
     assert storage.list_files(pointer) == {}
-
-
-def take_savepoint(tries: StageTries, form: SavepointFormat) -> str:
-    savepoints, view = JobSavepoints(tries.store), tries.view()
-    request = RequestSavepoint(
-        job_id=view.job.job_id,
-        operator_id=view.operators[0].operator_id,
-        request_key=new_key(),
-        savepoint_format=form,
-    )
-    savepoints.request(request)
-    [taken] = serve_idle(savepoints, tries.view(), CheckpointStorage.open, f"file://{tries.folder}/savepoints")
-    assert taken.pointer is not None
-    return taken.pointer
 
 
 def test_snapshot_of_a_dataframe_is_shared_until_the_last_checkpoint_that_names_it(tries: StageTries) -> None:

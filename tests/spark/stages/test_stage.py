@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
@@ -19,7 +20,7 @@ from airflow_provider_statecheck.spark.sources.item_source import DataFrameSourc
 from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, StageSettings, Sum
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.metadata_file import load_document, state_uris
-from tests.messages import ManualClock, make_owner
+from tests.messages import ManualClock, make_owner, source_at
 from tests.soak import rest_in_soak
 from tests.spark.stages.functions import (
     BalanceInText,
@@ -380,16 +381,18 @@ def test_claimed_savepoint_whose_state_is_refused_is_left_to_its_owner(tries: St
     tries.write_input(*payments())
     with pytest.raises(Exception, match="planned"):
         tries.run(running_stage(tries, FailingOnce(tries.folder / "failed", number=2 * PAYMENTS + 7)))
-    source, files = tries.savepoint()
+    pointer = tries.savepoint()
+    storage = tries.storage.allowing(pointer)
+    source, files = source_at(storage, pointer, "stage", mode=RestoreMode.CLAIM), storage.list_files(pointer)
     with pytest.raises(StateMigrationError, match="balance"):
         tries.run(running_stage(tries, BalanceInText()), job_name="heir", restore_from=source)
     assert not tries.attempt(job_name="heir").grant.is_restore
-    assert tries.storage.allowing(source.pointer).list_files(source.pointer) == files
+    assert storage.list_files(pointer) == files
     fitting = from_files(tries).key_by("account", order_by="number")
     fitting = fitting.process(RunningBalance(), uid="balance", output=RUNNING)
     sink = ParquetSink(str(tries.folder / "elsewhere"))
     assert tries.run(fitting.sink(sink), job_name="another", restore_from=source).increments == 2
-    assert tries.store.claim(source.pointer).job_id == job_id_of("another")
+    assert tries.store.claim(pointer).job_id == job_id_of("another")
 
 
 def test_element_has_the_time_by_which_it_is_ordered(tries: StageTries) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -33,7 +32,7 @@ from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
-from tests.messages import source_at
+from tests.messages import make_savepoint_request, source_at
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.written_stage import WrittenStage
 
@@ -234,9 +233,7 @@ def test_a_savepoint_of_an_idle_operator_reads_where_its_rows_lie(
     make(stage, tmp_path)
     (operator,) = stage.coordinator.describe(job_id_of("mine")).operators
     target = f"{tmp_path.as_uri()}/savepoints"
-    stage.savepoints.request(
-        RequestSavepoint(job_id=operator.job_id, operator_id=operator.operator_id, request_key=new_key(), target=target)
-    )
+    stage.savepoints.request(make_savepoint_request(operator, target=target))
     view = stage.coordinator.describe(operator.job_id)
     (taken,) = serve_idle(stage.savepoints, view, CheckpointStorage.open, None)
     assert taken.problem is None

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, restorable_uids
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, restorable_uids
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
@@ -20,7 +19,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from tests.job_savepoints import add_row, save_job
-from tests.messages import source_at
+from tests.messages import make_savepoint_request, source_at
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 UIDS = ("extract", "load[de]", "load[fr]")
@@ -134,9 +133,7 @@ def test_a_savepoint_of_a_stage_that_restored_its_part_has_only_the_part(stage: 
     attempt.finish(AttemptStatus.FAILED)
     view = stage.coordinator.describe(job_id_of("heir"))
     [operator] = view.operators
-    stage.savepoints.request(
-        RequestSavepoint(job_id=view.job.job_id, operator_id=operator.operator_id, request_key=new_key())
-    )
+    stage.savepoints.request(make_savepoint_request(operator))
     target = pointer.rpartition("/")[0]
     [taken] = serve_idle(stage.savepoints, stage.coordinator.describe(view.job.job_id), CheckpointStorage.open, target)
     assert taken.problem is None

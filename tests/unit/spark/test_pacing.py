@@ -16,7 +16,6 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     FinishAttempt,
-    RequestSavepoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
@@ -37,7 +36,7 @@ from airflow_provider_statecheck.spark.pacing import (
     require_pace,
 )
 from airflow_provider_statecheck.spark.stage_costs import StageCosts
-from tests.messages import ManualClock, make_acknowledgement, make_registration
+from tests.messages import ManualClock, make_acknowledgement, make_registration, make_savepoint_request
 from tests.sqlite_rows import new_store
 from tests.unit.spark.conftest import Clock
 from tests.unit.written_stage import WrittenStage
@@ -266,18 +265,10 @@ def test_tries_of_other_operators_do_not_count(job: Job) -> None:
 def test_a_try_that_was_stopped_with_a_savepoint_did_not_fail(job: Job) -> None:
     stopped = job.begin()
     job.checkpoint(stopped, 1.0)
-    key = new_key()
-    job.savepoints.request(
-        RequestSavepoint(
-            job_id=stopped.attempt.job_id,
-            operator_id=stopped.attempt.operator_id,
-            request_key=key,
-            target="memory://savepoints",
-            kind=CheckpointType.SAVEPOINT_SUSPEND,
-        )
-    )
+    suspend, target = CheckpointType.SAVEPOINT_SUSPEND, "memory://savepoints"
+    asked = job.savepoints.request(make_savepoint_request(stopped.attempt, target=target, kind=suspend))
     trigger = TriggerCheckpoint(
-        attempt=stopped.attempt, request_key=new_key(), serves=key, savepoint_dir="memory://savepoints"
+        attempt=stopped.attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=target
     )
     pending = job.coordinator.trigger(trigger)
     job.coordinator.acknowledge(make_acknowledgement(stopped.attempt, pending))

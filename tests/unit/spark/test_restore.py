@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.messages import FinishAttempt, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
@@ -31,6 +31,7 @@ from airflow_provider_statecheck.spark.restore import RestoredStage, StateVerifi
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
+from tests.messages import make_savepoint_request
 from tests.unit.storage.documents import make_document
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
@@ -298,11 +299,7 @@ def test_metadata_that_is_not_that_of_its_row_is_told(stage, change):
 def test_savepoints_of_the_job_are_verified_where_they_are_asked_for(stage, tmp_path):
     attempt = stage.attempt()
     ref = attempt.grant.attempt
-    stage.savepoints.request(
-        RequestSavepoint(
-            job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=f"file://{tmp_path}/saved"
-        )
-    )
+    stage.savepoints.request(make_savepoint_request(ref, target=f"file://{tmp_path}/saved"))
     stage.take(attempt, stage.snapshot(attempt, "raw"))
     view = stage.maintenance.describe(ref.job_id)
     assert len(list(verify_job(stage.maintenance, view, CheckpointStorage.open))) == 1

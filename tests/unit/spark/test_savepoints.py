@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import FinishAttempt, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
@@ -26,14 +26,14 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotClaimedError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.spark.status_log import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
-from tests.messages import make_owner, source_at
+from tests.messages import make_owner, make_savepoint_request, source_at
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
@@ -44,11 +44,9 @@ def target(tmp_path: Path) -> str:
     return f"file://{tmp_path}/savepoints"
 
 
-def ask(stage: WrittenStage, target: str | None, **changes: Any) -> str:
-    assert stage.store is not None
-    operator = stage.coordinator.describe(job_id_of(JOB)).operators[0]
-    values = {"job_id": operator.job_id, "operator_id": operator.operator_id, "request_key": new_key()}
-    return JobSavepoints(stage.store).request(RequestSavepoint(**values | {"target": target} | changes)).request_key
+def ask(stage: WrittenStage, target: str | None, **changes: Any) -> None:
+    [operator] = stage.coordinator.describe(job_id_of(JOB)).operators
+    stage.savepoints.request(make_savepoint_request(operator, target=target, **changes))
 
 
 def savepoints_of(stage: WrittenStage) -> list[CheckpointRecord]:

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StoppedWithSavepointError, StorageError
@@ -22,7 +21,7 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import Snaps
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.messages import make_owner, source_at
+from tests.messages import make_owner, make_savepoint_request, source_at
 from tests.unit.maintenance.test_job_savepoints import SavedJob
 from tests.unit.spark.stages.loop_without_spark import Job, JobsWithoutSpark, LoopWithoutSpark, RecordedSink, one_output
 from tests.unit.written_stage import JOB, WrittenStage
@@ -48,15 +47,7 @@ def ask_to_stop(written: WrittenStage, attempt: StageAttempt, place: Path) -> No
 
 
 def ask(written: WrittenStage, attempt: StageAttempt, place: Path, kind: CheckpointType) -> None:
-    written.savepoints.request(
-        RequestSavepoint(
-            job_id=attempt.grant.attempt.job_id,
-            operator_id=attempt.grant.attempt.operator_id,
-            request_key=new_key(),
-            target=f"file://{place}",
-            kind=kind,
-        )
-    )
+    written.savepoints.request(make_savepoint_request(attempt.grant.attempt, target=f"file://{place}", kind=kind))
 
 
 def opened_sink(target: Path, *, epoch: int, generation: int, restored: int | None) -> ParquetSink:
