@@ -448,23 +448,15 @@ def test_a_stage_that_saves_nothing_takes_no_checkpoint(tries):
 # Failures
 
 
-def attempt_on_faulty_storage(tries: Tries, plan: FaultPlan, tolerable: int) -> StageAttempt:
-    storage = CheckpointStorage.open(str(tries.checkpoints))
-    registration = make_registration(job_name=JOB, storage_base=storage.base_uri)
-    return StageAttempt(
-        open_gateway(tries.metadata),
-        faulty_storage(storage, plan),
-        registration,
-        tolerable_failed_checkpoints=tolerable,
-    )
-
-
 class Checkpoints:
     """Takes checkpoints of a stage whose storage can be told to fail at the next write."""
 
     def __init__(self, tries: Tries, tolerable: int) -> None:
         self.plan = FaultPlan()
-        attempt = attempt_on_faulty_storage(tries, self.plan, tolerable)
+        storage = faulty_storage(CheckpointStorage.open(str(tries.checkpoints)), self.plan)
+        registration = make_registration(job_name=JOB, storage_base=storage.base_uri)
+        gateway = open_gateway(tries.metadata)
+        attempt = StageAttempt(gateway, storage, registration, tolerable_failed_checkpoints=tolerable)
         self.context = StageContext(tries.spark, attempt)
 
     def take(self, *, fails: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import fsspec
@@ -11,18 +12,25 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, committed_files
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 
-_SETTINGS = ("compression", "partition_by", "max_file_bytes", "on_earlier_output")
+_OF_ATTEMPTS = {"restored", "job", *(field.name for field in fields(SinkContext))}
+
+
+def take_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings of a sink out of the arguments of its attempt."""
+    return {name: arguments.pop(name) for name in arguments.keys() - _OF_ATTEMPTS}
 
 
 class Attempt(SinkAttempt):
     """An attempt with a Parquet sink."""
 
+    sink_type: Any = ParquetSink
+
     def __init__(self, path: str, epoch: int, **arguments: Any) -> None:
-        settings = {name: arguments.pop(name) for name in _SETTINGS if name in arguments}
-        super().__init__(ParquetSink(path, **settings), epoch, **arguments)
+        super().__init__(self.sink_type(path, **take_settings(arguments)), epoch, **arguments)
         self.path = path
 
     @property

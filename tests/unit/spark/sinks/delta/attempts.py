@@ -10,33 +10,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
-from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
-
-_SETTINGS = (
-    "partition_by",
-    "merge_schema",
-    "upsert_by",
-    "compression",
-    "max_file_bytes",
-    "delta_options",
-    "on_earlier_output",
-)
+from airflow_provider_statecheck.testing.sink_contract import SCHEMA
+from tests.unit.spark.sinks.attempts import Attempt
 
 
-class DeltaAttempt(SinkAttempt):
+class DeltaAttempt(Attempt):
     """An attempt with a Delta sink."""
 
-    sink: DeltaSink
-
-    def __init__(self, path: str, epoch: int, **arguments: Any) -> None:
-        settings = {name: arguments.pop(name) for name in _SETTINGS if name in arguments}
-        super().__init__(DeltaSink(path, **settings), epoch, **arguments)
-        self.path = path
-
-    @property
-    def files(self) -> TargetFiles:
-        return TargetFiles.open(self.path, self.context.lineage, self.context.storage_options)
+    sink_type = DeltaSink
 
 
 def table_at(path: str, version: int | None = None) -> DeltaTable:

@@ -13,12 +13,12 @@ from pyiceberg.catalog import Catalog, load_catalog
 from airflow_provider_statecheck.spark.sinks.iceberg_destination import TableLedger, read_ledger
 from airflow_provider_statecheck.spark.sinks.table_sinks import IcebergSink
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt, table_of
+from tests.unit.spark.sinks.attempts import take_settings
 
 TABLE = "sales.orders"
 MARKED = SCHEMA.append(pa.field("_statecheck_lineage", pa.string())).append(
     pa.field("_statecheck_checkpoint", pa.int64())
 )
-_SETTINGS = ("buffer_bytes", "upsert_by")
 
 
 def properties_in(folder: Path) -> dict[str, str]:
@@ -91,6 +91,6 @@ class Attempt(SinkAttempt):
     """An attempt with an Iceberg sink."""
 
     def __init__(self, folder: Path, epoch: int, **arguments: Any) -> None:
-        settings = {name: arguments.pop(name) for name in _SETTINGS if name in arguments}
-        properties = {**properties_in(folder), **arguments.pop("properties", {})}
+        settings = take_settings(arguments)
+        properties = {**properties_in(folder), **settings.pop("properties", {})}
         super().__init__(IcebergSink(TABLE, properties=properties, **settings), epoch, **arguments)
