@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -245,7 +246,8 @@ def test_readable_type_is_the_original_but_readable_type():
             StructField("m", MapType(StringType(), ArrayType(TimestampType(), False), False), False, {"k": 1}),
         ]
     )
-    field = readable_type(original).fields[0]
+    readable: Any = readable_type(original)
+    (field,) = readable.fields
     assert field.nullable
     assert field.metadata == {"k": 1}
     assert field.dataType == MapType(StringType(), ArrayType(TimestampType(), True), True)

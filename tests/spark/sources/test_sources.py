@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource, ParquetSource
 from tests.soak import rest_in_soak
-from tests.unit.spark.sources.runs import rows_read
+from tests.unit.spark.sources.runs import following, rows_read
 
 EVERY_TYPE = """
     id, cast(id as string) as text, timestamp_seconds(id) as at, timestamp_ntz '2026-11-21 01:02:03' as local,
@@ -61,7 +61,7 @@ def test_all_increments_together_are_what_spark_reads(spark, orders, limit):
 def test_chosen_columns_come_in_their_order(spark, orders, limit):
     enumerator = ParquetSource(orders, columns=["part", "money"], **limit).open(spark)
 
-    frame = enumerator.load(enumerator.next_increment())
+    frame = enumerator.load(following(enumerator))
 
     assert frame.schema.simpleString() == "struct<part:int,money:decimal(20,2)>"
     assert "text" not in frame._jdf.queryExecution().executedPlan().toString()
@@ -73,7 +73,7 @@ def test_a_given_schema_decides_columns_and_types(spark, orders, limit):
     source = ParquetSource(orders, schema="part string, id bigint, missing double", **limit)
     enumerator = source.open(spark)
 
-    frame = enumerator.load(enumerator.next_increment())
+    frame = enumerator.load(following(enumerator))
 
     assert frame.schema.simpleString() == "struct<part:string,id:bigint,missing:double>"
     assert frame.distinct().where("part = '0' and missing is null").count() == frame.count() > 0
@@ -83,14 +83,14 @@ def test_a_column_that_is_not_there_is_refused(spark, orders):
     enumerator = ParquetSource(orders, columns=["no_such"]).open(spark)
 
     with pytest.raises(InvalidConfigurationError, match="no_such"):
-        enumerator.load(enumerator.next_increment())
+        enumerator.load(following(enumerator))
 
 
 def test_what_is_no_schema_is_refused(spark, orders):
     enumerator = ParquetSource(orders, schema="id big big").open(spark)
 
     with pytest.raises(InvalidConfigurationError, match="Expected schema"):
-        enumerator.load(enumerator.next_increment())
+        enumerator.load(following(enumerator))
 
 
 def test_a_schema_taken_from_files_stays_the_same_over_attempts_and_increments(spark, tmp_path):
@@ -100,7 +100,7 @@ def test_a_schema_taken_from_files_stays_the_same_over_attempts_and_increments(s
         pq.write_table(pa.table({"id": [1]}), tmp_path / f"k={name}" / "a.parquet")
     source = ParquetSource(tmp_path, files_per_increment=1)
     enumerator = source.open(spark)
-    first = enumerator.next_increment()
+    first = following(enumerator)
     assert enumerator.load(first).schema.simpleString() == "struct<id:bigint,k:string>"
     enumerator.finish(first)
     for name in ("2", "x"):

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import StageTries
-from tests.unit.spark.sources.runs import rows_read, state_of
+from tests.unit.spark.sources.runs import following, rows_read, state_of
 from tests.unit.spark.sources.sql_tables import Table
 
 NOON = datetime(2026, 11, 21, 12, 30, 0, 123456, tzinfo=UTC)
@@ -49,7 +49,7 @@ def test_columns_have_the_types_and_values_of_the_table(spark, url):
     table.add({name: value for name, (_, value) in columns.items()}, {**dict.fromkeys(columns), "id": 8})
 
     enumerator = SqlSource(url, "orders").open(spark)
-    frame = enumerator.load(enumerator.next_increment())
+    frame = enumerator.load(following(enumerator))
 
     assert frame.schema.simpleString() == (
         "struct<id:bigint,small:bigint,large:bigint,is_new:boolean,price:decimal(10,2),ratio:double,name:string,day:date,"
@@ -73,7 +73,7 @@ def test_columns_that_only_postgresql_has(spark, postgres_url):
     table.add({"id": NOON, "code": code, "kind": "old", "more": "a text", "any": Decimal("0.5")})
 
     enumerator = SqlSource(postgres_url, "orders").open(spark)
-    ((row),) = enumerator.load(enumerator.next_increment()).selectExpr("*", "unix_micros(id) as micros").collect()
+    ((row),) = enumerator.load(following(enumerator)).selectExpr("*", "unix_micros(id) as micros").collect()
 
     assert row["micros"] == int(NOON.timestamp()) * 1_000_000 + 123456
     assert (row["code"], row["kind"], row["any"]) == (str(code), "old", Decimal("0.5"))
@@ -102,7 +102,7 @@ def test_each_range_is_a_task_of_its_own(spark, tmp_path):
     table.add_keys(range(9))
     enumerator = SqlSource(table.url, "orders", rows_per_increment=9, readers=3).open(spark)
 
-    frame = enumerator.load(enumerator.next_increment()).selectExpr("id", "spark_partition_id() as task")
+    frame = enumerator.load(following(enumerator)).selectExpr("id", "spark_partition_id() as task")
 
     assert {(row["id"] // 3, row["task"]) for row in frame.collect()} == {(0, 0), (1, 1), (2, 2)}
 
@@ -113,7 +113,7 @@ def test_the_address_is_in_no_plan_and_no_message(spark, postgres_url):
     secret = sa.make_url(postgres_url).update_query_dict({"application_name": "very-secret"})
     source = SqlSource(secret.render_as_string(hide_password=False), "orders")
     enumerator = source.open(spark)
-    increment = enumerator.next_increment()
+    increment = following(enumerator)
     frame = enumerator.load(increment)
     plan = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().explainString(
         spark._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("extended")

@@ -20,6 +20,7 @@ from tests.messages import make_owner, source_at
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import JOB
 from tests.unit.spark.sinks.attempts import Attempt
+from tests.unit.spark.sources.runs import following
 
 ACCOUNTS = 3
 OUTPUT = pa.schema([("account", pa.string()), ("number", pa.int64()), ("balance", pa.int64())])
@@ -78,12 +79,12 @@ def test_rows_are_those_that_were_committed_with_the_types_of_their_columns(spar
     run_upstream(tries, never(tries))
     enumerator = StageOutputSource(str(tries.output)).open(spark)
 
-    frame = enumerator.load(enumerator.next_increment())
+    frame = enumerator.load(following(enumerator))
 
     assert dict(frame.dtypes) == {"account": "string", "number": "bigint", "balance": "bigint"}
     assert {row["account"] for row in frame.collect()} == {"000", "001", "002"}
     assert sorted(row["number"] for row in frame.collect()) == list(range(20))
-    assert enumerator.next_increment() is None
+    assert following(enumerator) is None
 
 
 def test_a_changed_page_of_the_output_upstream_is_an_error_and_no_other_value(spark, tries):
@@ -96,7 +97,7 @@ def test_a_changed_page_of_the_output_upstream_is_an_error_and_no_other_value(sp
     enumerator = StageOutputSource(str(tries.output)).open(spark)
 
     with pytest.raises(Exception, match="FAILED_READ_FILE"):
-        enumerator.load(enumerator.next_increment()).collect()
+        enumerator.load(following(enumerator)).collect()
 
 
 def test_chosen_columns_come_in_their_order(spark, tries):
@@ -104,7 +105,7 @@ def test_chosen_columns_come_in_their_order(spark, tries):
     run_upstream(tries, never(tries))
     enumerator = StageOutputSource(str(tries.output), columns=["balance", "account"]).open(spark)
 
-    assert enumerator.load(enumerator.next_increment()).columns == ["balance", "account"]
+    assert enumerator.load(following(enumerator)).columns == ["balance", "account"]
 
 
 def test_columns_stay_those_of_the_first_attempt(spark, tries):
@@ -112,14 +113,14 @@ def test_columns_stay_those_of_the_first_attempt(spark, tries):
     run_upstream(tries, never(tries))
     source = StageOutputSource(str(tries.output), checkpoints_per_increment=1)
     enumerator = source.open(spark)
-    first = enumerator.next_increment()
+    first = following(enumerator)
     before = enumerator.load(first).schema
     enumerator.finish(first)
 
     again = source.open(spark, enumerator.snapshot())
 
     assert again.snapshot()["reader"]["schema"] == before.json()
-    assert again.load(again.next_increment()).schema == before
+    assert again.load(following(again)).schema == before
 
 
 def test_each_run_reads_what_was_committed_since_the_run_before(tries):

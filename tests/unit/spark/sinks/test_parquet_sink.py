@@ -53,7 +53,7 @@ def test_a_checkpoint_without_output_is_committed_too(path):
     attempt = Attempt(path, 1).open()
     attempt.commit(1, attempt.write())
     attempt.commit(2, [])
-    assert seen_in(path) == hidden_in(path, "staging") == []
+    assert (seen_in(path), hidden_in(path, "staging")) == ([], [])
     assert hidden_in(path, "commits") == ["1-1.json"]
 
 

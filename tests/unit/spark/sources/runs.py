@@ -18,6 +18,11 @@ def increments_of(enumerator: Any) -> list[Any]:
     return list(iter(enumerator.next_increment, None))
 
 
+def following(enumerator: Any) -> Any:
+    """Return the next increment, where there is one."""
+    return enumerator.next_increment()
+
+
 def rows_read(enumerator: Any, rows_of: Callable[[Any], list[Any]] = lambda frame: frame.collect()) -> list[Any]:
     """Read what is left, an increment at a time, and return the rows."""
     found = []

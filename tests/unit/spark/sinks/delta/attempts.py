@@ -17,6 +17,7 @@ from tests.unit.spark.sinks.attempts import Attempt
 class DeltaAttempt(Attempt):
     """An attempt with a Delta sink."""
 
+    sink: DeltaSink
     sink_type = DeltaSink
 
 
