@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TwoPhaseCommitSink
+from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
 
 
 class FolderSink(TwoPhaseCommitSink):
@@ -49,6 +50,11 @@ class FolderSink(TwoPhaseCommitSink):
         # In the order in which a file moves, so that none slips through.
         for name in ("hidden", "shown"):
             (self.folder / name / transaction["file"]).unlink(missing_ok=True)
+
+
+def opened(folder: Path, epoch: int, restored: int | None = None, **more: Any) -> SinkAttempt:
+    """Return an attempt that has opened the sink of a folder."""
+    return SinkAttempt(FolderSink(folder), epoch, restored=restored, **more).open()
 
 
 def shown_in(folder: Path) -> pa.Table | None:

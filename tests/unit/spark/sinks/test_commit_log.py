@@ -15,7 +15,7 @@ from airflow_provider_statecheck.spark.sinks.commit_log import ALL_CHECKPOINTS, 
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TransactionCommittable
 from airflow_provider_statecheck.testing.sink_contract import SinkAttempt
-from tests.unit.spark.sinks.folder_sink import FolderSink, keys_in
+from tests.unit.spark.sinks.folder_sink import FolderSink, keys_in, opened
 
 
 def a_range(epoch: int, first: int, last: int, generation: int = 1) -> CommitRange:
@@ -159,10 +159,6 @@ def test_a_generation_with_output_is_kept():
 def test_text_that_is_no_log_is_told(text):
     with pytest.raises(CorruptStateError, match="Expected the log of a sink of format 2 in a log"):
         CommitLog.decode(text, "a log")
-
-
-def opened(folder: Path, epoch: int, restored: int | None = None, **more: Any) -> SinkAttempt:
-    return SinkAttempt(FolderSink(folder), epoch, restored=restored, **more).open()
 
 
 def files_in(folder: Path, kind: str) -> list[str]:

@@ -6,7 +6,6 @@ import pickle
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -28,100 +27,73 @@ from airflow_provider_statecheck.testing.sink_contract import (
     table_of,
     transaction_steps,
 )
-from tests.unit.spark.sinks.folder_sink import FolderSink, keys_in
+from tests.unit.spark.sinks.folder_sink import FolderSink, keys_in, opened
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder, and the attempts that write there."""
-
-    folder: Path
-
-    def attempt(self, epoch: int, **context: Any) -> SinkAttempt:
-        return SinkAttempt(FolderSink(self.folder), epoch, **context)
-
-    def open(self, epoch: int, **context: Any) -> SinkAttempt:
-        return self.attempt(epoch, **context).open()
-
-    @property
-    def seen(self) -> list[int]:
-        return keys_in(self.folder)
-
-    @property
-    def hidden(self) -> int:
-        return len(list((self.folder / "hidden").iterdir()))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-def test_what_the_attempt_does_not_go_on_from_is_not_committed(place):
-    first = place.open(1)
+def test_what_the_attempt_does_not_go_on_from_is_not_committed(tmp_path):
+    first = opened(tmp_path, 1)
     first.add(1, 1)
     written = first.write(2)
-    second = place.open(2, restored=1, restored_epoch=1)
+    second = opened(tmp_path, 2, restored=1)
     with pytest.raises(CoordinatorError, match="found checkpoint 2 of attempt 1"):
         second.commit(2, written)
 
 
-def test_nothing_older_than_the_last_commit_is_committed(place):
-    written = place.open(1).write(1)
-    second = place.open(2, restored=1, restored_epoch=1)
+def test_nothing_older_than_the_last_commit_is_committed(tmp_path):
+    written = opened(tmp_path, 1).write(1)
+    second = opened(tmp_path, 2, restored=1)
     second.add(2, 2)
     with pytest.raises(CoordinatorError, match="a checkpoint after 2 of attempt 2"):
         second.commit(1, written)
 
 
-def test_a_task_that_fails_aborts_its_transaction(place):
-    first = place.open(1)
+def test_a_task_that_fails_aborts_its_transaction(tmp_path):
+    first = opened(tmp_path, 1)
     writer = first.task()
     writer.write(table_of([1]))
     writer.prepare_commit()
-    assert place.hidden == 1
+    assert len(list(tmp_path.glob("hidden/*"))) == 1
     writer.abort()
-    assert place.hidden == 0
+    assert list(tmp_path.glob("hidden/*")) == []
 
 
-def test_a_transaction_that_is_no_plain_json_is_refused(place, monkeypatch):
+def test_a_transaction_that_is_no_plain_json_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(FolderSink, "begin_transaction", lambda *_: {"file": "a", "keys": (1, 2)})
     monkeypatch.setattr(FolderSink, "pre_commit", lambda *_: None)
     with pytest.raises(UnsupportedStateError, match="plain JSON"):
-        place.open(1).task().prepare_commit()
+        opened(tmp_path, 1).task().prepare_commit()
 
 
-def test_what_is_no_transaction_is_told(place):
+def test_what_is_no_transaction_is_told(tmp_path):
     with pytest.raises(CorruptStateError, match="Expected a transaction of format 1"):
-        place.open(1).commit(1, [{"format_version": 1, "lineage": "x"}])
+        opened(tmp_path, 1).commit(1, [{"format_version": 1, "lineage": "x"}])
 
 
-def test_an_attempt_may_settle_for_an_older_checkpoint_before_it_begins(place):
-    first = place.open(1)
+def test_an_attempt_may_settle_for_an_older_checkpoint_before_it_begins(tmp_path):
+    first = opened(tmp_path, 1)
     first.add(1, 1)
     first.add(2, 2)
-    second = place.open(2, restored=2, restored_epoch=1).sink
-    third = place.attempt(2, restored=1, restored_epoch=1)
-    third.open()
+    second = opened(tmp_path, 2, restored=2).sink
+    third = opened(tmp_path, 2, restored=1)
     third.add(3, 20)
-    assert place.seen == [1, 20]
+    assert keys_in(tmp_path) == [1, 20]
     with pytest.raises(CoordinatorError, match="opened before its first commit"):
-        second.open(place.attempt(2, restored=2, restored_epoch=1).context)
+        second.open(SinkAttempt(FolderSink(tmp_path), 2, restored=2).context)
 
 
-def test_a_place_that_does_not_fit_is_refused_before_it_is_taken_over(place, monkeypatch):
+def test_a_place_that_does_not_fit_is_refused_before_it_is_taken_over(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise StorageError("no such place")
 
     monkeypatch.setattr(FolderSink, "check", refuse)
     with pytest.raises(StorageError, match="no such place"):
-        place.open(2)
+        opened(tmp_path, 2)
     monkeypatch.undo()
-    place.open(1).add(1, 1)
+    opened(tmp_path, 1).add(1, 1)
 
 
-def test_a_copy_for_tasks_has_no_hold_on_the_log(place):
-    copy = pickle.loads(pickle.dumps(place.open(1).sink))
+def test_a_copy_for_tasks_has_no_hold_on_the_log(tmp_path):
+    copy = pickle.loads(pickle.dumps(opened(tmp_path, 1).sink))
     with pytest.raises(CoordinatorError, match="found it closed"):
         copy.commit(1, [])
 
