@@ -310,6 +310,10 @@ class FunctionInitializationContext(ManagedInitializationContext):
 class StateInitializationContext(FunctionInitializationContext):
     """Initialization context with restored raw operator state, valid during ``initialize_state``."""
 
+    def runtime_context(self, task_info: TaskInfo) -> RuntimeContext:
+        """Return the context from ``open`` to ``close``, with the same keyed state. Called by the operator."""
+        return RuntimeContext(task_info, self._keyed_state_store)
+
     def get_raw_operator_state_inputs(self) -> Iterable[StatePartitionStreamProvider]:
         """Return the restored partitions of the raw operator state."""
         self._require_open()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import BinaryIO, Generic, NoReturn, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     OperatorStateHandle,
     OperatorStateMeta,
 )
-from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CorruptStateError,
+    InvalidConfigurationError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.state.keyed.registered_state import StateValues
 from airflow_provider_statecheck.state.keyed.states import require_element, require_elements
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -33,26 +39,20 @@ class PartitionableListState(Generic[T]):
     The methods that add elements raise ``InvalidConfigurationError`` if an element is ``None``, and ``UnsupportedStateError``
     if it does not fit the type of the state. After an error the list is unchanged.
 
-    :param elements: The initial elements, which the state owns.
-    :param own: Checks an element and returns the object to store.
-    :param copy: Returns a copy of a stored element for a reader.
+    :param values: Conversion between elements and their frozen form.
+    :param elements: The initial elements in frozen form.
     """
 
-    __slots__ = ("_copy", "_elements", "_own")
+    __slots__ = ("_elements", "_values")
 
-    def __init__(
-        self,
-        elements: Iterable[T] = (),
-        own: Callable[[T], T] = lambda element: element,
-        copy: Callable[[T], T] = lambda element: element,
-    ) -> None:
+    def __init__(self, values: StateValues, elements: Iterable[Any]) -> None:
+        self._values = values
         self._elements = list(elements)
-        self._own = own
-        self._copy = copy
 
     def get(self) -> Iterable[T]:
         """Return copies of the current elements; an empty list state returns an empty iterable."""
-        return tuple(map(self._copy, self._elements))
+        thaw = self._values.thaw
+        return tuple(self._elements if thaw is None else map(thaw, self._elements))
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over copies of the current elements."""
@@ -60,54 +60,51 @@ class PartitionableListState(Generic[T]):
 
     def add(self, element: T) -> None:
         """Append an element."""
-        self._elements.append(self._own(require_element(element)))
+        self._elements.append(self._frozen(require_element(element)))
 
     def add_all(self, elements: Iterable[T]) -> None:
         """Append elements."""
-        self._elements.extend(self._owned(elements))
+        self._elements += list(map(self._frozen, require_elements(elements)))
 
     def update(self, elements: Iterable[T]) -> None:
         """Replace all elements."""
-        self._elements = self._owned(elements)
+        self._elements = list(map(self._frozen, require_elements(elements)))
 
     def clear(self) -> None:
         """Remove all elements; the state stays registered."""
         self._elements = []
 
-    def _owned(self, elements: Iterable[T]) -> list[T]:
-        return [self._own(element) for element in require_elements(elements)]
+    def frozen(self) -> tuple[Any, ...]:
+        """Return the current elements in frozen form. Called by the backend."""
+        return tuple(self._elements)
+
+    def _frozen(self, element: T) -> Any:
+        try:
+            return self._values.freeze(element)
+        except UnsupportedStateError as error:
+            raise self._values.misfit(error) from error
 
 
-class BroadcastState(Generic[K, V]):
+class ReadOnlyBroadcastState(Generic[K, V]):
     """
-    Map that every subtask must update in the same way from the broadcast elements; equality is not checked.
+    Read-only view of a broadcast state, for functions of elements that are not broadcast.
 
-    The state holds its own copies of the entries, and readers receive copies of the values.
+    Later changes of the state are visible. Readers receive copies of the values.
 
-    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError`` if a key
-    or a value does not fit the type of the state. After an error the map is unchanged.
-
-    :param entries: The initial entries, which the state owns.
-    :param own: Checks an entry and returns the key and the value to store.
-    :param copy: Returns a copy of a stored value for a reader.
+    :param values: Conversion between values and their frozen form.
+    :param entries: The entries of the state, with values in frozen form.
     """
 
-    __slots__ = ("_copy", "_entries", "_own")
+    __slots__ = ("_entries", "_values")
 
-    def __init__(
-        self,
-        entries: Iterable[tuple[K, V]] = (),
-        own: Callable[[K, V], tuple[K, V]] = lambda key, value: (key, value),
-        copy: Callable[[V], V] = lambda value: value,
-    ) -> None:
-        self._entries = dict(entries)
-        self._own = own
-        self._copy = copy
+    def __init__(self, values: StateValues, entries: dict[K, Any]) -> None:
+        self._values = values
+        self._entries = entries
 
     def get(self, key: K) -> V | None:
         """Return a copy of the value of a key, or ``None`` if there is no entry."""
-        value = self._entries.get(key)
-        return None if value is None else self._copy(value)
+        value: V | None = self._values.thawed(self._entries.get(key))
+        return value
 
     def contains(self, key: K) -> bool:
         """Return whether the key has an entry."""
@@ -115,16 +112,45 @@ class BroadcastState(Generic[K, V]):
 
     def immutable_entries(self) -> Iterable[tuple[K, V]]:
         """Return the current entries with copies of the values."""
-        return tuple((key, self._copy(value)) for key, value in self._entries.items())
+        return tuple((key, self._values.thawed(value)) for key, value in self._entries.items())
+
+    def put(self, key: K, value: V) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("put")
+
+    def put_all(self, entries: Mapping[K, V]) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("put_all")
+
+    def remove(self, key: K) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("remove")
+
+    def clear(self) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("clear")
+
+
+class BroadcastState(ReadOnlyBroadcastState[K, V]):
+    """
+    Map that every subtask must update in the same way from the broadcast elements; equality is not checked.
+
+    The state holds its own copies of the entries, and readers receive copies of the values.
+
+    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError`` if a key
+    or a value does not fit the type of the state. After an error the map is unchanged.
+    """
+
+    __slots__ = ()
 
     def put(self, key: K, value: V) -> None:
         """Set the value of a key."""
-        own_key, own_value = self._own(_require_key(key), value)
-        self._entries[own_key] = own_value
+        own_key, frozen = self._frozen(key, value)
+        self._entries[own_key] = frozen
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """Set the values of several keys."""
-        self._entries |= dict([self._own(_require_key(key), value) for key, value in entries.items()])
+        self._entries |= dict([self._frozen(key, value) for key, value in entries.items()])
 
     def remove(self, key: K) -> None:
         """Remove the entry of a key, if there is one."""
@@ -132,7 +158,7 @@ class BroadcastState(Generic[K, V]):
 
     def clear(self) -> None:
         """Remove all entries; the state stays registered."""
-        self._entries = {}
+        self._entries.clear()
 
     def entries(self) -> Iterator[tuple[K, V]]:
         """Return the current entries with copies of the values."""
@@ -144,52 +170,22 @@ class BroadcastState(Generic[K, V]):
 
     def read_only(self) -> ReadOnlyBroadcastState[K, V]:
         """Return a read-only view for functions of elements that are not broadcast."""
-        return ReadOnlyBroadcastState(self)
+        return ReadOnlyBroadcastState(self._values, self._entries)
 
+    def frozen(self) -> tuple[tuple[K, Any], ...]:
+        """Return the current entries with values in frozen form. Called by the backend."""
+        return tuple(self._entries.items())
 
-class ReadOnlyBroadcastState(Generic[K, V]):
-    """Read-only view of a broadcast state. Later changes of the state are visible."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: BroadcastState[K, V]) -> None:
-        self._state = state
-
-    def get(self, key: K) -> V | None:
-        """Return a copy of the value of a key, or ``None`` if there is no entry."""
-        return self._state.get(key)
-
-    def contains(self, key: K) -> bool:
-        """Return whether the key has an entry."""
-        return self._state.contains(key)
-
-    def immutable_entries(self) -> Iterable[tuple[K, V]]:
-        """Return the current entries with copies of the values."""
-        return self._state.immutable_entries()
-
-    def put(self, key: K, value: V) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("put")
-
-    def put_all(self, entries: Mapping[K, V]) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("put_all")
-
-    def remove(self, key: K) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("remove")
-
-    def clear(self) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("clear")
-
-
-def _require_key(key: K | None) -> K:
-    if key is None:
-        raise InvalidConfigurationError(
-            "Expected a key of a broadcast state, found None; use another key for missing values."
-        )
-    return key
+    def _frozen(self, key: K, value: V) -> tuple[K, Any]:
+        if key is None:
+            raise InvalidConfigurationError(
+                "Expected a key of a broadcast state, found None; use another key for missing values."
+            )
+        values = self._values
+        try:
+            return values.own_user_key(key), None if value is None else values.freeze(value)
+        except UnsupportedStateError as error:
+            raise values.misfit(error) from error
 
 
 def _read_only(method: str) -> CoordinatorError:

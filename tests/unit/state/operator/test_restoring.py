@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
     DistributionMode,
     OperatorState,
     OperatorStateHandle,
@@ -261,7 +262,7 @@ class TestDamage:
         return saved(backend, streams)[0]
 
     def restore_bytes(self, handle: OperatorStateHandle, data: bytes) -> DefaultOperatorStateBackend:
-        return DefaultOperatorStateBackend([(handle, lambda: data)])
+        return restored(STORAGE, [replace(handle, stream=ByteStreamStateHandle("damaged", data))])
 
     def data_of(self, handle: OperatorStateHandle, storage: CheckpointStorage) -> bytes:
         return storage.read_bytes(handle.stream.uri)  # type: ignore[union-attr]
