@@ -132,7 +132,7 @@ class OperatorStateStore:
             elements = [element for piece in restored.pieces for element in restored_elements(declared, piece)]
         values = StateValues(declared, self._operator_name)
         is_map = mode is DistributionMode.BROADCAST
-        state = BroadcastState(values, dict(elements)) if is_map else PartitionableListState(values, elements)
+        state: AnyState = BroadcastState(values, dict(elements)) if is_map else PartitionableListState(values, elements)
         return _Registered(descriptor, mode, declared, state)
 
     def _require_usable(self) -> None:
