@@ -163,6 +163,22 @@ class TypeSerializer(ABC, Generic[T]):
             )
         return self.from_arrow(array)[0]
 
+    def require_valid(self, array: Any, place: str) -> None:
+        """
+        Require that an Arrow array of this type, which another writer made, has no null and only valid values.
+
+        :param place: Name of the column or field, for error messages.
+        :raises UnsupportedStateError: if a required value is null, or a value is invalid.
+        """
+        if array.null_count:
+            raise UnsupportedStateError(
+                f"Expected {place} to have a value, found {array.null_count} nulls; remove these rows, or declare an optional type."
+            )
+        self.require_valid_or_null(array, place)
+
+    def require_valid_or_null(self, array: Any, place: str) -> None:
+        """Require that the values other than null are valid, as all values of an Arrow type are by default."""
+
     def freezing(self) -> Freezing:
         """Return the conversions of the frozen form; by default, immutable values are shared and others copied."""
         return Freezing(self.own, None if self.is_immutable else self.copy, self.from_arrow, self.to_arrow)
