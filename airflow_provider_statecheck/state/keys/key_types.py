@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import cache
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
@@ -101,6 +102,7 @@ def key_type_named(name: str) -> KeyType:
     )
 
 
+@cache
 def _types_without_parameters() -> dict[Any, KeyType]:
     utc, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
     return {
