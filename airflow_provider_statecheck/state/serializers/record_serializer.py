@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
 from operator import call, is_
 from typing import Any
 
@@ -165,7 +166,10 @@ class RecordSerializer(TypeSerializer[Any]):
         columns = columns_of([row for row in rows if row is not None] if has_nulls else rows)
         arrays = [self._column(field, column) for field, column in zip(self.fields, columns, strict=True)]
         structs = pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
-        return structs.take(_places(rows)) if has_nulls else structs
+        if not has_nulls:
+            return structs
+        places = count()
+        return structs.take(pa.array([None if row is None else next(places) for row in rows], pa.int64()))
 
     def _rows(self, array: Any) -> list[Any]:
         return _read_present(array, lambda present: list(zip(*self._values(present), strict=True)))
@@ -248,15 +252,6 @@ def _read_present(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
         return read(array)
     present = iter(read(array.drop_null()))
     return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
-
-
-def _places(values: Sequence[Any]) -> Any:
-    places: list[int | None] = []
-    count = 0
-    for value in values:
-        places.append(None if value is None else count)
-        count += value is not None
-    return pa.array(places, pa.int64())
 
 
 def _field_config(field: RecordField) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from airflow_provider_statecheck.state.serializers.custom_serializer import (
     CustomSerializer,
     OpaqueSerializer,
     SerializerAdapter,
-    TtlSerializer,
     is_custom,
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
@@ -90,17 +89,23 @@ def _resolved(declared: Any, outer: _Outer) -> TypeSerializer[Any]:
 def _scalar(declared: Any) -> TypeSerializer[Any] | None:
     if isinstance(declared, pa.DataType):
         return serializer_of_arrow_type(declared)
-    plain = _plain_type(declared) if isinstance(declared, type) else None
-    if plain is not None:
-        return serializer_of_arrow_type(plain)
-    if declared is datetime:
-        return DatetimeSerializer()
-    if declared is UUID:
-        return UuidSerializer()
-    return EnumSerializer(declared) if isinstance(declared, type) and issubclass(declared, Enum) else None
+    if not isinstance(declared, type):
+        return None
+    if issubclass(declared, Enum):
+        return EnumSerializer(declared)
+    if declared in _WITHOUT_PARAMETERS:
+        return _WITHOUT_PARAMETERS[declared]()
+    arrow_type = _arrow_type(declared)
+    return None if arrow_type is None else ArrowSerializer(arrow_type)
 
 
-def _plain_type(declared: type) -> Any:
+_WITHOUT_PARAMETERS: dict[type, Callable[[], TypeSerializer[Any]]] = {
+    datetime: DatetimeSerializer,
+    UUID: UuidSerializer,
+}
+
+
+def _arrow_type(declared: type) -> Any:
     return {
         bool: pa.bool_(),
         int: pa.int64(),
@@ -262,6 +267,5 @@ _CLASSES: dict[str, Callable[[_Config, _Shape], TypeSerializer[Any]]] = {
     "enum": lambda config, _: EnumNames(config["names"], config.get("aliases")),
     "optional": lambda config, shape: OptionalSerializer(_restored_part(config["value"], shape)),
     "record": _restored_record,
-    "ttl": lambda config, shape: TtlSerializer(_restored_part(config["value"], shape)),
     "uuid": lambda *_: UuidSerializer(),
 }

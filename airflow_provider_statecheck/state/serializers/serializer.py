@@ -34,7 +34,7 @@ class SerializerSnapshot:
 
 
 class Outcome(StrEnum):
-    """Result of comparing a serializer with the snapshot of an earlier one."""
+    """Result of comparing a serializer with the snapshot of an earlier one, the most severe one last."""
 
     COMPATIBLE_AS_IS = "compatible as is"
     COMPATIBLE_WITH_RECONFIGURED_SERIALIZER = "compatible with a reconfigured serializer"
@@ -256,12 +256,6 @@ def decode_snapshot(encoded: Mapping[str, Any]) -> SerializerSnapshot:
     return SerializerSnapshot(class_id=class_id, version=version, config=config)
 
 
-_WORST_FIRST = (
-    Outcome.INCOMPATIBLE,
-    Outcome.COMPATIBLE_AFTER_MIGRATION,
-    Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER,
-)
-
 AS_IS = Compatibility(outcome=Outcome.COMPATIBLE_AS_IS)
 
 
@@ -292,8 +286,8 @@ def reconfigured(reason: str, serializer: Any, migrate: Callable[[Any], Any]) ->
 
 def worst(parts: Iterable[Compatibility]) -> Outcome:
     """Return the most severe outcome of the parts."""
-    found = {part.outcome for part in parts}
-    return next((outcome for outcome in _WORST_FIRST if outcome in found), Outcome.COMPATIBLE_AS_IS)
+    outcomes = (part.outcome for part in parts)
+    return max(outcomes, key=list(Outcome).index, default=Outcome.COMPATIBLE_AS_IS)
 
 
 def reasons(parts: Iterable[tuple[str, Compatibility]]) -> str:
@@ -406,7 +400,7 @@ def _described(class_id: str, config: Mapping[str, Any]) -> str:
         return f"{class_id}({fields})"
     if class_id == "enum":
         return f"enum({', '.join(config['names'])})"
-    return f"{_child(config['value'])} with a time to live" if class_id == "ttl" else class_id
+    return class_id
 
 
 def _child(encoded: Any) -> str:
