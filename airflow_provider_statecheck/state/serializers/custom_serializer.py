@@ -134,10 +134,6 @@ class SerializerAdapter(TypeSerializer[Any]):
             f"{current.version} and config {dict(current.config)}; define its resolve_compatibility"
         )
 
-    @property
-    def _identity(self) -> Any:
-        return self.custom
-
 
 def migrate_each(convert: Callable[[bytes], bytes]) -> Callable[[Any], Any]:
     """Return a ``migrate`` function for ``Compatibility`` that converts the bytes of each value."""

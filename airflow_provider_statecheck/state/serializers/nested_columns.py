@@ -81,10 +81,6 @@ class OptionalSerializer(TypeSerializer[Any]):
             lambda array: migrated(verdict, array),
         )
 
-    @property
-    def _identity(self) -> Any:
-        return self.value
-
 
 def is_optional(snapshot: SerializerSnapshot) -> bool:
     """Return whether a snapshot belongs to an optional type."""

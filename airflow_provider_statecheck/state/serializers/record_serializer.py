@@ -222,11 +222,6 @@ class RecordSerializer(TypeSerializer[Any]):
     def _copies(self) -> dict[str, Callable[[Any], Any]]:
         return {field.name: field.serializer.copy for field in self.fields if not field.serializer.is_immutable}
 
-    @property
-    def _identity(self) -> Any:
-        # Defaults are functions, and two equal defaults may be different functions.
-        return (self.shape.type, tuple(replace(field, default=None) for field in self.fields))
-
 
 def _compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]:
     """

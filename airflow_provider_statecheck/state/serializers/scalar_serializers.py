@@ -221,10 +221,6 @@ class EnumSerializer(EnumNames):
     def own(self, value: Any) -> Any:
         return value if type(value) is self._enum else super().own(value)
 
-    @property
-    def _identity(self) -> Any:
-        return self._enum
-
 
 class UuidSerializer(TypeSerializer[UUID]):
     """Serializer of UUIDs as 16 bytes each."""
@@ -338,10 +334,6 @@ class CollectionSerializer(TypeSerializer[Any]):
                 pass  # The conversion to Arrow raises the detailed error.
         return super().own(value)
 
-    @property
-    def _identity(self) -> Any:
-        return (self.collection, self.element)
-
 
 def _codes_in_lists(offsets: Any, elements: Any) -> Any:
     """Return one integer per element with the order and equality of pairs of a list and an element."""
@@ -420,10 +412,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
             lambda: DictSerializer(serializer_from_now_on(key, self.key), serializer_from_now_on(value, self.value)),
             lambda array: _with_migrated_entries(array, key, value),
         )
-
-    @property
-    def _identity(self) -> Any:
-        return (self.key, self.value)
 
 
 def _with_migrated_entries(array: Any, key: Compatibility, value: Compatibility) -> Any:

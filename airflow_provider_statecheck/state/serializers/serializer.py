@@ -201,12 +201,6 @@ class TypeSerializer(ABC, Generic[T]):
     def _resolve_other(self, old: SerializerSnapshot) -> Compatibility:
         return incompatible(f"was {describe(old)}, is now {describe(self.snapshot())}")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and type(other) is type(self) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash((type(self), describe(self.snapshot())))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe(self.snapshot())})"
 
@@ -214,10 +208,6 @@ class TypeSerializer(ABC, Generic[T]):
         # Cached functions cannot be pickled.
         cls = type(self)
         return {n: each for n, each in vars(self).items() if not isinstance(getattr(cls, n, None), cached_property)}
-
-    @property
-    def _identity(self) -> Any:
-        return self.config()
 
 
 def require_class(values: Iterable[Any], kind: type, name: str) -> bool:
@@ -256,6 +246,7 @@ def decode_snapshot(encoded: Mapping[str, Any]) -> SerializerSnapshot:
     return SerializerSnapshot(class_id=class_id, version=version, config=config)
 
 
+_SEVERITIES = tuple(Outcome)
 AS_IS = Compatibility(outcome=Outcome.COMPATIBLE_AS_IS)
 
 
@@ -286,8 +277,7 @@ def reconfigured(reason: str, serializer: Any, migrate: Callable[[Any], Any]) ->
 
 def worst(parts: Iterable[Compatibility]) -> Outcome:
     """Return the most severe outcome of the parts."""
-    outcomes = (part.outcome for part in parts)
-    return max(outcomes, key=list(Outcome).index, default=Outcome.COMPATIBLE_AS_IS)
+    return max((part.outcome for part in parts), key=_SEVERITIES.index, default=Outcome.COMPATIBLE_AS_IS)
 
 
 def reasons(parts: Iterable[tuple[str, Compatibility]]) -> str:

@@ -192,11 +192,3 @@ def test_a_record_of_a_function_is_refused_because_its_types_cannot_be_found() -
 def test_a_serializer_is_taken_as_it_is() -> None:
     serializer = serializer_of(int)
     assert serializer_of(serializer) is serializer
-
-
-def test_serializers_of_one_type_are_equal_and_of_others_are_not() -> None:
-    assert serializer_of(Order) == serializer_of(Order)
-    assert hash(serializer_of(list[int])) == hash(serializer_of(list[int]))
-    assert serializer_of(int) == serializer_of(pa.int64())
-    assert serializer_of(int) != serializer_of(float)
-    assert serializer_of(list[int]) != serializer_of(set[int])
