@@ -37,7 +37,6 @@ _MICROSECOND = timedelta(microseconds=1)
 _LONG_DIGITS = 18
 """Maximum precision at which Spark hashes a decimal as a 64-bit integer."""
 _MAX_DIGITS = 38
-_HASHED_AS_INT = frozenset({"boolean", "tinyint", "smallint", "int", "date", "float"})
 _BATCH_BYTES = 1 << 22
 _DECIMAL_NAME = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _SUPPORTED = (
@@ -270,13 +269,13 @@ def hash_column(key_type: KeyType, column: Any, seeds: Any) -> Any:
     :param column: Arrow array in normal form, without nulls.
     :param seeds: The seed of each row, a numpy array of uint64.
     """
-    if key_type.name in ("string", "binary"):
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         return _hash_byte_strings(column, seeds)
     if pa.types.is_decimal(column.type) and column.type.precision > _LONG_DIGITS:
         pairs = zip(column.to_pylist(), seeds.tolist(), strict=True)
         return np.array([key_type.hashed(value, seed) for value, seed in pairs], dtype=np.uint64)
     words = _integers(column).astype(np.int64, copy=False).view(np.uint64)
-    return (hash_int if key_type.name in _HASHED_AS_INT else hash_long)(words, seeds)
+    return (hash_int if column.type.bit_width <= 32 else hash_long)(words, seeds)
 
 
 def key_group_of_hash(hashed: int, max_parallelism: int) -> int:

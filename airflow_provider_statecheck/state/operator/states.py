@@ -274,24 +274,17 @@ class StatePartitionStreamProvider:
     """
     Provider of the stream of one partition.
 
-    :param stream: The stream, or ``None`` if the partition could not be read.
-    :param creation_error: The error of the read, or ``None``.
+    :param created: The stream, or the error of its creation if the partition could not be read.
     """
 
-    def __init__(self, stream: BinaryIO | None = None, creation_error: Exception | None = None) -> None:
-        if (stream is None) == (creation_error is None):
-            raise InvalidConfigurationError(
-                "Expected either a stream or the error of its creation, found both or neither; pass one of them."
-            )
-        self._stream = stream
-        self._creation_error = creation_error
+    def __init__(self, created: BinaryIO | Exception) -> None:
+        self._created = created
 
     def get_stream(self) -> BinaryIO:
         """Return the stream at the start of the partition, or raise the error of its creation."""
-        if self._stream is not None:
-            return self._stream
-        assert self._creation_error is not None  # noqa: S101 - for the type checker
-        raise self._creation_error
+        if isinstance(self._created, Exception):
+            raise self._created
+        return self._created
 
 
 def raw_operator_state_inputs(
@@ -313,7 +306,7 @@ def _partitions_of_handle(
     try:
         data = read_state(storage, handle.stream)
     except Exception as error:
-        yield from (StatePartitionStreamProvider(creation_error=error) for _ in offsets)
+        yield from (StatePartitionStreamProvider(error) for _ in offsets)
         return
     for offset in offsets:
         yield _partition(data, offset)
@@ -325,7 +318,7 @@ def _partition(data: bytes, offset: int) -> StatePartitionStreamProvider:
     end = begin + LENGTH.unpack(prefix)[0] if len(prefix) == LENGTH.size else -1
     if not begin <= end <= len(data):
         return StatePartitionStreamProvider(
-            creation_error=CorruptStateError(
+            CorruptStateError(
                 f"Expected a partition of raw state at byte {offset}, found none; restore from another checkpoint."
             )
         )
