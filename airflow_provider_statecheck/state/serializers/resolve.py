@@ -93,20 +93,11 @@ def _scalar(declared: Any) -> TypeSerializer[Any] | None:
         return None
     if issubclass(declared, Enum):
         return EnumSerializer(declared)
-    if declared in _WITHOUT_PARAMETERS:
-        return _WITHOUT_PARAMETERS[declared]()
-    arrow_type = _arrow_type(declared)
-    return None if arrow_type is None else ArrowSerializer(arrow_type)
-
-
-_WITHOUT_PARAMETERS: dict[type, Callable[[], TypeSerializer[Any]]] = {
-    datetime: DatetimeSerializer,
-    UUID: UuidSerializer,
-}
-
-
-def _arrow_type(declared: type) -> Any:
-    return {
+    if declared is datetime:
+        return DatetimeSerializer()
+    if declared is UUID:
+        return UuidSerializer()
+    arrow_types = {
         bool: pa.bool_(),
         int: pa.int64(),
         float: pa.float64(),
@@ -116,7 +107,8 @@ def _arrow_type(declared: type) -> Any:
         date: pa.date32(),
         time: pa.time64("us"),
         timedelta: pa.duration("us"),
-    }.get(declared)
+    }
+    return ArrowSerializer(arrow_types[declared]) if declared in arrow_types else None
 
 
 def _generic(declared: Any, outer: _Outer) -> TypeSerializer[Any] | None:
