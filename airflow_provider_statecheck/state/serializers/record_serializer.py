@@ -7,11 +7,9 @@ may also drop, rename, reorder and widen fields.
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count
 from operator import call, is_
 from typing import Any
@@ -336,12 +334,7 @@ def _default_of(field: RecordField) -> Callable[[], Any] | None:
     return None if make is None else lambda: field.serializer.to_arrow([make()])
 
 
-_Default = Callable[[], Any] | None
-_SerializerOf = Callable[[str, Any], TypeSerializer[Any]]
-"""Returns the serializer of a field for its name and its declared type."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Aliases:
     """
     Former names of a field, as in ``total: Annotated[int, Aliases("sum")]``.
@@ -353,64 +346,3 @@ class Aliases:
 
     def __init__(self, *names: str) -> None:
         object.__setattr__(self, "names", names)
-
-
-def fields_of_dataclass(cls: Any, serializer_of: _SerializerOf) -> list[RecordField]:
-    """
-    Return the fields of a dataclass.
-
-    :raises UnsupportedStateError: if a type cannot be resolved or the class has an ``InitVar``.
-    """
-    hints = _type_hints(cls)
-    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        raise UnsupportedStateError(
-            f"Expected {cls.__qualname__} to be constructed from its fields only, found an InitVar; make it a field."
-        )
-    return [
-        _declared(field.name, hints[field.name], _default(field), serializer_of, field.metadata.get("aliases", ()))
-        for field in dataclasses.fields(cls)
-    ]
-
-
-def fields_of_named_tuple(cls: Any, serializer_of: _SerializerOf) -> list[RecordField]:
-    """
-    Return the fields of a named tuple class.
-
-    :raises UnsupportedStateError: if the type of a field is missing or cannot be resolved.
-    """
-    hints = _type_hints(cls)
-    for name in {*cls._fields} - {*hints}:
-        raise UnsupportedStateError(
-            f"Expected a type for the field {name} of {cls.__qualname__}; use typing.NamedTuple."
-        )
-    defaults = {name: partial(_same, value) for name, value in cls._field_defaults.items()}
-    return [_declared(name, hints[name], defaults.get(name), serializer_of) for name in cls._fields]
-
-
-def _type_hints(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise UnsupportedStateError(
-            f"Expected the types of the fields of {cls.__qualname__} at the top of its module, found {error}; move them there."
-        ) from error
-
-
-def _declared(
-    name: str, hint: Any, default: _Default, serializer_of: _SerializerOf, aliases: Sequence[str] = ()
-) -> RecordField:
-    if typing.get_origin(hint) is typing.Annotated:
-        hint, *extras = typing.get_args(hint)
-        aliases = [*aliases, *(alias for extra in extras if isinstance(extra, Aliases) for alias in extra.names)]
-    return RecordField(name=name, serializer=serializer_of(name, hint), aliases=tuple(aliases), default=default)
-
-
-def _default(field: Any) -> _Default:
-    if field.default_factory is not dataclasses.MISSING:
-        factory: Callable[[], Any] = field.default_factory
-        return factory
-    return None if field.default is dataclasses.MISSING else partial(_same, field.default)
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -28,10 +29,9 @@ from airflow_provider_statecheck.state.serializers.custom_serializer import (
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.record_serializer import (
+    Aliases,
     RecordField,
     RecordSerializer,
-    fields_of_dataclass,
-    fields_of_named_tuple,
 )
 from airflow_provider_statecheck.state.serializers.record_shapes import (
     DataclassShape,
@@ -142,17 +142,66 @@ def _tuple(arguments: tuple[Any, ...], outer: _Outer) -> TypeSerializer[Any]:
 
 
 def _record(cls: type, outer: _Outer) -> TypeSerializer[Any]:
-    def serializer_of_field(name: str, declared: Any) -> TypeSerializer[Any]:
-        try:
-            return _resolved(declared, (*outer, cls))
-        except UnsupportedStateError as error:
-            raise UnsupportedStateError(f"In the field {name} of {cls.__qualname__}: {error}") from error
-
     if dataclasses.is_dataclass(cls):
-        return RecordSerializer(DataclassShape(cls), fields_of_dataclass(cls, serializer_of_field))
+        return RecordSerializer(DataclassShape(cls), _fields_of_dataclass(cls, (*outer, cls)))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return RecordSerializer(NamedTupleShape(cls), fields_of_named_tuple(cls, serializer_of_field))
+        return RecordSerializer(NamedTupleShape(cls), _fields_of_named_tuple(cls, (*outer, cls)))
     raise _unsupported(cls.__qualname__, _advice(cls))
+
+
+def _fields_of_dataclass(cls: Any, outer: _Outer) -> list[RecordField]:
+    hints = _type_hints(cls)
+    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
+        raise UnsupportedStateError(
+            f"Expected {cls.__qualname__} to be constructed from its fields only, found an InitVar; make it a field."
+        )
+    return [
+        _field(field.name, hints[field.name], outer, _default(field), field.metadata.get("aliases", ()))
+        for field in dataclasses.fields(cls)
+    ]
+
+
+def _fields_of_named_tuple(cls: Any, outer: _Outer) -> list[RecordField]:
+    hints = _type_hints(cls)
+    for name in {*cls._fields} - {*hints}:
+        raise UnsupportedStateError(
+            f"Expected a type for the field {name} of {cls.__qualname__}; use typing.NamedTuple."
+        )
+    defaults = {name: partial(_same, value) for name, value in cls._field_defaults.items()}
+    return [_field(name, hints[name], outer, defaults.get(name)) for name in cls._fields]
+
+
+def _type_hints(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UnsupportedStateError(
+            f"Expected the types of the fields of {cls.__qualname__} at the top of its module, found {error}; move them there."
+        ) from error
+
+
+def _field(
+    name: str, hint: Any, outer: _Outer, default: Callable[[], Any] | None, aliases: Sequence[str] = ()
+) -> RecordField:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *extras = typing.get_args(hint)
+        aliases = [*aliases, *(alias for extra in extras if isinstance(extra, Aliases) for alias in extra.names)]
+    try:
+        serializer = _resolved(hint, outer)
+    except UnsupportedStateError as error:
+        raise UnsupportedStateError(f"In the field {name} of {outer[-1].__qualname__}: {error}") from error
+    return RecordField(name=name, serializer=serializer, aliases=tuple(aliases), default=default)
+
+
+def _default(field: Any) -> Callable[[], Any] | None:
+    if field.default_factory is not dataclasses.MISSING:
+        factory: Callable[[], Any] = field.default_factory
+        return factory
+    return None if field.default is dataclasses.MISSING else partial(_same, field.default)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _serializer_object(declared: Any) -> TypeSerializer[Any]:
