@@ -116,9 +116,11 @@ class RecordSerializer(TypeSerializer[Any]):
         return Freezing(self._frozen_row, make, self._rows, self._from_rows)
 
     def require_valid_or_null(self, array: Any, place: str) -> None:
-        present = array.drop_null()
-        for i, field in enumerate(self.fields):
-            field.serializer.require_valid(present.field(i), f"{place}.{field.name}")
+        # A required field has no value below a null.
+        is_required = any(not isinstance(field.serializer, OptionalSerializer) for field in self.fields)
+        columns = (array.drop_null() if is_required else array).flatten()
+        for field, column in zip(self.fields, columns, strict=True):
+            field.serializer.require_valid(column, f"{place}.{field.name}")
 
     def config(self) -> dict[str, Any]:
         return {"fields": [_field_config(field) for field in self.fields]}
