@@ -130,7 +130,7 @@ class MapState(Generic[K, V]):
                 user_key = values.own_user_key(user_key)
             return user_key, None if value is None else values.freeze(value)
         except UnsupportedStateError as error:
-            raise values.misfit(error, key) from error
+            raise values.misfit(key, error) from error
 
     def _scope(self) -> tuple[Any, int, str]:
         context = self._context

@@ -110,15 +110,15 @@ class StateValues:
         freezing = state.serializer.freezing()
         self.freeze = freezing.freeze
         self.thaw = freezing.thaw
-        self.own_user_key: Any = None if state.key_serializer is None else own_user_key_with(state.key_serializer)
+        self.own_user_key = None if state.key_serializer is None else own_user_key_with(state.key_serializer)
 
     def thawed(self, cell: Any) -> Any:
         """Return the value of a frozen cell, ``None`` for ``None``."""
         return cell if self.thaw is None or cell is None else self.thaw(cell)
 
-    def misfit(self, error: UnsupportedStateError, key: Any = None) -> UnsupportedStateError:
-        """Return the error of a value that does not fit the type of the state; operator state has no key."""
-        return misfit(self._state.title, self._operator, error, key)
+    def misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
+        """Return the error of a value that does not fit the type of the state."""
+        return misfit(self._state.title, self._operator, error, key=key)
 
 
 NO_KEY_GROUP = -1
@@ -270,16 +270,16 @@ def _hashable(user_key: Any) -> Any:
     return user_key
 
 
-def misfit(state: str, operator: str, error: Exception, key: Any = None) -> UnsupportedStateError:
+def misfit(state: str, operator: str, error: Exception, **key: Any) -> UnsupportedStateError:
     """
     Return the error of a value that does not fit the type of its state.
 
     :param state: Kind and name of the state.
     :param operator: Operator name; empty if unknown.
-    :param key: Key of the value; ``None`` if unknown.
+    :param key: Key of the value, if known.
     """
     owner = f" of the operator {operator!r}" if operator else ""
-    of_key = "" if key is None else f" for the key {key!r}"
+    of_key = f" for the key {key['key']!r}" if key else ""
     return UnsupportedStateError(f"A value does not fit {state}{owner}{of_key}: {error}")
 
 

@@ -80,7 +80,7 @@ class CellState:
         try:
             return self._freeze(value)
         except UnsupportedStateError as error:
-            raise self._values.misfit(error, self._context.key) from error
+            raise self._values.misfit(self._context.key, error) from error
 
     def _cell(self) -> Any:
         context = self._context
@@ -126,7 +126,7 @@ class ValueState(CellState, Generic[T]):
         try:
             cell = self._freeze(value)
         except UnsupportedStateError as error:
-            raise self._values.misfit(error, context.key) from error
+            raise self._values.misfit(context.key, error) from error
         self._put(context.key, context.key_group, self._namespace, cell)
 
 

@@ -33,7 +33,7 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import (
     reconfigured,
     require_same_state,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, StateValues
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (
     PARQUET_MAGIC,
@@ -130,9 +130,11 @@ class OperatorStateStore:
             for piece in restored.pieces:
                 declared = reconfigured(declared, piece.schema)
             elements = [element for piece in restored.pieces for element in restored_elements(declared, piece)]
-        values = StateValues(declared, self._operator_name)
-        is_map = mode is DistributionMode.BROADCAST
-        state: AnyState = BroadcastState(values, dict(elements)) if is_map else PartitionableListState(values, elements)
+        state: AnyState = (
+            BroadcastState(declared, self._operator_name, dict(elements))
+            if mode is DistributionMode.BROADCAST
+            else PartitionableListState(declared, self._operator_name, elements)
+        )
         return _Registered(descriptor, mode, declared, state)
 
     def _require_usable(self) -> None:

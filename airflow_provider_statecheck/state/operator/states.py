@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import StateValues
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, misfit, own_user_key_with
 from airflow_provider_statecheck.state.keyed.states import require_element, require_elements
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -29,7 +29,25 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class PartitionableListState(Generic[T]):
+class _OperatorState:
+    """
+    Types of an operator state.
+
+    :param operator: Operator name for errors.
+    """
+
+    __slots__ = ("_freezing", "_operator", "_state")
+
+    def __init__(self, state: RegisteredState, operator: str) -> None:
+        self._state = state
+        self._operator = operator
+        self._freezing = state.serializer.freezing()
+
+    def _misfit(self, error: UnsupportedStateError) -> UnsupportedStateError:
+        return misfit(self._state.title, self._operator, error)
+
+
+class PartitionableListState(_OperatorState, Generic[T]):
     """
     List of elements in insertion order.
 
@@ -39,19 +57,18 @@ class PartitionableListState(Generic[T]):
     The methods that add elements raise ``InvalidConfigurationError`` if an element is ``None``, and ``UnsupportedStateError``
     if it does not fit the type of the state. After an error the list is unchanged.
 
-    :param values: Conversion between elements and their frozen form.
     :param elements: The initial elements in frozen form.
     """
 
-    __slots__ = ("_elements", "_values")
+    __slots__ = ("_elements",)
 
-    def __init__(self, values: StateValues, elements: Iterable[Any]) -> None:
-        self._values = values
+    def __init__(self, state: RegisteredState, operator: str, elements: Iterable[Any]) -> None:
+        super().__init__(state, operator)
         self._elements = list(elements)
 
     def get(self) -> Iterable[T]:
         """Return copies of the current elements; an empty list state returns an empty iterable."""
-        thaw = self._values.thaw
+        thaw = self._freezing.thaw
         return tuple(self._elements if thaw is None else map(thaw, self._elements))
 
     def __iter__(self) -> Iterator[T]:
@@ -80,30 +97,29 @@ class PartitionableListState(Generic[T]):
 
     def _frozen(self, element: T) -> Any:
         try:
-            return self._values.freeze(element)
+            return self._freezing.freeze(element)
         except UnsupportedStateError as error:
-            raise self._values.misfit(error) from error
+            raise self._misfit(error) from error
 
 
-class ReadOnlyBroadcastState(Generic[K, V]):
+class ReadOnlyBroadcastState(_OperatorState, Generic[K, V]):
     """
     Read-only view of a broadcast state, for functions of elements that are not broadcast.
 
     Later changes of the state are visible. Readers receive copies of the values.
 
-    :param values: Conversion between values and their frozen form.
     :param entries: The entries of the state, with values in frozen form.
     """
 
-    __slots__ = ("_entries", "_values")
+    __slots__ = ("_entries",)
 
-    def __init__(self, values: StateValues, entries: dict[K, Any]) -> None:
-        self._values = values
+    def __init__(self, state: RegisteredState, operator: str, entries: dict[K, Any]) -> None:
+        super().__init__(state, operator)
         self._entries = entries
 
     def get(self, key: K) -> V | None:
         """Return a copy of the value of a key, or ``None`` if there is no entry."""
-        value: V | None = self._values.thawed(self._entries.get(key))
+        value: V | None = self._freezing.thawed(self._entries.get(key))
         return value
 
     def contains(self, key: K) -> bool:
@@ -112,7 +128,7 @@ class ReadOnlyBroadcastState(Generic[K, V]):
 
     def immutable_entries(self) -> Iterable[tuple[K, V]]:
         """Return the current entries with copies of the values."""
-        return tuple((key, self._values.thawed(value)) for key, value in self._entries.items())
+        return tuple((key, self._freezing.thawed(value)) for key, value in self._entries.items())
 
     def put(self, key: K, value: V) -> None:
         """Raise a ``CoordinatorError``."""
@@ -141,7 +157,12 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
     or a value does not fit the type of the state. After an error the map is unchanged.
     """
 
-    __slots__ = ()
+    __slots__ = ("_own_key",)
+
+    def __init__(self, state: RegisteredState, operator: str, entries: dict[K, Any]) -> None:
+        super().__init__(state, operator, entries)
+        key_serializer: Any = state.key_serializer
+        self._own_key = own_user_key_with(key_serializer)
 
     def put(self, key: K, value: V) -> None:
         """Set the value of a key."""
@@ -170,7 +191,7 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
     def read_only(self) -> ReadOnlyBroadcastState[K, V]:
         """Return a read-only view for functions of elements that are not broadcast."""
-        return ReadOnlyBroadcastState(self._values, self._entries)
+        return ReadOnlyBroadcastState(self._state, self._operator, self._entries)
 
     def frozen(self) -> tuple[tuple[K, Any], ...]:
         """Return the current entries with values in frozen form. Called by the backend."""
@@ -181,11 +202,10 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
             raise InvalidConfigurationError(
                 "Expected a key of a broadcast state, found None; use another key for missing values."
             )
-        values = self._values
         try:
-            return values.own_user_key(key), None if value is None else values.freeze(value)
+            return self._own_key(key), None if value is None else self._freezing.freeze(value)
         except UnsupportedStateError as error:
-            raise values.misfit(error) from error
+            raise self._misfit(error) from error
 
 
 def _read_only(method: str) -> CoordinatorError:
