@@ -70,13 +70,7 @@ def key_type_of(data_type: Any) -> KeyType:
         return _decimal_type(data_type.precision, data_type.scale)
     if pa.types.is_timestamp(data_type):
         data_type = pa.timestamp("us", "UTC" if data_type.tz else None)
-    if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
-        data_type = pa.string()
-    if (
-        pa.types.is_large_binary(data_type)
-        or pa.types.is_fixed_size_binary(data_type)
-        or pa.types.is_binary_view(data_type)
-    ):
+    if pa.types.is_fixed_size_binary(data_type):
         data_type = pa.binary()
     found = _types_without_parameters().get(data_type)
     if found is None:
@@ -104,6 +98,8 @@ def key_type_named(name: str) -> KeyType:
 @cache
 def _types_without_parameters() -> dict[Any, KeyType]:
     utc, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
+    text = KeyType("string", pa.string(), _string, _hash_string)
+    binary = KeyType("binary", pa.binary(), _bytes, hash_bytes)
     return {
         pa.bool_(): KeyType("boolean", pa.bool_(), _instance_of(bool), hash_int),
         pa.int8(): KeyType("tinyint", pa.int8(), _integer(8), hash_int),
@@ -112,8 +108,8 @@ def _types_without_parameters() -> dict[Any, KeyType]:
         pa.int64(): KeyType("bigint", pa.int64(), _integer(64), hash_long),
         pa.float32(): KeyType("float", pa.float32(), _float, _hash_float, is_exact=False),
         pa.float64(): KeyType("double", pa.float64(), _double, _hash_double, is_exact=False),
-        pa.string(): KeyType("string", pa.string(), _string, _hash_string),
-        pa.binary(): KeyType("binary", pa.binary(), _bytes, hash_bytes),
+        **dict.fromkeys((pa.string(), pa.large_string(), pa.string_view()), text),
+        **dict.fromkeys((pa.binary(), pa.large_binary(), pa.binary_view()), binary),
         pa.date32(): KeyType("date", pa.date32(), _instance_of(date, datetime), _hash_date),
         utc: KeyType("timestamp", utc, _timestamp(has_zone=True), _hash_timestamp, is_exact=False),
         local: KeyType("timestamp_ntz", local, _timestamp(has_zone=False), _hash_timestamp_ntz),

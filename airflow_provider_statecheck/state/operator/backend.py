@@ -297,13 +297,12 @@ def read_restored(storage: CheckpointStorage, handles: Iterable[OperatorStateHan
 
 
 def _states_of_handle(handle: OperatorStateHandle, states: Sequence[WrittenState]) -> list[WrittenState]:
-    metas = dict(handle.states)
-    missing = metas.keys() - {state.stored_name for state in states}
+    offsets = {name: meta.offsets for name, meta in handle.states}
+    missing = offsets.keys() - {state.stored_name for state in states}
     if missing:
         raise CorruptStateError(
             f"Expected the operator states {sorted(missing)} in the stream of their handle, found none of them; restore from another checkpoint."
         )
-    offsets = {name: meta.offsets for name, meta in metas.items()}
     return [_selected(state, offsets.get(state.stored_name)) for state in states]
 
 

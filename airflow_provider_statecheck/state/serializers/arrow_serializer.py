@@ -242,10 +242,9 @@ class _Kind(NamedTuple):
     """Values of a family of Arrow types."""
 
     includes: Callable[[Any], bool]
-    """Returns whether an Arrow type belongs to the family."""
     python_types: tuple[type, ...]
     plain: Callable[[Any], Plain | None] = lambda _: None
-    """Returns the cheap test of the values of an Arrow type, or ``None`` if it has none."""
+    """Returns the cheap test of the values of a type, ``None`` if there is none."""
 
 
 def _kind_of(arrow_type: Any) -> _Kind:
@@ -267,10 +266,6 @@ def _kind_of(arrow_type: Any) -> _Kind:
         _Kind(is_type.is_duration, (timedelta,)),
     )
     return next((kind for kind in kinds if kind.includes(arrow_type)), _Kind(is_type.is_null, ()))
-
-
-_EXACT_INTEGERS_OF_A_FLOAT = 2**53
-"""Largest magnitude up to which a float represents every integer exactly."""
 
 
 def _quick_own(arrow_type: Any, plain: Plain | None, own: Own) -> Own:
@@ -321,7 +316,8 @@ def _is_local(time: datetime) -> bool:
 
 
 def _floats(own: Own) -> Own:
-    low, high = -_EXACT_INTEGERS_OF_A_FLOAT, _EXACT_INTEGERS_OF_A_FLOAT
+    high = 2 ** _FLOAT_BITS[_PYTHON_BITS]
+    low = -high
 
     def owned(value: Any) -> Any:
         if type(value) is float:

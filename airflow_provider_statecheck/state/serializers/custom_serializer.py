@@ -107,9 +107,7 @@ class SerializerAdapter(TypeSerializer[Any]):
         return self.custom.deserialize(self.custom.serialize(value))
 
     def freezing(self) -> Freezing:
-        def write(frozen: Sequence[Any]) -> Any:
-            return pa.array(frozen, self.arrow_type)
-
+        write = partial(pa.array, type=self.arrow_type)
         return Freezing(self.custom.serialize, self.custom.deserialize, pa.Array.to_pylist, write)
 
     def config(self) -> dict[str, Any]:
