@@ -36,6 +36,7 @@ from airflow_provider_statecheck.storage.views.fs_storage import (
 )
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from tests.unit.state.operator.snapshots import Handles, numbers, rates, restored, saved, saved_subtask
+from tests.unit.state.serializers.test_custom_serializers import Evolving, Sketch
 
 Again = Callable[[DefaultOperatorStateBackend], DefaultOperatorStateBackend]
 
@@ -264,6 +265,17 @@ class TestEvolution:
         found = carried.get_list_state(numbers("a", wanted))
         assert list(found) == [expected[0], element, expected[1]]
         assert list(again(carried).get_list_state(numbers("a", wanted))) == list(found)
+
+    def test_pieces_that_other_serializers_of_the_user_read_become_one_list(
+        self, storage: CheckpointStorage, streams: FsCheckpointStreamFactory
+    ) -> None:
+        handles: Handles = ()
+        for separator in (",", ";"):
+            old = DefaultOperatorStateBackend()
+            old.get_list_state(numbers("a", Evolving(2, separator))).add(Sketch(["x", "y"]))
+            handles += saved(old, streams)
+        found = restored(storage, handles).get_list_state(numbers("a", Evolving(2)))
+        assert list(found) == [Sketch(["x", "y"])] * 2
 
 
 class TestDamage:
