@@ -266,6 +266,8 @@ def test_the_view_shows_the_state_and_its_changes(state: State) -> None:
     assert view.contains("a")
     assert not view.contains("z")
     assert list(view.immutable_entries()) == [("a", 1), ("b", 2), ("c", 3)]
+    state.clear()
+    assert list(view.immutable_entries()) == []
 
 
 @pytest.mark.parametrize(
