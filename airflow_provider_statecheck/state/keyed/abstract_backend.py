@@ -470,4 +470,5 @@ def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:
 
 
 def _is_same_type(wanted: TypeSerializer[Any], known: TypeSerializer[Any]) -> bool:
-    return wanted.resolve_compatibility(known.snapshot()).outcome in _SAME
+    snapshot = known.snapshot()
+    return wanted.snapshot() == snapshot or wanted.resolve_compatibility(snapshot).outcome in _SAME
