@@ -8,7 +8,7 @@ stream per checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -122,8 +122,13 @@ class OperatorStateStore:
     def _register(
         self, descriptor: StateDescriptor[Any], mode: DistributionMode, restored: WrittenState | None
     ) -> _Registered:
-        # Queries read keyed state only.
-        declared = replace(RegisteredState.of(descriptor), queryable_name=None)
+        # Operator state does not expire, and queries read keyed state only.
+        declared = RegisteredState(
+            name=descriptor.name,
+            kind=descriptor.kind,
+            serializer=descriptor.serializer,
+            key_serializer=descriptor.key_serializer,
+        )
         elements: list[Any] = []
         if restored is not None:
             _require_mode(descriptor.name, restored.mode, mode)
