@@ -28,7 +28,7 @@ from airflow_provider_statecheck.state.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.functions.contexts import KeyedContext, TaskInfo
+from airflow_provider_statecheck.state.functions.contexts import KeyedContext, StateInitializationContext, TaskInfo
 from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     FunctionLifecycle,
@@ -153,12 +153,13 @@ class FunctionHarness:
         )
         self._keyed = None if self._key is None else self._keyed_backend(state)
         self._lifecycle = FunctionLifecycle(self._function, _task_info())
-        self._lifecycle.initialize(
+        context = StateInitializationContext(
             is_restored=restored is not None,
             operator_state_store=self._operator,
             keyed_state_store=None if self._keyed is None else self._keyed.store,
             raw_operator_state=raw_operator_state_inputs(self._environment.storage, state.raw_operator),
         )
+        self._lifecycle.initialize(context)
 
     def _keyed_backend(self, state: OperatorSubtaskState) -> AbstractKeyedStateBackend:
         types = self._key if isinstance(self._key, tuple) else (self._key,)

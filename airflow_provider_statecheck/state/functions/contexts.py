@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, OperatorStateHandle
@@ -46,15 +46,11 @@ class TaskInfo:
 
 
 class _Context:
-    """
-    Context that is valid until the operator ends it.
+    """Context that is valid until the operator ends it."""
 
-    :param span: Span in which it may be used, for errors.
-    """
-
-    def __init__(self, span: str) -> None:
-        self._span = span
-        self._is_open = True
+    _span: ClassVar[str]
+    """Span in which it may be used, for errors."""
+    _is_open = True
 
     def end(self) -> None:
         """End the validity of the context. Called by the operator."""
@@ -77,9 +73,10 @@ class RuntimeContext(_Context, KeyedStateStore):
     :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
     """
 
+    _span = "from open to close"
+
     def __init__(self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None = None) -> None:
-        _Context.__init__(self, "from open to close")
-        KeyedStateStore.__init__(self, self._keyed_state)
+        super().__init__(self._keyed_state)
         self._task_info = task_info
         self._keyed = keyed_state_store
 
@@ -178,8 +175,9 @@ class KeyedBatchContext(KeyedContext[Any]):
 class FunctionSnapshotContext(_Context):
     """Current checkpoint, valid during ``snapshot_state``; its methods raise ``CoordinatorError`` afterwards."""
 
+    _span = "during snapshot_state"
+
     def __init__(self, checkpoint: CheckpointMetaData) -> None:
-        super().__init__("during snapshot_state")
         self._checkpoint = checkpoint
 
     def get_checkpoint_id(self) -> int:
@@ -257,6 +255,8 @@ class ManagedInitializationContext(_Context):
     :param raw_operator_state: Partitions of the raw operator state.
     """
 
+    _span = "during initialize_state"
+
     def __init__(
         self,
         *,
@@ -266,7 +266,6 @@ class ManagedInitializationContext(_Context):
         restored_checkpoint_id: int | None = None,
         raw_operator_state: Iterable[StatePartitionStreamProvider] = (),
     ) -> None:
-        super().__init__("during initialize_state")
         self._is_restored = is_restored
         self._operator_state_store = operator_state_store
         self._keyed_state_store = keyed_state_store
@@ -309,6 +308,10 @@ class FunctionInitializationContext(ManagedInitializationContext):
 
 class StateInitializationContext(FunctionInitializationContext):
     """Initialization context with restored raw operator state, valid during ``initialize_state``."""
+
+    def runtime_context(self, task_info: TaskInfo) -> RuntimeContext:
+        """Return the context from ``open`` to ``close``, with the same keyed state. Called by the operator."""
+        return RuntimeContext(task_info, self._keyed_state_store)
 
     def get_raw_operator_state_inputs(self) -> Iterable[StatePartitionStreamProvider]:
         """Return the restored partitions of the raw operator state."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
@@ -20,12 +20,7 @@ from airflow_provider_statecheck.state.functions.contexts import (
     StateSnapshotContext,
     TaskInfo,
 )
-from airflow_provider_statecheck.state.operator.states import StatePartitionStreamProvider
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.keyed.abstract_backend import KeyedStateStore
-    from airflow_provider_statecheck.state.operator.backend import OperatorStateStore
 
 
 class CheckpointedFunction(ABC):
@@ -164,33 +159,14 @@ class FunctionLifecycle:
         self._runtime_context: RuntimeContext | None = None
         self._is_closed = False
 
-    def initialize(
-        self,
-        *,
-        is_restored: bool,
-        operator_state_store: OperatorStateStore,
-        keyed_state_store: KeyedStateStore | None = None,
-        restored_checkpoint_id: int | None = None,
-        raw_operator_state: Iterable[StatePartitionStreamProvider] = (),
-    ) -> None:
-        """
-        Initialize the state of the function, then open it.
-
-        The parameters are those of ``ManagedInitializationContext``.
-        """
-        context = StateInitializationContext(
-            is_restored=is_restored,
-            operator_state_store=operator_state_store,
-            keyed_state_store=keyed_state_store,
-            restored_checkpoint_id=restored_checkpoint_id,
-            raw_operator_state=raw_operator_state,
-        )
+    def initialize(self, context: StateInitializationContext) -> None:
+        """Initialize the state of the function, end the context, and open the function."""
         try:
             if isinstance(self._function, CheckpointedFunction):
                 self._function.initialize_state(context)
         finally:
             context.end()
-        self._runtime_context = RuntimeContext(self._task_info, keyed_state_store)
+        self._runtime_context = context.runtime_context(self._task_info)
         if isinstance(self._function, RichFunction):
             self._function.open(self._runtime_context)
 

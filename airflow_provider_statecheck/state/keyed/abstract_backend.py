@@ -232,7 +232,7 @@ class AbstractKeyedStateBackend(ABC):
             self.key_serializer.require(key)
         if key_group is None:
             key = self.key_serializer.normalized(key)
-            key_group = self.key_serializer.key_group_of(key, self.number_of_key_groups)
+            key_group = self.key_serializer.key_group_of_normalized(key, self.number_of_key_groups)
         if not self._first <= key_group <= self._last:
             raise _foreign_key_error(key, key_group, self.key_group_range)
         context = self._context
@@ -470,4 +470,5 @@ def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:
 
 
 def _is_same_type(wanted: TypeSerializer[Any], known: TypeSerializer[Any]) -> bool:
-    return wanted.resolve_compatibility(known.snapshot()).outcome in _SAME
+    snapshot = known.snapshot()
+    return wanted.snapshot() == snapshot or wanted.resolve_compatibility(snapshot).outcome in _SAME

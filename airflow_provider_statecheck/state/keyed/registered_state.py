@@ -31,7 +31,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredState:
-    """Name, kind, serializers and time to live of a keyed state with a descriptor."""
+    """Name, kind, serializers and time to live of a state with a descriptor."""
 
     name: str
     kind: StateKind

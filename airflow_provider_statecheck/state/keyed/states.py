@@ -25,7 +25,6 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed
-from airflow_provider_statecheck.state.serializers.value_checks import has_requirements, require_values
 
 T = TypeVar("T")
 In = TypeVar("In")
@@ -396,8 +395,6 @@ class BatchState:
         self._table = table if state.ttl is None else TtlCells(table, TimeToLive(state.ttl, now_ms))
         self._state = state
         self._arrow_type = state.serializer.arrow_type
-        snapshot = state.serializer.snapshot()
-        self._checked_as = snapshot if has_requirements(snapshot) else None
         self._key_group_range = key_group_range
         self._operator = operator
         default = getattr(descriptor, "default", None)
@@ -431,8 +428,7 @@ class BatchState:
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         try:
             found = conformed(whole, self._arrow_type, "each value")
-            if self._checked_as is not None:
-                require_values(self._checked_as, found.drop_null() if found.null_count else found, "each value")
+            self._state.serializer.require_valid_or_null(found, "each value")
         except UnsupportedStateError as error:
             raise misfit(self._state.title, self._operator, error) from error
         return found

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
@@ -27,25 +26,70 @@ _CLASS_ID = "key"
 _VERSION = 1
 
 
-def key_groups(columns: Sequence[Any], max_parallelism: int) -> Any:
-    """
-    Return the key groups of keys as a numpy array of int32.
-
-    :param columns: Arrow arrays of equal length, returned by :meth:`KeySerializer.normalized_columns`.
-    :raises UnsupportedStateError: if the type of a column cannot be part of a key.
-    """
-    hashed = np.full(len(columns[0]), SPARK_SEED, dtype=np.uint64)
-    for column in columns:
-        hashed = hash_column(key_type_of(column.type), column, hashed)
-    return (hashed.view(np.int64) % max_parallelism).astype(np.int32)
-
-
 @dataclass(frozen=True, slots=True)
 class KeyField:
-    """Name and Arrow type of a key column."""
+    """
+    Name and type of a key column.
+
+    :param type: Arrow type of the column.
+    :raises UnsupportedStateError: if the type cannot be part of a key.
+    """
 
     name: str
     type: Any
+    key_type: KeyType = field(init=False, repr=False, compare=False)
+    """Normalization and hash of the values."""
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "key_type", key_type_of(self.type))
+        except UnsupportedStateError as error:
+            raise UnsupportedStateError(f"The column {self.name} cannot be part of a key. {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Key types contain closures, which cannot be pickled.
+        return KeyField, (self.name, self.type)
+
+    def normalized(self, value: Any) -> Any:
+        """Return the normal form of a value."""
+        try:
+            return self.key_type.normalized(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            detail = f": {error}" if str(error) else ""
+            raise UnsupportedStateError(
+                f"Expected a {self.key_type.name} as the part {self.name} of a key, found {value!r:.100}{detail}."
+            ) from error
+
+    def normalized_column(self, column: Any) -> Any:
+        """Return the normal form of a column as Spark sends it."""
+        kind = self.key_type.name
+        if key_type_of(column.type).name != kind:
+            raise UnsupportedStateError(f"Expected the key column {self.name} to be a {kind}, found {column.type}.")
+        if column.null_count:
+            raise InvalidConfigurationError(
+                f"Expected a key in each row, found {column.null_count} rows without {self.name}; filter them out before key_by."
+            )
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        try:
+            cast = array.cast(self.key_type.arrow_type)
+        except pa.ArrowInvalid as error:
+            raise UnsupportedStateError(f"Expected the key column {self.name} to be a {kind}: {error}.") from error
+        return _without_negative_zero(cast) if pa.types.is_floating(cast.type) else cast
+
+    def values(self, column: Any) -> list[Any]:
+        """Return the normalized values of a normalized column."""
+        try:
+            values: list[Any] = column.to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise UnsupportedStateError(
+                f"Expected times of the years 1 to 9999 in the key column {self.name}: {error}."
+            ) from error
+        return values if self.key_type.is_exact else list(map(self.key_type.normalized, values))
+
+
+def _without_negative_zero(column: Any) -> Any:
+    nan = pa.scalar(float("nan"), type=column.type)
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, type=column.type)))
 
 
 @dataclass(frozen=True)
@@ -62,30 +106,19 @@ class KeySerializer:
 
     :param fields: The key columns in the order in which they are hashed.
     :raises InvalidConfigurationError: if there is no column, or two columns have the same name.
-    :raises UnsupportedStateError: if the type of a column cannot be part of a key.
     """
 
     fields: tuple[KeyField, ...]
 
     def __post_init__(self) -> None:
-        names = [field.name for field in self.fields]
+        names = [each.name for each in self.fields]
         if not names or len(set(names)) < len(names):
             raise InvalidConfigurationError(f"Expected a key of columns with different names, found {names}.")
-        for field in self.fields:
-            _key_type(field)
-
-    @cached_property
-    def _key_types(self) -> tuple[KeyType, ...]:
-        return tuple(_key_type(field) for field in self.fields)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The cached key types contain closures, which cannot be pickled; they are derived from the fields.
-        return {"fields": self.fields}
 
     @property
     def arrow_types(self) -> tuple[Any, ...]:
         """Return the Arrow types of the normalized columns."""
-        return tuple(key_type.arrow_type for key_type in self._key_types)
+        return tuple(each.key_type.arrow_type for each in self.fields)
 
     def require(self, key: Any) -> None:
         """Require a value for each key column, in a key with the right number of parts."""
@@ -97,9 +130,9 @@ class KeySerializer:
     def normalized(self, key: Any) -> Any:
         """Return the normal form of a key, in which it is stored, compared and hashed."""
         self.require(key)
-        parts = zip(self.fields, self._key_types, self._parts(key), strict=True)
-        normalized = tuple(_normalized(field, key_type, part) for field, key_type, part in parts)
-        return normalized[0] if len(normalized) == 1 else normalized
+        if len(self.fields) == 1:
+            return self.fields[0].normalized(key)
+        return tuple(each.normalized(part) for each, part in zip(self.fields, key, strict=True))
 
     def key_group_of(self, key: Any, max_parallelism: int) -> int:
         """Return the key group of a key."""
@@ -108,8 +141,8 @@ class KeySerializer:
     def key_group_of_normalized(self, key: Any, max_parallelism: int) -> int:
         """Return the key group of a key in normal form."""
         hashed = SPARK_SEED
-        for key_type, part in zip(self._key_types, self._parts(key), strict=True):
-            hashed = key_type.hashed(part, hashed)
+        for each, part in zip(self.fields, self._parts(key), strict=True):
+            hashed = each.key_type.hashed(part, hashed)
         return key_group_of_hash(hashed, max_parallelism)
 
     def to_columns(self, keys: Sequence[Any]) -> tuple[Any, ...]:
@@ -130,7 +163,7 @@ class KeySerializer:
             raise InvalidConfigurationError(
                 f"Expected a column for each of {self._column_names}, found {len(columns)} columns."
             )
-        return tuple(map(_normalized_column, self.fields, self._key_types, columns))
+        return tuple(map(KeyField.normalized_column, self.fields, columns))
 
     def from_columns(self, columns: Sequence[Any]) -> list[Any]:
         """
@@ -138,23 +171,19 @@ class KeySerializer:
 
         :raises UnsupportedStateError: also if a time is outside the years 1 to 9999.
         """
-        normalized = self.normalized_columns(columns)
-        values = [
-            _values(field, key_type, column)
-            for field, key_type, column in zip(self.fields, self._key_types, normalized, strict=True)
-        ]
+        values = list(map(KeyField.values, self.fields, self.normalized_columns(columns)))
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def key_groups_of(self, columns: Sequence[Any], max_parallelism: int) -> Any:
         """Return the key groups of Arrow columns as Spark sends them, as a numpy array of int32."""
-        return key_groups(self.normalized_columns(columns), max_parallelism)
+        hashed = np.full(len(columns[0]), SPARK_SEED, dtype=np.uint64)
+        for each, column in zip(self.fields, self.normalized_columns(columns), strict=True):
+            hashed = hash_column(each.key_type, column, hashed)
+        return (hashed.view(np.int64) % max_parallelism).astype(np.int32)
 
     def snapshot(self) -> SerializerSnapshot:
         """Return the names and types of the columns, which the next release compares with its own."""
-        fields = [
-            {"name": field.name, "type": key_type.name}
-            for field, key_type in zip(self.fields, self._key_types, strict=True)
-        ]
+        fields = [{"name": each.name, "type": each.key_type.name} for each in self.fields]
         return SerializerSnapshot(class_id=_CLASS_ID, version=_VERSION, config={"fields": fields})
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
@@ -174,58 +203,7 @@ class KeySerializer:
 
     @property
     def _column_names(self) -> str:
-        return ", ".join(field.name for field in self.fields)
-
-
-def _key_type(field: KeyField) -> KeyType:
-    try:
-        return key_type_of(field.type)
-    except UnsupportedStateError as error:
-        raise UnsupportedStateError(f"The column {field.name} cannot be part of a key. {error}") from error
-
-
-def _normalized(field: KeyField, key_type: KeyType, value: Any) -> Any:
-    try:
-        return key_type.normalized(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        detail = f": {error}" if str(error) else ""
-        raise UnsupportedStateError(
-            f"Expected a {key_type.name} as the part {field.name} of a key, found {value!r:.100}{detail}."
-        ) from error
-
-
-def _normalized_column(field: KeyField, key_type: KeyType, column: Any) -> Any:
-    if key_type_of(column.type).name != key_type.name:
-        raise UnsupportedStateError(
-            f"Expected the key column {field.name} to be a {key_type.name}, found {column.type}."
-        )
-    if column.null_count:
-        raise InvalidConfigurationError(
-            f"Expected a key in each row, found {column.null_count} rows without {field.name}; filter them out before key_by."
-        )
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    try:
-        cast = array.cast(key_type.arrow_type)
-    except pa.ArrowInvalid as error:
-        raise UnsupportedStateError(
-            f"Expected the key column {field.name} to be a {key_type.name}: {error}."
-        ) from error
-    return _without_negative_zero(cast) if pa.types.is_floating(cast.type) else cast
-
-
-def _without_negative_zero(column: Any) -> Any:
-    nan = pa.scalar(float("nan"), type=column.type)
-    return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, type=column.type)))
-
-
-def _values(field: KeyField, key_type: KeyType, column: Any) -> list[Any]:
-    try:
-        values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError) as error:
-        raise UnsupportedStateError(
-            f"Expected times of the years 1 to 9999 in the key column {field.name}: {error}."
-        ) from error
-    return values if key_type.is_exact else [key_type.normalized(value) for value in values]
+        return ", ".join(each.name for each in self.fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import cache
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
@@ -36,7 +37,6 @@ _MICROSECOND = timedelta(microseconds=1)
 _LONG_DIGITS = 18
 """Maximum precision at which Spark hashes a decimal as a 64-bit integer."""
 _MAX_DIGITS = 38
-_HASHED_AS_INT = frozenset({"boolean", "tinyint", "smallint", "int", "date", "float"})
 _BATCH_BYTES = 1 << 22
 _DECIMAL_NAME = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _SUPPORTED = (
@@ -70,13 +70,7 @@ def key_type_of(data_type: Any) -> KeyType:
         return _decimal_type(data_type.precision, data_type.scale)
     if pa.types.is_timestamp(data_type):
         data_type = pa.timestamp("us", "UTC" if data_type.tz else None)
-    if pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
-        data_type = pa.string()
-    if (
-        pa.types.is_large_binary(data_type)
-        or pa.types.is_fixed_size_binary(data_type)
-        or pa.types.is_binary_view(data_type)
-    ):
+    if pa.types.is_fixed_size_binary(data_type):
         data_type = pa.binary()
     found = _types_without_parameters().get(data_type)
     if found is None:
@@ -101,8 +95,11 @@ def key_type_named(name: str) -> KeyType:
     )
 
 
+@cache
 def _types_without_parameters() -> dict[Any, KeyType]:
     utc, local = pa.timestamp("us", "UTC"), pa.timestamp("us")
+    text = KeyType("string", pa.string(), _string, _hash_string)
+    binary = KeyType("binary", pa.binary(), _bytes, hash_bytes)
     return {
         pa.bool_(): KeyType("boolean", pa.bool_(), _instance_of(bool), hash_int),
         pa.int8(): KeyType("tinyint", pa.int8(), _integer(8), hash_int),
@@ -111,8 +108,8 @@ def _types_without_parameters() -> dict[Any, KeyType]:
         pa.int64(): KeyType("bigint", pa.int64(), _integer(64), hash_long),
         pa.float32(): KeyType("float", pa.float32(), _float, _hash_float, is_exact=False),
         pa.float64(): KeyType("double", pa.float64(), _double, _hash_double, is_exact=False),
-        pa.string(): KeyType("string", pa.string(), _string, _hash_string),
-        pa.binary(): KeyType("binary", pa.binary(), _bytes, hash_bytes),
+        **dict.fromkeys((pa.string(), pa.large_string(), pa.string_view()), text),
+        **dict.fromkeys((pa.binary(), pa.large_binary(), pa.binary_view()), binary),
         pa.date32(): KeyType("date", pa.date32(), _instance_of(date, datetime), _hash_date),
         utc: KeyType("timestamp", utc, _timestamp(has_zone=True), _hash_timestamp, is_exact=False),
         local: KeyType("timestamp_ntz", local, _timestamp(has_zone=False), _hash_timestamp_ntz),
@@ -268,13 +265,13 @@ def hash_column(key_type: KeyType, column: Any, seeds: Any) -> Any:
     :param column: Arrow array in normal form, without nulls.
     :param seeds: The seed of each row, a numpy array of uint64.
     """
-    if key_type.name in ("string", "binary"):
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         return _hash_byte_strings(column, seeds)
     if pa.types.is_decimal(column.type) and column.type.precision > _LONG_DIGITS:
         pairs = zip(column.to_pylist(), seeds.tolist(), strict=True)
         return np.array([key_type.hashed(value, seed) for value, seed in pairs], dtype=np.uint64)
     words = _integers(column).astype(np.int64, copy=False).view(np.uint64)
-    return (hash_int if key_type.name in _HASHED_AS_INT else hash_long)(words, seeds)
+    return (hash_int if column.type.bit_width <= 32 else hash_long)(words, seeds)
 
 
 def key_group_of_hash(hashed: int, max_parallelism: int) -> int:

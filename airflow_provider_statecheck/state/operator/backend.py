@@ -7,9 +7,8 @@ stream per checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -25,31 +24,35 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     SnapshotCancelledError,
-    UnsupportedStateError,
 )
 from airflow_provider_statecheck.overriding import override
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
-from airflow_provider_statecheck.state.keyed.abstract_backend import SnapshotResult, StateSnapshot
-from airflow_provider_statecheck.state.keyed.registered_state import misfit
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from airflow_provider_statecheck.state.keyed.abstract_backend import (
+    SnapshotResult,
+    StateSnapshot,
+    reconfigured,
+    require_same_state,
+)
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
 from airflow_provider_statecheck.state.operator.stream_format import (
     PARQUET_MAGIC,
-    ElementSerializers,
     WrittenElements,
     WrittenState,
     decode,
     decode_parquet,
     encode,
     joined,
+    kind_of,
+    restored_elements,
     stored_name,
+    written_elements,
 )
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
-RestoredHandle = tuple[OperatorStateHandle, Callable[[], bytes]]
-"""A handle, and a function that returns all bytes of its stream."""
 T = TypeVar("T")
 AnyState = PartitionableListState[Any] | BroadcastState[Any, Any]
 
@@ -61,12 +64,13 @@ class OperatorStateStore:
     The methods that return a state raise ``InvalidConfigurationError`` if its name has other types, or the descriptor has a
     time to live, and ``StateMigrationError`` if restored state is incompatible with the descriptor.
 
-    :param restored: The handles of the subtask, each with a function that returns all bytes of its stream.
+    :param restored: Restored states by stored name, as :func:`read_restored` returns them.
+    :param operator_name: Operator name for errors.
     """
 
-    def __init__(self, restored: Iterable[RestoredHandle] = (), operator_name: str = "") -> None:
+    def __init__(self, restored: Mapping[str, WrittenState] | None = None, operator_name: str = "") -> None:
         self._operator_name = operator_name
-        self._unclaimed = read_restored(restored)
+        self._unclaimed = dict(restored or {})
         self._registered: dict[str, _Registered] = {}
         self._is_disposed = False
 
@@ -99,7 +103,7 @@ class OperatorStateStore:
         return frozenset(name for name, mode in self._names() if mode is DistributionMode.BROADCAST)
 
     def _names(self) -> list[tuple[str, DistributionMode]]:
-        registered = [(state.declared.state, state.mode) for state in self._registered.values()]
+        registered = [(state.declared.name, state.mode) for state in self._registered.values()]
         return registered + [(state.name, state.mode) for state in self._unclaimed.values()]
 
     def _get(self, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode) -> AnyState:
@@ -108,38 +112,35 @@ class OperatorStateStore:
         name = stored_name(descriptor.name, mode)
         known = self._registered.get(name)
         if known is None:
-            self._registered[name] = self._register(descriptor, mode)
+            known = self._registered[name] = self._register(descriptor, mode, self._unclaimed.get(name))
             self._unclaimed.pop(name, None)
-            return self._registered[name].state
         _require_mode(descriptor.name, known.mode, mode)
-        _require_same_types(known.declared, ElementSerializers.of(descriptor))
+        if known.descriptor is not descriptor:
+            require_same_state(known.declared, RegisteredState.of(descriptor))
         return known.state
 
     def _register(
-        self, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode
+        self, descriptor: StateDescriptor[Any], mode: DistributionMode, restored: WrittenState | None
     ) -> _Registered:
-        declared = ElementSerializers.of(descriptor)
-        restored = self._unclaimed.get(stored_name(descriptor.name, mode))
-        if restored is None:
-            return _Registered(mode, declared, declared, self._new_state(mode, declared, ()))
-        _require_mode(descriptor.name, restored.mode, mode)
-        used = declared.reconfigured(restored.pieces)
-        elements = [element for piece in restored.pieces for element in used.read(piece)]
-        return _Registered(mode, declared, used, self._new_state(mode, used, elements))
-
-    def _new_state(self, mode: DistributionMode, used: ElementSerializers, elements: Iterable[Any]) -> AnyState:
-        def naming_operator(own: Callable[..., Any]) -> Callable[..., Any]:
-            def owned(*given: Any) -> Any:
-                try:
-                    return own(*given)
-                except UnsupportedStateError as error:
-                    raise misfit(f"the operator state {used.state!r}", self._operator_name, error) from error
-
-            return owned
-
-        if mode is DistributionMode.BROADCAST:
-            return BroadcastState(elements, naming_operator(used.owning_entries()), used.copy)
-        return PartitionableListState(elements, naming_operator(used.own), used.copy)
+        # Operator state does not expire, and queries read keyed state only.
+        declared = RegisteredState(
+            name=descriptor.name,
+            kind=descriptor.kind,
+            serializer=descriptor.serializer,
+            key_serializer=descriptor.key_serializer,
+        )
+        elements: list[Any] = []
+        if restored is not None:
+            _require_mode(descriptor.name, restored.mode, mode)
+            for piece in restored.pieces:
+                declared = reconfigured(declared, piece.schema)
+            elements = [element for piece in restored.pieces for element in restored_elements(declared, piece)]
+        state: AnyState = (
+            BroadcastState(declared, self._operator_name, dict(elements))
+            if mode is DistributionMode.BROADCAST
+            else PartitionableListState(declared, self._operator_name, elements)
+        )
+        return _Registered(descriptor, mode, declared, state)
 
     def _require_usable(self) -> None:
         if self._is_disposed:
@@ -155,13 +156,9 @@ class DefaultOperatorStateBackend(OperatorStateStore):
 
     The backend belongs to one thread; only the snapshots that it returns may run in another thread. Snapshots include
     restored states without a descriptor unchanged.
-
-    :raises StorageError: if the storage fails.
-    :raises CorruptStateError: if a stream is damaged.
-    :raises IncompatibleCheckpointError: if a newer version wrote a stream, or streams disagree about a state.
     """
 
-    def __init__(self, restored: Iterable[RestoredHandle] = (), operator_name: str = "") -> None:
+    def __init__(self, restored: Mapping[str, WrittenState] | None = None, operator_name: str = "") -> None:
         super().__init__(restored, operator_name)
         self._snapshots: WeakSet[OperatorStateSnapshot] = WeakSet()
 
@@ -169,15 +166,15 @@ class DefaultOperatorStateBackend(OperatorStateStore):
     def restore(
         cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
     ) -> DefaultOperatorStateBackend:
-        """Return a backend with the state of handles. The errors are those of the constructor."""
-        return cls(((handle, partial(read_state, storage, handle.stream)) for handle in handles), operator_name)
+        """Return a backend with the state of handles. The errors are those of :func:`read_restored`."""
+        return cls(read_restored(storage, handles), operator_name)
 
     def schemas(self) -> tuple[StateSchema, ...]:
         """Return the schemas of the registered states, and of the restored states without a descriptor."""
-        registered = [_schema(r.declared.state, r.mode, *r.used.snapshots()) for r in self._registered.values()]
+        registered = [registered.declared.schema() for registered in self._registered.values()]
         unclaimed: list[StateSchema] = []
         for state in self._unclaimed.values():
-            found = [_schema(state.name, state.mode, piece.key, piece.value) for piece in state.pieces]
+            found = [piece.schema for piece in state.pieces]
             unclaimed += [schema for i, schema in enumerate(found) if schema not in found[:i]]
         return (*registered, *unclaimed)
 
@@ -208,30 +205,21 @@ class DefaultOperatorStateBackend(OperatorStateStore):
 class _Registered:
     """Operator state with a descriptor."""
 
+    descriptor: StateDescriptor[Any]
     mode: DistributionMode
-    declared: ElementSerializers
-    """Serializers of the descriptor."""
-    used: ElementSerializers
-    """The serializers after reconfiguration for restored state."""
+    declared: RegisteredState
+    """The state with serializers that are reconfigured for restored elements."""
     state: AnyState
 
     def capture(self) -> WrittenState:
-        return WrittenState(self.declared.state, self.mode, (self.used.write(tuple(self.state)),))
-
-
-def _kind_of(mode: DistributionMode) -> StateKind:
-    return StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
-
-
-def _schema(name: str, mode: DistributionMode, key: Any, value: Any) -> StateSchema:
-    return StateSchema(name=name, kind=_kind_of(mode), key=key, value=value)
+        return WrittenState(self.declared.name, self.mode, (written_elements(self.declared, self.state.frozen()),))
 
 
 def _require_operator_descriptor(
     descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode
 ) -> None:
-    if descriptor.kind is not _kind_of(mode):
-        raise InvalidConfigurationError(f"Expected the descriptor of a {_kind_of(mode)} state, found {descriptor!r}.")
+    if descriptor.kind is not kind_of(mode):
+        raise InvalidConfigurationError(f"Expected the descriptor of a {kind_of(mode)} state, found {descriptor!r}.")
     if descriptor.ttl is not None:
         raise InvalidConfigurationError(
             f"Expected operator state {descriptor.name!r} without a time to live, found one; remove it, because only keyed "
@@ -244,14 +232,6 @@ def _require_mode(name: str, expected: DistributionMode, found: DistributionMode
         raise CoordinatorError(
             f"Expected operator state {name!r} to be distributed by {expected.value} as before, found "
             f"{found.value}; choose another name for the new state."
-        )
-
-
-def _require_same_types(expected: ElementSerializers, found: ElementSerializers) -> None:
-    if expected.snapshots() != found.snapshots():
-        raise InvalidConfigurationError(
-            f"Expected operator state {found.state!r} to keep its types, found different ones; choose another name for the "
-            f"new state."
         )
 
 
@@ -301,7 +281,7 @@ class OperatorStateSnapshot(StateSnapshot[OperatorStateHandle]):
             )
 
 
-def read_restored(restored: Iterable[RestoredHandle]) -> dict[str, WrittenState]:
+def read_restored(storage: CheckpointStorage, handles: Iterable[OperatorStateHandle]) -> dict[str, WrittenState]:
     """
     Return the restored states by stored name, with the elements at the offsets of the handles.
 
@@ -312,8 +292,8 @@ def read_restored(restored: Iterable[RestoredHandle]) -> dict[str, WrittenState]
     :raises IncompatibleCheckpointError: if a newer version wrote a stream, or streams disagree about a state.
     """
     states: dict[str, WrittenState] = {}
-    for handle, read in restored:
-        data = read()
+    for handle in handles:
+        data = read_state(storage, handle.stream)
         written = (decode_parquet(data),) if data.startswith(PARQUET_MAGIC) else decode(data)
         for state in _states_of_handle(handle, written):
             known = states.get(state.stored_name)
@@ -322,13 +302,12 @@ def read_restored(restored: Iterable[RestoredHandle]) -> dict[str, WrittenState]
 
 
 def _states_of_handle(handle: OperatorStateHandle, states: Sequence[WrittenState]) -> list[WrittenState]:
-    metas = dict(handle.states)
-    missing = metas.keys() - {state.stored_name for state in states}
+    offsets = {name: meta.offsets for name, meta in handle.states}
+    missing = offsets.keys() - {state.stored_name for state in states}
     if missing:
         raise CorruptStateError(
             f"Expected the operator states {sorted(missing)} in the stream of their handle, found none of them; restore from another checkpoint."
         )
-    offsets = {name: meta.offsets for name, meta in metas.items()}
     return [_selected(state, offsets.get(state.stored_name)) for state in states]
 
 

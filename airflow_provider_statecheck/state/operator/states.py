@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import BinaryIO, Generic, NoReturn, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     OperatorStateHandle,
     OperatorStateMeta,
 )
-from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CorruptStateError,
+    InvalidConfigurationError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, misfit, own_user_key_with
 from airflow_provider_statecheck.state.keyed.states import require_element, require_elements
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -23,7 +29,25 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class PartitionableListState(Generic[T]):
+class _OperatorState:
+    """
+    Types of an operator state.
+
+    :param operator: Operator name for errors.
+    """
+
+    __slots__ = ("_freezing", "_operator", "_state")
+
+    def __init__(self, state: RegisteredState, operator: str) -> None:
+        self._state = state
+        self._operator = operator
+        self._freezing = state.serializer.freezing()
+
+    def _misfit(self, error: UnsupportedStateError) -> UnsupportedStateError:
+        return misfit(self._state.title, self._operator, error)
+
+
+class PartitionableListState(_OperatorState, Generic[T]):
     """
     List of elements in insertion order.
 
@@ -33,26 +57,19 @@ class PartitionableListState(Generic[T]):
     The methods that add elements raise ``InvalidConfigurationError`` if an element is ``None``, and ``UnsupportedStateError``
     if it does not fit the type of the state. After an error the list is unchanged.
 
-    :param elements: The initial elements, which the state owns.
-    :param own: Checks an element and returns the object to store.
-    :param copy: Returns a copy of a stored element for a reader.
+    :param elements: The initial elements in frozen form.
     """
 
-    __slots__ = ("_copy", "_elements", "_own")
+    __slots__ = ("_elements",)
 
-    def __init__(
-        self,
-        elements: Iterable[T] = (),
-        own: Callable[[T], T] = lambda element: element,
-        copy: Callable[[T], T] = lambda element: element,
-    ) -> None:
+    def __init__(self, state: RegisteredState, operator: str, elements: Iterable[Any]) -> None:
+        super().__init__(state, operator)
         self._elements = list(elements)
-        self._own = own
-        self._copy = copy
 
     def get(self) -> Iterable[T]:
         """Return copies of the current elements; an empty list state returns an empty iterable."""
-        return tuple(map(self._copy, self._elements))
+        thaw = self._freezing.thaw
+        return tuple(self._elements if thaw is None else map(thaw, self._elements))
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over copies of the current elements."""
@@ -60,54 +77,50 @@ class PartitionableListState(Generic[T]):
 
     def add(self, element: T) -> None:
         """Append an element."""
-        self._elements.append(self._own(require_element(element)))
+        self._elements.append(self._frozen(require_element(element)))
 
     def add_all(self, elements: Iterable[T]) -> None:
         """Append elements."""
-        self._elements.extend(self._owned(elements))
+        self._elements += list(map(self._frozen, require_elements(elements)))
 
     def update(self, elements: Iterable[T]) -> None:
         """Replace all elements."""
-        self._elements = self._owned(elements)
+        self._elements = list(map(self._frozen, require_elements(elements)))
 
     def clear(self) -> None:
         """Remove all elements; the state stays registered."""
         self._elements = []
 
-    def _owned(self, elements: Iterable[T]) -> list[T]:
-        return [self._own(element) for element in require_elements(elements)]
+    def frozen(self) -> tuple[Any, ...]:
+        """Return the current elements in frozen form. Called by the backend."""
+        return tuple(self._elements)
+
+    def _frozen(self, element: T) -> Any:
+        try:
+            return self._freezing.freeze(element)
+        except UnsupportedStateError as error:
+            raise self._misfit(error) from error
 
 
-class BroadcastState(Generic[K, V]):
+class ReadOnlyBroadcastState(_OperatorState, Generic[K, V]):
     """
-    Map that every subtask must update in the same way from the broadcast elements; equality is not checked.
+    Read-only view of a broadcast state, for functions of elements that are not broadcast.
 
-    The state holds its own copies of the entries, and readers receive copies of the values.
+    Later changes of the state are visible. Readers receive copies of the values.
 
-    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError`` if a key
-    or a value does not fit the type of the state. After an error the map is unchanged.
-
-    :param entries: The initial entries, which the state owns.
-    :param own: Checks an entry and returns the key and the value to store.
-    :param copy: Returns a copy of a stored value for a reader.
+    :param entries: The entries of the state, with values in frozen form.
     """
 
-    __slots__ = ("_copy", "_entries", "_own")
+    __slots__ = ("_entries",)
 
-    def __init__(
-        self,
-        entries: Iterable[tuple[K, V]] = (),
-        own: Callable[[K, V], tuple[K, V]] = lambda key, value: (key, value),
-        copy: Callable[[V], V] = lambda value: value,
-    ) -> None:
-        self._entries = dict(entries)
-        self._own = own
-        self._copy = copy
+    def __init__(self, state: RegisteredState, operator: str, entries: dict[K, Any]) -> None:
+        super().__init__(state, operator)
+        self._entries = entries
 
     def get(self, key: K) -> V | None:
         """Return a copy of the value of a key, or ``None`` if there is no entry."""
-        value = self._entries.get(key)
-        return None if value is None else self._copy(value)
+        value: V | None = self._freezing.thawed(self._entries.get(key))
+        return value
 
     def contains(self, key: K) -> bool:
         """Return whether the key has an entry."""
@@ -115,16 +128,50 @@ class BroadcastState(Generic[K, V]):
 
     def immutable_entries(self) -> Iterable[tuple[K, V]]:
         """Return the current entries with copies of the values."""
-        return tuple((key, self._copy(value)) for key, value in self._entries.items())
+        return tuple((key, self._freezing.thawed(value)) for key, value in self._entries.items())
+
+    def put(self, key: K, value: V) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("put")
+
+    def put_all(self, entries: Mapping[K, V]) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("put_all")
+
+    def remove(self, key: K) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("remove")
+
+    def clear(self) -> None:
+        """Raise a ``CoordinatorError``."""
+        raise _read_only("clear")
+
+
+class BroadcastState(ReadOnlyBroadcastState[K, V]):
+    """
+    Map that every subtask must update in the same way from the broadcast elements; equality is not checked.
+
+    The state holds its own copies of the entries, and readers receive copies of the values.
+
+    The methods that set values raise ``InvalidConfigurationError`` if a key is ``None``, and ``UnsupportedStateError`` if a key
+    or a value does not fit the type of the state. After an error the map is unchanged.
+    """
+
+    __slots__ = ("_own_key",)
+
+    def __init__(self, state: RegisteredState, operator: str, entries: dict[K, Any]) -> None:
+        super().__init__(state, operator, entries)
+        key_serializer: Any = state.key_serializer
+        self._own_key = own_user_key_with(key_serializer)
 
     def put(self, key: K, value: V) -> None:
         """Set the value of a key."""
-        own_key, own_value = self._own(_require_key(key), value)
-        self._entries[own_key] = own_value
+        own_key, frozen = self._frozen(key, value)
+        self._entries[own_key] = frozen
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """Set the values of several keys."""
-        self._entries |= dict([self._own(_require_key(key), value) for key, value in entries.items()])
+        self._entries |= dict([self._frozen(key, value) for key, value in entries.items()])
 
     def remove(self, key: K) -> None:
         """Remove the entry of a key, if there is one."""
@@ -132,7 +179,7 @@ class BroadcastState(Generic[K, V]):
 
     def clear(self) -> None:
         """Remove all entries; the state stays registered."""
-        self._entries = {}
+        self._entries.clear()
 
     def entries(self) -> Iterator[tuple[K, V]]:
         """Return the current entries with copies of the values."""
@@ -144,52 +191,21 @@ class BroadcastState(Generic[K, V]):
 
     def read_only(self) -> ReadOnlyBroadcastState[K, V]:
         """Return a read-only view for functions of elements that are not broadcast."""
-        return ReadOnlyBroadcastState(self)
+        return ReadOnlyBroadcastState(self._state, self._operator, self._entries)
 
+    def frozen(self) -> tuple[tuple[K, Any], ...]:
+        """Return the current entries with values in frozen form. Called by the backend."""
+        return tuple(self._entries.items())
 
-class ReadOnlyBroadcastState(Generic[K, V]):
-    """Read-only view of a broadcast state. Later changes of the state are visible."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: BroadcastState[K, V]) -> None:
-        self._state = state
-
-    def get(self, key: K) -> V | None:
-        """Return a copy of the value of a key, or ``None`` if there is no entry."""
-        return self._state.get(key)
-
-    def contains(self, key: K) -> bool:
-        """Return whether the key has an entry."""
-        return self._state.contains(key)
-
-    def immutable_entries(self) -> Iterable[tuple[K, V]]:
-        """Return the current entries with copies of the values."""
-        return self._state.immutable_entries()
-
-    def put(self, key: K, value: V) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("put")
-
-    def put_all(self, entries: Mapping[K, V]) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("put_all")
-
-    def remove(self, key: K) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("remove")
-
-    def clear(self) -> NoReturn:
-        """Raise a ``CoordinatorError``."""
-        raise _read_only("clear")
-
-
-def _require_key(key: K | None) -> K:
-    if key is None:
-        raise InvalidConfigurationError(
-            "Expected a key of a broadcast state, found None; use another key for missing values."
-        )
-    return key
+    def _frozen(self, key: K, value: V) -> tuple[K, Any]:
+        if key is None:
+            raise InvalidConfigurationError(
+                "Expected a key of a broadcast state, found None; use another key for missing values."
+            )
+        try:
+            return self._own_key(key), None if value is None else self._freezing.freeze(value)
+        except UnsupportedStateError as error:
+            raise self._misfit(error) from error
 
 
 def _read_only(method: str) -> CoordinatorError:
@@ -278,24 +294,17 @@ class StatePartitionStreamProvider:
     """
     Provider of the stream of one partition.
 
-    :param stream: The stream, or ``None`` if the partition could not be read.
-    :param creation_error: The error of the read, or ``None``.
+    :param created: The stream, or the error of its creation if the partition could not be read.
     """
 
-    def __init__(self, stream: BinaryIO | None = None, creation_error: Exception | None = None) -> None:
-        if (stream is None) == (creation_error is None):
-            raise InvalidConfigurationError(
-                "Expected either a stream or the error of its creation, found both or neither; pass one of them."
-            )
-        self._stream = stream
-        self._creation_error = creation_error
+    def __init__(self, created: BinaryIO | Exception) -> None:
+        self._created = created
 
     def get_stream(self) -> BinaryIO:
         """Return the stream at the start of the partition, or raise the error of its creation."""
-        if self._stream is not None:
-            return self._stream
-        assert self._creation_error is not None  # noqa: S101 - for the type checker
-        raise self._creation_error
+        if isinstance(self._created, Exception):
+            raise self._created
+        return self._created
 
 
 def raw_operator_state_inputs(
@@ -317,7 +326,7 @@ def _partitions_of_handle(
     try:
         data = read_state(storage, handle.stream)
     except Exception as error:
-        yield from (StatePartitionStreamProvider(creation_error=error) for _ in offsets)
+        yield from (StatePartitionStreamProvider(error) for _ in offsets)
         return
     for offset in offsets:
         yield _partition(data, offset)
@@ -329,7 +338,7 @@ def _partition(data: bytes, offset: int) -> StatePartitionStreamProvider:
     end = begin + LENGTH.unpack(prefix)[0] if len(prefix) == LENGTH.size else -1
     if not begin <= end <= len(data):
         return StatePartitionStreamProvider(
-            creation_error=CorruptStateError(
+            CorruptStateError(
                 f"Expected a partition of raw state at byte {offset}, found none; restore from another checkpoint."
             )
         )

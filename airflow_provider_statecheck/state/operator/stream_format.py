@@ -11,7 +11,7 @@ The offset of an element is its row number in the pieces of its state. A broadca
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -19,9 +19,9 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
 from airflow_provider_statecheck.lazy import pa, parquet
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
-from airflow_provider_statecheck.state.keyed.registered_state import own_user_key_with
-from airflow_provider_statecheck.state.schemas import compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,
@@ -32,12 +32,10 @@ from airflow_provider_statecheck.state.serializers.nested_columns import (
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
-    Outcome,
-    SerializerSnapshot,
     TypeSerializer,
     decode_snapshot,
     encode_snapshot,
-    serializer_from_now_on,
+    migrated,
 )
 
 MAGIC = b"statecheck-operator-state"
@@ -60,13 +58,16 @@ def stored_name(name: str, mode: DistributionMode) -> str:
     return _LIST_PREFIX + name if name.startswith((_BROADCAST_PREFIX, _LIST_PREFIX)) else name
 
 
+def kind_of(mode: DistributionMode) -> StateKind:
+    """Return the kind of the states with a distribution mode."""
+    return StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenElements:
-    """Elements with common serializer snapshots, as an immutable Arrow table."""
+    """Elements of a state with common types, as an immutable Arrow table."""
 
-    key: SerializerSnapshot | None
-    """Snapshot of the key serializer; ``None`` for a list."""
-    value: SerializerSnapshot
+    schema: StateSchema
     table: Any
     """Arrow table with a column ``value``, and a column ``key`` for a map."""
 
@@ -81,20 +82,20 @@ class WrittenElements:
         """Return the elements at row numbers, in their order."""
         if len(rows) == len(self) and list(rows) == list(range(len(self))):
             return self
-        return WrittenElements(self.key, self.value, self.table.take(pa.array(rows, pa.int64())))
+        return WrittenElements(self.schema, self.table.take(pa.array(rows, pa.int64())))
 
 
 def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
     """
     Return the elements in as few pieces as possible.
 
-    Without elements, one empty piece remains because it contains the serializer snapshots.
+    Without elements, one empty piece remains because it contains the types.
     """
     found = list(pieces)
     kept = [piece for piece in found if len(piece)] or found[:1]
-    alike = groupby(kept, lambda piece: (piece.key, piece.value, piece.table.schema))
+    alike = groupby(kept, lambda piece: (piece.schema, piece.table.schema))
     return tuple(
-        WrittenElements(key, value, pa.concat_tables(each.table for each in group)) for (key, value, _), group in alike
+        WrittenElements(schema, pa.concat_tables(each.table for each in group)) for (schema, _), group in alike
     )
 
 
@@ -105,7 +106,7 @@ class WrittenState:
     name: str
     mode: DistributionMode
     pieces: tuple[WrittenElements, ...]
-    """One or more pieces; elements with different serializer snapshots are in different pieces."""
+    """One or more pieces; elements of different types are in different pieces."""
 
     @property
     def stored_name(self) -> str:
@@ -166,8 +167,8 @@ def _description(state: WrittenState, piece: WrittenElements) -> dict[bytes, str
     description = {
         "name": state.name,
         "mode": state.mode.value,
-        "key": None if piece.key is None else encode_snapshot(piece.key),
-        "value": encode_snapshot(piece.value),
+        "key": None if piece.schema.key is None else encode_snapshot(piece.schema.key),
+        "value": encode_snapshot(piece.schema.value),
     }
     return {DESCRIPTION: json.dumps(description, sort_keys=True)}
 
@@ -175,9 +176,10 @@ def _description(state: WrittenState, piece: WrittenElements) -> dict[bytes, str
 def _state_of(table: Any) -> WrittenState:
     """Return the state with one piece that a table with a description contains."""
     described = json.loads(table.schema.metadata[DESCRIPTION])
+    name, mode = described["name"], DistributionMode(described["mode"])
     key = None if described["key"] is None else decode_snapshot(described["key"])
-    piece = WrittenElements(key, decode_snapshot(described["value"]), table)
-    return WrittenState(described["name"], DistributionMode(described["mode"]), (piece,))
+    schema = StateSchema(name=name, kind=kind_of(mode), key=key, value=decode_snapshot(described["value"]))
+    return WrittenState(name, mode, (WrittenElements(schema, table),))
 
 
 def _require_version(version: bytes) -> None:
@@ -188,92 +190,39 @@ def _require_version(version: bytes) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ElementSerializers:
-    """Serializers of the elements of a list, or of the entries of a broadcast map."""
+def written_elements(state: RegisteredState, elements: Sequence[Any]) -> WrittenElements:
+    """
+    Return elements in frozen form as an Arrow table.
 
-    state: str
-    """Name of the state, for errors."""
-    key: TypeSerializer[Any] | None
-    """Serializer of the keys; ``None`` for a list."""
-    value: TypeSerializer[Any]
-
-    @classmethod
-    def of(cls, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any]) -> ElementSerializers:
-        """Return the serializers of a descriptor."""
-        return cls(descriptor.name, descriptor.key_serializer, descriptor.serializer)
-
-    def snapshots(self) -> tuple[SerializerSnapshot | None, SerializerSnapshot]:
-        """Return the snapshots of the key serializer and the value serializer."""
-        return None if self.key is None else self.key.snapshot(), self.value.snapshot()
-
-    def write(self, elements: Sequence[Any]) -> WrittenElements:
-        """
-        Return elements as an Arrow table; the entries of a map are pairs.
-
-        :raises UnsupportedStateError: if an element has another type.
-        """
-        key, value = self.snapshots()
-        if self.key is None:
-            return WrittenElements(key, value, pa.table({VALUE: self.value.to_arrow(elements)}))
-        keys, values = [entry[0] for entry in elements], [entry[1] for entry in elements]
-        columns = {KEY: self.key.to_arrow(keys), VALUE: self.value.to_arrow(values)}
-        return WrittenElements(key, value, pa.table(columns))
-
-    def own(self, value: Any) -> Any:
-        """
-        Return the object to store for an element or a map value.
-
-        :raises UnsupportedStateError: if it has another type.
-        """
-        return None if value is None else self.value.own(value)
-
-    def owning_entries(self) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """
-        Return the function that returns the objects to store for an entry of a map.
-
-        The function raises ``UnsupportedStateError`` if the key or the value has another type, or if the key does not equal itself.
-        """
-        own_key = None if self.key is None else own_user_key_with(self.key)
-        return lambda key, value: (key if own_key is None else own_key(key), self.own(value))
-
-    def copy(self, value: Any) -> Any:
-        """Return a copy of an element or a map value; immutable objects are returned unchanged."""
-        return value if value is None or self.value.is_immutable else self.value.copy(value)
-
-    def read(self, written: WrittenElements) -> list[Any]:
-        """
-        Return the elements of a piece, after a migration if necessary.
-
-        :raises StateMigrationError: if the piece is incompatible with these serializers.
-        """
-        verdict = compatibility_of(self.state, self.value, written.value)
-        values = _read_column(verdict, self.value, written.column(VALUE))
-        if self.key is None or written.key is None:
-            return values
-        keys = compatibility_of_keys(self.state, self.key, written.key)
-        return list(zip(_read_column(keys, self.key, written.column(KEY)), values, strict=True))
-
-    def reconfigured(self, pieces: Iterable[WrittenElements]) -> ElementSerializers:
-        """
-        Return the serializers after reconfiguration for restored pieces.
-
-        :raises StateMigrationError: if a piece is incompatible with these serializers.
-        """
-        found = self
-        for piece in pieces:
-            verdict = compatibility_of(self.state, found.value, piece.value)
-            found = replace(found, value=serializer_from_now_on(verdict, found.value))
-            if found.key is not None and piece.key is not None:
-                verdict = compatibility_of_keys(self.state, found.key, piece.key)
-                found = replace(found, key=serializer_from_now_on(verdict, found.key))
-        return found
+    :param elements: The elements of a list, or the entries of a map as pairs with frozen values.
+    """
+    write = state.serializer.freezing().write
+    if state.key_serializer is None:
+        return WrittenElements(state.schema(), pa.table({VALUE: write(elements)}))
+    keys, values = [entry[0] for entry in elements], [entry[1] for entry in elements]
+    columns = {KEY: state.key_serializer.to_arrow(keys), VALUE: write(values)}
+    return WrittenElements(state.schema(), pa.table(columns))
 
 
-def _read_column(verdict: Compatibility, serializer: TypeSerializer[Any], array: Any) -> list[Any]:
-    if verdict.outcome is Outcome.COMPATIBLE_AFTER_MIGRATION and verdict.migrate is not None:
-        array = verdict.migrate(array)
-    return serializer_from_now_on(verdict, serializer).from_arrow(array)
+def restored_elements(state: RegisteredState, written: WrittenElements) -> list[Any]:
+    """
+    Return the elements of a piece in frozen form, after a migration if necessary; the entries of a map are pairs.
+
+    :raises StateMigrationError: if the piece is incompatible with the serializers of the state.
+    """
+    verdict = compatibility_of(state.name, state.serializer, written.schema.value)
+    values = state.serializer.freezing().read(_converted(verdict, state.serializer, written.column(VALUE)))
+    if state.key_serializer is None or written.schema.key is None:
+        return values
+    verdict = compatibility_of_keys(state.name, state.key_serializer, written.schema.key)
+    keys = state.key_serializer.from_arrow(_converted(verdict, state.key_serializer, written.column(KEY)))
+    return list(zip(keys, values, strict=True))
+
+
+def _converted(verdict: Compatibility, serializer: TypeSerializer[Any], array: Any) -> Any:
+    if verdict.serializer is None:
+        return migrated(verdict, array)
+    return serializer.to_arrow(verdict.serializer.from_arrow(array))
 
 
 PARQUET_MAGIC = b"PAR1"
@@ -304,8 +253,9 @@ def decode_parquet(data: bytes) -> WrittenState:
     try:
         state = _state_of(parquet.ParquetFile(pa.BufferReader(data)).read())
         (piece,) = state.pieces
-        columns = {} if piece.key is None else {KEY: _column(piece, KEY, restored_user_keys(piece.key))}
-        columns[VALUE] = _column(piece, VALUE, restored_serializer(piece.value))
+        key, value = piece.schema.key, piece.schema.value
+        columns = {} if key is None else {KEY: _column(piece, KEY, restored_user_keys(key))}
+        columns[VALUE] = _column(piece, VALUE, restored_serializer(value))
         return replace(state, pieces=(replace(piece, table=pa.table(columns)),))
     except (LookupError, TypeError, ValueError, OSError) as error:
         raise CorruptStateError(

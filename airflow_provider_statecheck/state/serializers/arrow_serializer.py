@@ -8,7 +8,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import cached_property
 from types import NoneType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
@@ -153,7 +153,7 @@ class ArrowSerializer(TypeSerializer[Any]):
 
     @cached_property
     def plain(self) -> Plain | None:
-        return _plain_of(self._arrow_type)
+        return self._kind.plain(self._arrow_type)
 
     def config(self) -> dict[str, Any]:
         return {"type": self._name}
@@ -170,7 +170,11 @@ class ArrowSerializer(TypeSerializer[Any]):
 
     @cached_property
     def _python_types(self) -> frozenset[type]:
-        return frozenset((NoneType, *_python_types(self._arrow_type)))
+        return frozenset((NoneType, *self._kind.python_types))
+
+    @cached_property
+    def _kind(self) -> _Kind:
+        return _kind_of(self._arrow_type)
 
     @cached_property
     def _has_zone(self) -> bool | None:
@@ -229,43 +233,39 @@ class ArrowSerializer(TypeSerializer[Any]):
 
     @property
     def _expected(self) -> str:
-        names = " or ".join(kind.__name__ for kind in _python_types(self._arrow_type))
+        names = " or ".join(kind.__name__ for kind in self._kind.python_types)
         zone = {None: "", True: " with a time zone", False: " without a time zone"}[self._has_zone]
         return f"{names}{zone} that {self._name} holds exactly"
 
 
-def _python_types(arrow_type: Any) -> tuple[type, ...]:
-    checks: tuple[tuple[Any, tuple[type, ...]], ...] = (
-        (pa.types.is_boolean, (bool,)),
-        (pa.types.is_integer, (int,)),
-        (pa.types.is_floating, (float, int)),
-        (pa.types.is_decimal, (Decimal,)),
-        (lambda t: pa.types.is_string(t) or pa.types.is_large_string(t), (str,)),
-        (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t), (bytes,)),
-        (pa.types.is_date, (date,)),
-        (pa.types.is_timestamp, (datetime,)),
-        (pa.types.is_time, (time,)),
-        (pa.types.is_duration, (timedelta,)),
+class _Kind(NamedTuple):
+    """Values of a family of Arrow types."""
+
+    includes: Callable[[Any], bool]
+    python_types: tuple[type, ...]
+    plain: Callable[[Any], Plain | None] = lambda _: None
+    """Returns the cheap test of the values of a type, ``None`` if there is none."""
+
+
+def _kind_of(arrow_type: Any) -> _Kind:
+    is_type = pa.types
+    kinds = (
+        _Kind(is_type.is_boolean, (bool,), lambda _: Plain(bool)),
+        _Kind(is_type.is_integer, (int,), _integers),
+        _Kind(is_type.is_float64, (float, int), lambda _: Plain(float)),
+        _Kind(is_type.is_floating, (float, int)),
+        _Kind(is_type.is_decimal, (Decimal,)),
+        _Kind(is_type.is_string, (str,), lambda _: Plain(str, _has_bytes)),
+        _Kind(is_type.is_large_string, (str,), lambda _: Plain(str, _has_bytes)),
+        _Kind(is_type.is_binary, (bytes,), lambda _: Plain(bytes)),
+        _Kind(is_type.is_large_binary, (bytes,), lambda _: Plain(bytes)),
+        _Kind(is_type.is_fixed_size_binary, (bytes,)),
+        _Kind(is_type.is_date, (date,), lambda _: Plain(date)),
+        _Kind(is_type.is_timestamp, (datetime,), _local_times),
+        _Kind(is_type.is_time, (time,)),
+        _Kind(is_type.is_duration, (timedelta,)),
     )
-    return next((types for check, types in checks if check(arrow_type)), ())
-
-
-_EXACT_INTEGERS_OF_A_FLOAT = 2**53
-"""Largest magnitude up to which a float represents every integer exactly."""
-
-
-def _plain_of(arrow_type: Any) -> Plain | None:
-    """Return the cheap test of the values of an Arrow type, or ``None`` if it has none."""
-    kinds: tuple[tuple[Callable[[Any], bool], Callable[[Any], Plain]], ...] = (
-        (pa.types.is_integer, _integers),
-        (pa.types.is_float64, lambda _: Plain(float)),
-        (lambda t: pa.types.is_string(t) or pa.types.is_large_string(t), lambda _: Plain(str, _has_bytes)),
-        (pa.types.is_boolean, lambda _: Plain(bool)),
-        (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t), lambda _: Plain(bytes)),
-        (pa.types.is_date32, lambda _: Plain(date)),
-        (lambda t: pa.types.is_timestamp(t) and t.unit == "us" and t.tz is None, lambda _: Plain(datetime, _is_local)),
-    )
-    return next((plain(arrow_type) for holds, plain in kinds if holds(arrow_type)), None)
+    return next((kind for kind in kinds if kind.includes(arrow_type)), _Kind(is_type.is_null, ()))
 
 
 def _quick_own(arrow_type: Any, plain: Plain | None, own: Own) -> Own:
@@ -299,6 +299,10 @@ def _integers(arrow_type: Any) -> Plain:
     return Plain(int, bounds=bounds)
 
 
+def _local_times(arrow_type: Any) -> Plain | None:
+    return Plain(datetime, _is_local) if arrow_type.unit == "us" and arrow_type.tz is None else None
+
+
 def _has_bytes(text: str) -> bool:
     try:
         # A lone surrogate cannot be encoded.
@@ -312,7 +316,8 @@ def _is_local(time: datetime) -> bool:
 
 
 def _floats(own: Own) -> Own:
-    low, high = -_EXACT_INTEGERS_OF_A_FLOAT, _EXACT_INTEGERS_OF_A_FLOAT
+    high = 2 ** _FLOAT_BITS[_PYTHON_BITS]
+    low = -high
 
     def owned(value: Any) -> Any:
         if type(value) is float:

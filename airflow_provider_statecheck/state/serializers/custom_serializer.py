@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -10,19 +10,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.serializers.arrow_serializer import ArrowSerializer
-from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, nulls_of_array, with_nulls
+from airflow_provider_statecheck.state.serializers.nested_columns import nulls_of, with_nulls
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
     Compatibility,
     Freezing,
     SerializerSnapshot,
     TypeSerializer,
-    decode_snapshot,
-    encode_snapshot,
     incompatible,
-    migrated,
-    serializer_from_now_on,
-    whole,
 )
 
 T = TypeVar("T")
@@ -112,9 +107,7 @@ class SerializerAdapter(TypeSerializer[Any]):
         return self.custom.deserialize(self.custom.serialize(value))
 
     def freezing(self) -> Freezing:
-        def write(frozen: Sequence[Any]) -> Any:
-            return pa.array(frozen, self.arrow_type)
-
+        write = partial(pa.array, type=self.arrow_type)
         return Freezing(self.custom.serialize, self.custom.deserialize, pa.Array.to_pylist, write)
 
     def config(self) -> dict[str, Any]:
@@ -138,10 +131,6 @@ class SerializerAdapter(TypeSerializer[Any]):
             f"{name_of(current)} was of version {old.version} and config {dict(old.config)}, is now of version "
             f"{current.version} and config {dict(current.config)}; define its resolve_compatibility"
         )
-
-    @property
-    def _identity(self) -> Any:
-        return self.custom
 
 
 def migrate_each(convert: Callable[[bytes], bytes]) -> Callable[[Any], Any]:
@@ -189,12 +178,10 @@ class TtlSerializer(TypeSerializer[TtlValue]):
     """
     Serializer of a value and the time of its last access as a struct.
 
-    State without access times is incompatible, because its times are unknown.
+    It has no snapshot of its own, because the schema of a state has its time to live.
 
     :param inner: The serializer of the value; values of map state may be ``None``.
     """
-
-    class_id = "ttl"
 
     def __init__(self, inner: TypeSerializer[Any]) -> None:
         self.inner = inner
@@ -203,20 +190,11 @@ class TtlSerializer(TypeSerializer[TtlValue]):
     def arrow_type(self) -> Any:
         return pa.struct([("value", self.inner.arrow_type), ("last_access_ms", pa.int64())])
 
-    @property
-    def is_immutable(self) -> bool:
-        return self.inner.is_immutable
-
     def to_arrow(self, values: Sequence[TtlValue | None]) -> Any:
         return self._structs_of(values, self.inner.to_arrow)
 
     def from_arrow(self, array: Any) -> list[TtlValue | None]:
         return self._with_times(self.inner.from_arrow(array.field(0)), array)
-
-    def copy(self, value: TtlValue) -> TtlValue:
-        if self.is_immutable or value.value is None:
-            return value
-        return TtlValue(self.inner.copy(value.value), value.last_access_ms)
 
     def freezing(self) -> Freezing:
         inner = self.inner.freezing()
@@ -227,32 +205,10 @@ class TtlSerializer(TypeSerializer[TtlValue]):
             lambda frozen: self._structs_of(frozen, inner.write),
         )
 
-    def config(self) -> dict[str, Any]:
-        return {"value": encode_snapshot(self.inner.snapshot())}
-
-    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        inner = self.inner.resolve_compatibility(decode_snapshot(config["value"]))
-        return whole(
-            [("", inner)],
-            lambda: TtlSerializer(serializer_from_now_on(inner, self.inner)),
-            lambda array: _structs(migrated(inner, array.field(0)), array.field(1), nulls_of_array(array)),
-        )
-
-    def _resolve_other(self, old: SerializerSnapshot) -> Compatibility:
-        return incompatible("had no times of last use")
-
     def _structs_of(self, values: Sequence[Any], write: Callable[[Sequence[Any]], Any]) -> Any:
         inner = write([None if value is None else value[0] for value in values])
         times = pa.array([None if value is None else value[1] for value in values], pa.int64())
-        return _structs(inner, times, nulls_of(values))
+        return pa.StructArray.from_arrays([inner, times], fields=list(self.arrow_type), mask=nulls_of(values))
 
     def _with_times(self, values: list[Any], array: Any) -> list[TtlValue | None]:
         return with_nulls(array, list(map(_ttl_value, zip(values, array.field(1).to_pylist(), strict=True))))
-
-    @property
-    def _identity(self) -> Any:
-        return self.inner
-
-
-def _structs(values: Any, times: Any, nulls: Any) -> Any:
-    return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=nulls)

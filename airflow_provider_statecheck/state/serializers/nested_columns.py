@@ -65,6 +65,11 @@ class OptionalSerializer(TypeSerializer[Any]):
     def copy(self, value: Any) -> Any:
         return None if value is None else self.value.copy(value)
 
+    def require_valid(self, array: Any, place: str) -> None:
+        self.value.require_valid_or_null(array, place)
+
+    require_valid_or_null = require_valid
+
     def config(self) -> dict[str, Any]:
         return {"value": encode_snapshot(self.value.snapshot())}
 
@@ -75,10 +80,6 @@ class OptionalSerializer(TypeSerializer[Any]):
             lambda: OptionalSerializer(serializer_from_now_on(verdict, self.value)),
             lambda array: migrated(verdict, array),
         )
-
-    @property
-    def _identity(self) -> Any:
-        return self.value
 
 
 def is_optional(snapshot: SerializerSnapshot) -> bool:

@@ -7,11 +7,10 @@ may also drop, rename, reorder and widen fields.
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import count
 from operator import call, is_
 from typing import Any
 
@@ -116,6 +115,13 @@ class RecordSerializer(TypeSerializer[Any]):
             return super().freezing()
         return Freezing(self._frozen_row, make, self._rows, self._from_rows)
 
+    def require_valid_or_null(self, array: Any, place: str) -> None:
+        # A required field has no value below a null.
+        is_required = any(not isinstance(field.serializer, OptionalSerializer) for field in self.fields)
+        columns = (array.drop_null() if is_required else array).flatten()
+        for field, column in zip(self.fields, columns, strict=True):
+            field.serializer.require_valid(column, f"{place}.{field.name}")
+
     def config(self) -> dict[str, Any]:
         return {"fields": [_field_config(field) for field in self.fields]}
 
@@ -160,7 +166,10 @@ class RecordSerializer(TypeSerializer[Any]):
         columns = columns_of([row for row in rows if row is not None] if has_nulls else rows)
         arrays = [self._column(field, column) for field, column in zip(self.fields, columns, strict=True)]
         structs = pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
-        return structs.take(_places(rows)) if has_nulls else structs
+        if not has_nulls:
+            return structs
+        places = count()
+        return structs.take(pa.array([None if row is None else next(places) for row in rows], pa.int64()))
 
     def _rows(self, array: Any) -> list[Any]:
         return _read_present(array, lambda present: list(zip(*self._values(present), strict=True)))
@@ -213,11 +222,6 @@ class RecordSerializer(TypeSerializer[Any]):
     def _copies(self) -> dict[str, Callable[[Any], Any]]:
         return {field.name: field.serializer.copy for field in self.fields if not field.serializer.is_immutable}
 
-    @property
-    def _identity(self) -> Any:
-        # Defaults are functions, and two equal defaults may be different functions.
-        return (self.shape.type, tuple(replace(field, default=None) for field in self.fields))
-
 
 def _compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]:
     """
@@ -243,15 +247,6 @@ def _read_present(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
         return read(array)
     present = iter(read(array.drop_null()))
     return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
-
-
-def _places(values: Sequence[Any]) -> Any:
-    places: list[int | None] = []
-    count = 0
-    for value in values:
-        places.append(None if value is None else count)
-        count += value is not None
-    return pa.array(places, pa.int64())
 
 
 def _field_config(field: RecordField) -> dict[str, Any]:
@@ -341,12 +336,7 @@ def _default_of(field: RecordField) -> Callable[[], Any] | None:
     return None if make is None else lambda: field.serializer.to_arrow([make()])
 
 
-_Default = Callable[[], Any] | None
-_SerializerOf = Callable[[str, Any], TypeSerializer[Any]]
-"""Returns the serializer of a field for its name and its declared type."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Aliases:
     """
     Former names of a field, as in ``total: Annotated[int, Aliases("sum")]``.
@@ -358,64 +348,3 @@ class Aliases:
 
     def __init__(self, *names: str) -> None:
         object.__setattr__(self, "names", names)
-
-
-def fields_of_dataclass(cls: Any, serializer_of: _SerializerOf) -> list[RecordField]:
-    """
-    Return the fields of a dataclass.
-
-    :raises UnsupportedStateError: if a type cannot be resolved or the class has an ``InitVar``.
-    """
-    hints = _type_hints(cls)
-    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        raise UnsupportedStateError(
-            f"Expected {cls.__qualname__} to be constructed from its fields only, found an InitVar; make it a field."
-        )
-    return [
-        _declared(field.name, hints[field.name], _default(field), serializer_of, field.metadata.get("aliases", ()))
-        for field in dataclasses.fields(cls)
-    ]
-
-
-def fields_of_named_tuple(cls: Any, serializer_of: _SerializerOf) -> list[RecordField]:
-    """
-    Return the fields of a named tuple class.
-
-    :raises UnsupportedStateError: if the type of a field is missing or cannot be resolved.
-    """
-    hints = _type_hints(cls)
-    for name in {*cls._fields} - {*hints}:
-        raise UnsupportedStateError(
-            f"Expected a type for the field {name} of {cls.__qualname__}; use typing.NamedTuple."
-        )
-    defaults = {name: partial(_same, value) for name, value in cls._field_defaults.items()}
-    return [_declared(name, hints[name], defaults.get(name), serializer_of) for name in cls._fields]
-
-
-def _type_hints(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise UnsupportedStateError(
-            f"Expected the types of the fields of {cls.__qualname__} at the top of its module, found {error}; move them there."
-        ) from error
-
-
-def _declared(
-    name: str, hint: Any, default: _Default, serializer_of: _SerializerOf, aliases: Sequence[str] = ()
-) -> RecordField:
-    if typing.get_origin(hint) is typing.Annotated:
-        hint, *extras = typing.get_args(hint)
-        aliases = [*aliases, *(alias for extra in extras if isinstance(extra, Aliases) for alias in extra.names)]
-    return RecordField(name=name, serializer=serializer_of(name, hint), aliases=tuple(aliases), default=default)
-
-
-def _default(field: Any) -> _Default:
-    if field.default_factory is not dataclasses.MISSING:
-        factory: Callable[[], Any] = field.default_factory
-        return factory
-    return None if field.default is dataclasses.MISSING else partial(_same, field.default)
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -126,7 +126,7 @@ class NamedTupleShape(RecordShape):
         return list(map(make, zip(*(columns[name] for name in self.names), strict=True)))
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        return record._replace(**values)
+        return tuple.__new__(self.type, map(values.get, self.names, record))
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
         return _taker(itemgetter, [*map(self.names.index, names)])
@@ -148,9 +148,6 @@ class TupleShape(NamedTupleShape):
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         return list(zip(*(columns[name] for name in self.names), strict=True))
-
-    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        return tuple(values.get(name, value) for name, value in zip(self.names, record, strict=True))
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
         # For all items, the length is not checked.
@@ -176,11 +173,11 @@ class DictShape(RecordShape):
         return [[record.get(name) for record in records] for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        rows = zip(*(columns[name] for name in self.names), strict=True)
-        return [dict(zip(self.names, row, strict=True)) for row in rows]
+        make, rows = self.type, zip(*(columns[name] for name in self.names), strict=True)
+        return [make(zip(self.names, row, strict=True)) for row in rows]
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        return {**record, **values}
+        return self.type(record, **values)
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
         def take(record: Any) -> tuple[Any, ...]:
@@ -206,12 +203,6 @@ class HashableDictShape(DictShape):
 
     type: type = HashableRecord
     can_be_changed = False
-
-    def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        return list(map(HashableRecord, super().build(columns)))
-
-    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        return HashableRecord({**record, **values})
 
 
 def _taker(getter: Callable[..., Callable[[Any], Any]], names: Sequence[Any]) -> RowTaker:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -24,15 +25,13 @@ from airflow_provider_statecheck.state.serializers.custom_serializer import (
     CustomSerializer,
     OpaqueSerializer,
     SerializerAdapter,
-    TtlSerializer,
     is_custom,
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.record_serializer import (
+    Aliases,
     RecordField,
     RecordSerializer,
-    fields_of_dataclass,
-    fields_of_named_tuple,
 )
 from airflow_provider_statecheck.state.serializers.record_shapes import (
     DataclassShape,
@@ -90,18 +89,15 @@ def _resolved(declared: Any, outer: _Outer) -> TypeSerializer[Any]:
 def _scalar(declared: Any) -> TypeSerializer[Any] | None:
     if isinstance(declared, pa.DataType):
         return serializer_of_arrow_type(declared)
-    plain = _plain_type(declared) if isinstance(declared, type) else None
-    if plain is not None:
-        return serializer_of_arrow_type(plain)
+    if not isinstance(declared, type):
+        return None
+    if issubclass(declared, Enum):
+        return EnumSerializer(declared)
     if declared is datetime:
         return DatetimeSerializer()
     if declared is UUID:
         return UuidSerializer()
-    return EnumSerializer(declared) if isinstance(declared, type) and issubclass(declared, Enum) else None
-
-
-def _plain_type(declared: type) -> Any:
-    return {
+    arrow_types = {
         bool: pa.bool_(),
         int: pa.int64(),
         float: pa.float64(),
@@ -111,7 +107,8 @@ def _plain_type(declared: type) -> Any:
         date: pa.date32(),
         time: pa.time64("us"),
         timedelta: pa.duration("us"),
-    }.get(declared)
+    }
+    return ArrowSerializer(arrow_types[declared]) if declared in arrow_types else None
 
 
 def _generic(declared: Any, outer: _Outer) -> TypeSerializer[Any] | None:
@@ -145,17 +142,66 @@ def _tuple(arguments: tuple[Any, ...], outer: _Outer) -> TypeSerializer[Any]:
 
 
 def _record(cls: type, outer: _Outer) -> TypeSerializer[Any]:
-    def serializer_of_field(name: str, declared: Any) -> TypeSerializer[Any]:
-        try:
-            return _resolved(declared, (*outer, cls))
-        except UnsupportedStateError as error:
-            raise UnsupportedStateError(f"In the field {name} of {cls.__qualname__}: {error}") from error
-
     if dataclasses.is_dataclass(cls):
-        return RecordSerializer(DataclassShape(cls), fields_of_dataclass(cls, serializer_of_field))
+        return RecordSerializer(DataclassShape(cls), _fields_of_dataclass(cls, (*outer, cls)))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return RecordSerializer(NamedTupleShape(cls), fields_of_named_tuple(cls, serializer_of_field))
+        return RecordSerializer(NamedTupleShape(cls), _fields_of_named_tuple(cls, (*outer, cls)))
     raise _unsupported(cls.__qualname__, _advice(cls))
+
+
+def _fields_of_dataclass(cls: Any, outer: _Outer) -> list[RecordField]:
+    hints = _type_hints(cls)
+    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
+        raise UnsupportedStateError(
+            f"Expected {cls.__qualname__} to be constructed from its fields only, found an InitVar; make it a field."
+        )
+    return [
+        _field(field.name, hints[field.name], outer, _default(field), field.metadata.get("aliases", ()))
+        for field in dataclasses.fields(cls)
+    ]
+
+
+def _fields_of_named_tuple(cls: Any, outer: _Outer) -> list[RecordField]:
+    hints = _type_hints(cls)
+    for name in {*cls._fields} - {*hints}:
+        raise UnsupportedStateError(
+            f"Expected a type for the field {name} of {cls.__qualname__}; use typing.NamedTuple."
+        )
+    defaults = {name: partial(_same, value) for name, value in cls._field_defaults.items()}
+    return [_field(name, hints[name], outer, defaults.get(name)) for name in cls._fields]
+
+
+def _type_hints(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UnsupportedStateError(
+            f"Expected the types of the fields of {cls.__qualname__} at the top of its module, found {error}; move them there."
+        ) from error
+
+
+def _field(
+    name: str, hint: Any, outer: _Outer, default: Callable[[], Any] | None, aliases: Sequence[str] = ()
+) -> RecordField:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *extras = typing.get_args(hint)
+        aliases = [*aliases, *(alias for extra in extras if isinstance(extra, Aliases) for alias in extra.names)]
+    try:
+        serializer = _resolved(hint, outer)
+    except UnsupportedStateError as error:
+        raise UnsupportedStateError(f"In the field {name} of {outer[-1].__qualname__}: {error}") from error
+    return RecordField(name=name, serializer=serializer, aliases=tuple(aliases), default=default)
+
+
+def _default(field: Any) -> Callable[[], Any] | None:
+    if field.default_factory is not dataclasses.MISSING:
+        factory: Callable[[], Any] = field.default_factory
+        return factory
+    return None if field.default is dataclasses.MISSING else partial(_same, field.default)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _serializer_object(declared: Any) -> TypeSerializer[Any]:
@@ -262,6 +308,5 @@ _CLASSES: dict[str, Callable[[_Config, _Shape], TypeSerializer[Any]]] = {
     "enum": lambda config, _: EnumNames(config["names"], config.get("aliases")),
     "optional": lambda config, shape: OptionalSerializer(_restored_part(config["value"], shape)),
     "record": _restored_record,
-    "ttl": lambda config, shape: TtlSerializer(_restored_part(config["value"], shape)),
     "uuid": lambda *_: UuidSerializer(),
 }

@@ -81,6 +81,20 @@ class DatetimeSerializer(TypeSerializer[datetime]):
     def own(self, value: Any) -> datetime:
         return value if type(value) is datetime and value.tzinfo in _SINGLETON_ZONES else super().own(value)
 
+    def require_valid_or_null(self, array: Any, place: str) -> None:
+        local, zones, fold = array.drop_null().flatten()
+        if local.null_count or fold.null_count:
+            raise UnsupportedStateError(
+                f"Expected {place} to have a local time and a fold, found {max(local.null_count, fold.null_count)} nulls; set them."
+            )
+        for name in zones.unique().drop_null().to_pylist():
+            try:
+                zone_of(name)
+            except (ValueError, LookupError, OSError) as error:
+                raise UnsupportedStateError(
+                    f"Expected {place} to have a time zone such as 'Europe/Berlin' or '+02:00', found {name!r:.100}; correct it."
+                ) from error
+
 
 @lru_cache(maxsize=1024)
 def _name_of(zone: tzinfo) -> str:
@@ -136,6 +150,15 @@ class EnumNames(TypeSerializer[Any]):
             self._reject(value)
         return pa.array(map(self._canonical, values), self.arrow_type)
 
+    def require_valid_or_null(self, array: Any, place: str) -> None:
+        # State has the names of members, never an alias.
+        members = [name for name in self._names if name not in self._aliases]
+        unknown = [name for name in array.unique().to_pylist() if name not in (None, *members)]
+        if unknown:
+            raise UnsupportedStateError(
+                f"Expected {place} to be one of {', '.join(members)}, found {unknown[0]!r}; correct it."
+            )
+
     def config(self) -> dict[str, Any]:
         return {"names": list(self._names)} | ({"aliases": self._aliases} if self._aliases else {})
 
@@ -145,7 +168,6 @@ class EnumNames(TypeSerializer[Any]):
             return incompatible(
                 f"has no {' and no '.join(missing)} any more; names may only be added, keep it as another name"
             )
-        # State has the names of members, never an alias.
         stored = [name for name in config["names"] if name not in config.get("aliases", ())]
         renamed = {name: self._aliases[name] for name in stored if name in self._aliases}
         if not renamed:
@@ -199,10 +221,6 @@ class EnumSerializer(EnumNames):
     def own(self, value: Any) -> Any:
         return value if type(value) is self._enum else super().own(value)
 
-    @property
-    def _identity(self) -> Any:
-        return self._enum
-
 
 class UuidSerializer(TypeSerializer[UUID]):
     """Serializer of UUIDs as 16 bytes each."""
@@ -254,7 +272,7 @@ class CollectionSerializer(TypeSerializer[Any]):
         offsets = offsets_of(values)
         if self.collection in (set, frozenset):
             # Equal sets need equal lists: the key of a map is searched for, and a difference is a change.
-            elements = _in_one_order(offsets, elements)
+            elements = elements.take(pa.array(np.argsort(_codes_in_lists(offsets, elements), kind="stable")))
         return list_array(offsets, elements, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
@@ -288,6 +306,9 @@ class CollectionSerializer(TypeSerializer[Any]):
 
         return owned
 
+    def require_valid_or_null(self, array: Any, place: str) -> None:
+        self.element.require_valid(array.flatten(), f"each element of {place}")
+
     def config(self) -> dict[str, Any]:
         return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
 
@@ -313,17 +334,12 @@ class CollectionSerializer(TypeSerializer[Any]):
                 pass  # The conversion to Arrow raises the detailed error.
         return super().own(value)
 
-    @property
-    def _identity(self) -> Any:
-        return (self.collection, self.element)
 
-
-def _in_one_order(offsets: Any, elements: Any) -> Any:
-    """Return the elements of lists in the order of their values."""
+def _codes_in_lists(offsets: Any, elements: Any) -> Any:
+    """Return one integer per element with the order and equality of pairs of a list and an element."""
     lengths = np.diff(offsets.to_numpy())
     lists = pa.array(np.repeat(np.arange(len(lengths)), lengths))
-    codes = order_codes([lists, *order_columns(elements, nullable=True)])
-    return elements.take(pa.array(np.argsort(codes, kind="stable")))
+    return order_codes([lists, *order_columns(elements, nullable=True)])
 
 
 class DictSerializer(TypeSerializer[dict[Any, Any]]):
@@ -374,6 +390,17 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
                 pass  # The conversion to Arrow raises the detailed error.
         return super().own(value)
 
+    def require_valid_or_null(self, array: Any, place: str) -> None:
+        keys, values = entries_of_array(array)
+        self.key.require_valid(keys, f"each key of {place}")
+        self.value.require_valid(values, f"each value of {place}")
+        codes = _codes_in_lists(offsets_of_array(array), keys)
+        surplus = len(codes) - len(np.unique(codes))
+        if surplus:
+            raise UnsupportedStateError(
+                f"Expected each key of {place} to be in it once, found {surplus} entries too many; remove them."
+            )
+
     def config(self) -> dict[str, Any]:
         return {"key": encode_snapshot(self.key.snapshot()), "value": encode_snapshot(self.value.snapshot())}
 
@@ -385,10 +412,6 @@ class DictSerializer(TypeSerializer[dict[Any, Any]]):
             lambda: DictSerializer(serializer_from_now_on(key, self.key), serializer_from_now_on(value, self.value)),
             lambda array: _with_migrated_entries(array, key, value),
         )
-
-    @property
-    def _identity(self) -> Any:
-        return (self.key, self.value)
 
 
 def _with_migrated_entries(array: Any, key: Compatibility, value: Compatibility) -> Any:

@@ -34,7 +34,7 @@ class SerializerSnapshot:
 
 
 class Outcome(StrEnum):
-    """Result of comparing a serializer with the snapshot of an earlier one."""
+    """Result of comparing a serializer with the snapshot of an earlier one, the most severe one last."""
 
     COMPATIBLE_AS_IS = "compatible as is"
     COMPATIBLE_WITH_RECONFIGURED_SERIALIZER = "compatible with a reconfigured serializer"
@@ -163,6 +163,22 @@ class TypeSerializer(ABC, Generic[T]):
             )
         return self.from_arrow(array)[0]
 
+    def require_valid(self, array: Any, place: str) -> None:
+        """
+        Require that an Arrow array of this type, which another writer made, has no null and only valid values.
+
+        :param place: Name of the column or field, for error messages.
+        :raises UnsupportedStateError: if a required value is null, or a value is invalid.
+        """
+        if array.null_count:
+            raise UnsupportedStateError(
+                f"Expected {place} to have a value, found {array.null_count} nulls; remove these rows, or declare an optional type."
+            )
+        self.require_valid_or_null(array, place)
+
+    def require_valid_or_null(self, array: Any, place: str) -> None:
+        """Require that the values other than null are valid, as all values of an Arrow type are by default."""
+
     def freezing(self) -> Freezing:
         """Return the conversions of the frozen form; by default, immutable values are shared and others copied."""
         return Freezing(self.own, None if self.is_immutable else self.copy, self.from_arrow, self.to_arrow)
@@ -185,12 +201,6 @@ class TypeSerializer(ABC, Generic[T]):
     def _resolve_other(self, old: SerializerSnapshot) -> Compatibility:
         return incompatible(f"was {describe(old)}, is now {describe(self.snapshot())}")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and type(other) is type(self) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash((type(self), describe(self.snapshot())))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe(self.snapshot())})"
 
@@ -198,10 +208,6 @@ class TypeSerializer(ABC, Generic[T]):
         # Cached functions cannot be pickled.
         cls = type(self)
         return {n: each for n, each in vars(self).items() if not isinstance(getattr(cls, n, None), cached_property)}
-
-    @property
-    def _identity(self) -> Any:
-        return self.config()
 
 
 def require_class(values: Iterable[Any], kind: type, name: str) -> bool:
@@ -240,12 +246,7 @@ def decode_snapshot(encoded: Mapping[str, Any]) -> SerializerSnapshot:
     return SerializerSnapshot(class_id=class_id, version=version, config=config)
 
 
-_WORST_FIRST = (
-    Outcome.INCOMPATIBLE,
-    Outcome.COMPATIBLE_AFTER_MIGRATION,
-    Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER,
-)
-
+_SEVERITIES = tuple(Outcome)
 AS_IS = Compatibility(outcome=Outcome.COMPATIBLE_AS_IS)
 
 
@@ -276,8 +277,7 @@ def reconfigured(reason: str, serializer: Any, migrate: Callable[[Any], Any]) ->
 
 def worst(parts: Iterable[Compatibility]) -> Outcome:
     """Return the most severe outcome of the parts."""
-    found = {part.outcome for part in parts}
-    return next((outcome for outcome in _WORST_FIRST if outcome in found), Outcome.COMPATIBLE_AS_IS)
+    return max((part.outcome for part in parts), key=_SEVERITIES.index, default=Outcome.COMPATIBLE_AS_IS)
 
 
 def reasons(parts: Iterable[tuple[str, Compatibility]]) -> str:
@@ -390,7 +390,7 @@ def _described(class_id: str, config: Mapping[str, Any]) -> str:
         return f"{class_id}({fields})"
     if class_id == "enum":
         return f"enum({', '.join(config['names'])})"
-    return f"{_child(config['value'])} with a time to live" if class_id == "ttl" else class_id
+    return class_id
 
 
 def _child(encoded: Any) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
@@ -51,7 +51,6 @@ from airflow_provider_statecheck.state.writing.canonical_files import CanonicalF
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import StateCopies, WrittenSavepoint, write_copies
-from airflow_provider_statecheck.storage.views.state_files import read_state
 
 _BYTES_AT_ONCE = 64 << 20
 """Approximate size of the stored state that is sorted in memory at once when key groups change."""
@@ -156,9 +155,8 @@ class CanonicalCopies(StateCopies):
         # Subtasks have equal broadcast state, so that one file is enough.
         broadcast: dict[str, tuple[OperatorStateHandle, ...]] = {}
         for index, subtask in sorted(operator.subtask_states.items()):
-            restored = read_restored((h, partial(read_state, self.storage, h.stream)) for h in subtask.managed_operator)
             written: list[OperatorStateHandle] = []
-            for name, state in restored.items():
+            for name, state in read_restored(self.storage, subtask.managed_operator).items():
                 handles = broadcast.get(name)
                 if handles is None:
                     handles = self._parquet.write_elements(operator.uid, index, state)

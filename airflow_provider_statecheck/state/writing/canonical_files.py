@@ -70,7 +70,6 @@ from airflow_provider_statecheck.state.serializers.nested_columns import (
     with_elements,
 )
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.serializers.value_checks import require_values
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_streams import (
     DEFAULT_INLINE_THRESHOLD,
@@ -322,9 +321,8 @@ class NewRows:
         if columns.namespaces:
             arrays[NAMESPACE] = conformed(single(data.column(NAMESPACE)), pa.string(), NAMESPACE)
         if self.state.key_serializer is not None:
-            snapshot = self.state.key_serializer.snapshot()
             user_keys = conformed(single(data.column("map_key")), self.state.key_serializer.arrow_type, "map_key")
-            require_values(snapshot, user_keys, "map_key")
+            self.state.key_serializer.require_valid(user_keys, "map_key")
             require_no_nan(self.state.key_serializer, user_keys)
             # Given sets have their elements in any order.
             arrays[USER_KEY] = self.state.key_serializer.to_arrow(self.state.key_serializer.from_arrow(user_keys))
@@ -344,19 +342,19 @@ class NewRows:
         return timed_cells(values, times)
 
     def _require_values(self, values: Any, name: str) -> None:
-        snapshot = self.state.serializer.snapshot()
+        serializer = self.state.serializer
         if self.state.kind is StateKind.MAP:
             # An entry with the value None is valid.
-            require_values(snapshot, values.drop_null(), name)
+            serializer.require_valid_or_null(values, name)
             return
         if self.state.kind is not StateKind.LIST:
-            require_values(snapshot, values, name)
+            serializer.require_valid(values, name)
             return
         if values.null_count or pc.any(pc.equal(pc.list_value_length(values), 0)).as_py():
             raise UnsupportedStateError(
                 f"Expected lists with elements in {name}, found an empty one; remove these rows."
             )
-        require_values(snapshot, values.flatten(), f"each element of {name}")
+        serializer.require_valid(values.flatten(), f"each element of {name}")
 
     def _require_unique(self, rows: Any, ordered: Any, order: Any) -> None:
         duplicates = np.flatnonzero(ordered[1:] == ordered[:-1])

@@ -29,7 +29,12 @@ from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, 
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.contexts import KeyedBatchContext, KeyedContext, TaskInfo
+from airflow_provider_statecheck.state.functions.contexts import (
+    KeyedBatchContext,
+    KeyedContext,
+    StateInitializationContext,
+    TaskInfo,
+)
 from airflow_provider_statecheck.state.functions.user_functions import (
     FlatMapFunction,
     FunctionLifecycle,
@@ -164,13 +169,14 @@ class OperatorRun:
     def open(self) -> None:
         """Restore the state and open the function."""
         keyed = self.keyed_backend
-        self._lifecycle.initialize(
+        context = StateInitializationContext(
             is_restored=self.task.restored_checkpoint_id is not None,
             operator_state_store=self._operator_backend,
             keyed_state_store=None if keyed is None else keyed.store,
             restored_checkpoint_id=self.task.restored_checkpoint_id,
             raw_operator_state=raw_operator_state_inputs(self._storage, self._restored.raw_operator),
         )
+        self._lifecycle.initialize(context)
 
     def process(self, elements: Elements) -> Elements:
         """Process elements without a key, in any order."""

@@ -12,7 +12,6 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointMetaData
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
@@ -239,8 +238,7 @@ class Recorder(RichMapFunction[int, int], CheckpointedFunction):
 
 def started(function: object, **values: Any) -> FunctionLifecycle:
     lifecycle = FunctionLifecycle(function, TASK)
-    defaults: dict[str, Any] = {"is_restored": False, "operator_state_store": DefaultOperatorStateBackend()}
-    lifecycle.initialize(**defaults | values)
+    lifecycle.initialize(initialization(**values))
     return lifecycle
 
 
@@ -265,7 +263,7 @@ def test_a_function_that_could_not_be_opened_is_closed() -> None:
     function = Recorder(failing="open")
     lifecycle = FunctionLifecycle(function, TASK)
     with pytest.raises(ValueError, match="of the user"):
-        lifecycle.initialize(is_restored=False, operator_state_store=DefaultOperatorStateBackend())
+        lifecycle.initialize(initialization())
     lifecycle.close()
     assert function.calls[-1] == "close"
 
@@ -290,7 +288,7 @@ def test_contexts_end_with_their_call_even_if_it_fails(failing: str) -> None:
     function = Recorder(failing)
     lifecycle = FunctionLifecycle(function, TASK)
     for step in (
-        lambda: lifecycle.initialize(is_restored=True, operator_state_store=DefaultOperatorStateBackend()),
+        lambda: lifecycle.initialize(initialization(is_restored=True)),
         lambda: lifecycle.snapshot(CHECKPOINT),
     ):
         try:
@@ -372,17 +370,16 @@ class Buffering(CheckpointedFunction):
         self.state.update(self.held)
 
 
-def test_what_snapshot_state_puts_into_state_is_in_the_snapshot() -> None:
+def test_what_snapshot_state_puts_into_state_is_in_the_snapshot(tmp_path: Path) -> None:
     function, backend = Buffering(), DefaultOperatorStateBackend()
     lifecycle = started(function, operator_state_store=backend)
     function.held = [1, 2]
     lifecycle.snapshot(CHECKPOINT, STREAMS)
     handle = backend.snapshot(5, 99, STREAMS).run().handle
     assert handle is not None
-    assert isinstance(handle.stream, ByteStreamStateHandle)
-    data = handle.stream.data
     again = Buffering()
-    started(again, operator_state_store=DefaultOperatorStateBackend([(handle, lambda: data)]))
+    restored = DefaultOperatorStateBackend.restore(CheckpointStorage.open(str(tmp_path)), [handle])
+    started(again, operator_state_store=restored)
     assert again.held == [1, 2]
 
 

@@ -24,13 +24,14 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.stream_format import (
-    ElementSerializers,
     WrittenState,
     decode,
     decode_parquet,
     encode_parquet,
+    written_elements,
 )
 from airflow_provider_statecheck.state.writing.canonical import CanonicalCopies, write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -171,8 +172,8 @@ def test_damaged_file_is_refused(storage: CheckpointStorage, saved: OperatorStat
 
 
 def test_type_that_parquet_cannot_hold_is_refused() -> None:
-    serializers = ElementSerializers.of(ListStateDescriptor("items", pa.decimal256(60, -2)))
-    state = WrittenState("items", DistributionMode.UNION, (serializers.write([Decimal(100)]),))
+    declared = RegisteredState.of(ListStateDescriptor("items", pa.decimal256(60, -2)))
+    state = WrittenState("items", DistributionMode.UNION, (written_elements(declared, [Decimal(100)]),))
     with pytest.raises(UnsupportedStateError, match="native"):
         encode_parquet(state)
 

@@ -17,7 +17,6 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
     CorruptStateError,
-    InvalidConfigurationError,
 )
 from airflow_provider_statecheck.state.operator.states import (
     RawOperatorStateOutput,
@@ -139,13 +138,8 @@ def test_an_offset_of_no_partition_is_told_when_the_stream_is_asked_for(
 
 def test_a_provider_raises_its_error_at_each_access() -> None:
     error = OSError("gone")
-    provider = StatePartitionStreamProvider(creation_error=error)
+    provider = StatePartitionStreamProvider(error)
     for _ in range(2):
         with pytest.raises(OSError, match="gone") as caught:
             provider.get_stream()
         assert caught.value is error
-
-
-def test_a_provider_has_either_a_stream_or_an_error() -> None:
-    with pytest.raises(InvalidConfigurationError, match="either a stream or the error"):
-        StatePartitionStreamProvider()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
     DistributionMode,
     OperatorState,
     OperatorStateHandle,
@@ -36,6 +36,7 @@ from airflow_provider_statecheck.storage.views.fs_storage import (
 )
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from tests.unit.state.operator.snapshots import Handles, numbers, rates, restored, saved, saved_subtask
+from tests.unit.state.serializers.test_custom_serializers import Evolving, Sketch
 
 Again = Callable[[DefaultOperatorStateBackend], DefaultOperatorStateBackend]
 
@@ -237,21 +238,44 @@ class TestEvolution:
             found.get_broadcast_state(rates("a", str, int))
         assert dict(again(found).get_broadcast_state(rates("a", str, str))) == {"k": "text"}
 
+    @pytest.mark.parametrize(
+        ("wanted", "element", "expected"),
+        [
+            (WiderPoint, WiderPoint(2, "new", 9), [WiderPoint(1, "old", 7), WiderPoint(3, "old", 7)]),
+            (TurnedPoint, TurnedPoint("new", 2), [TurnedPoint("old", 1), TurnedPoint("old", 3)]),
+        ],
+        ids=["migrated", "reconfigured"],
+    )
     def test_pieces_of_several_versions_become_one_list(
-        self, storage: CheckpointStorage, streams: FsCheckpointStreamFactory, again: Again
+        self,
+        storage: CheckpointStorage,
+        streams: FsCheckpointStreamFactory,
+        again: Again,
+        wanted: Any,
+        element: Any,
+        expected: list[Any],
     ) -> None:
         handles: Handles = ()
-        for element in (Point(1, "old"), WiderPoint(2, "new", 9), Point(3, "old")):
+        for each in (Point(1, "old"), element, Point(3, "old")):
             old = DefaultOperatorStateBackend()
-            old.get_list_state(numbers("a", type(element))).add(element)
+            old.get_list_state(numbers("a", type(each))).add(each)
             handles += saved(old, streams)
         carried = again(restored(storage, handles))
         assert len(carried.schemas()) == 2
-        assert list(carried.get_list_state(numbers("a", WiderPoint))) == [
-            WiderPoint(1, "old", 7),
-            WiderPoint(2, "new", 9),
-            WiderPoint(3, "old", 7),
-        ]
+        found = carried.get_list_state(numbers("a", wanted))
+        assert list(found) == [expected[0], element, expected[1]]
+        assert list(again(carried).get_list_state(numbers("a", wanted))) == list(found)
+
+    def test_pieces_that_other_serializers_of_the_user_read_become_one_list(
+        self, storage: CheckpointStorage, streams: FsCheckpointStreamFactory
+    ) -> None:
+        handles: Handles = ()
+        for separator in (",", ";"):
+            old = DefaultOperatorStateBackend()
+            old.get_list_state(numbers("a", Evolving(2, separator))).add(Sketch(["x", "y"]))
+            handles += saved(old, streams)
+        found = restored(storage, handles).get_list_state(numbers("a", Evolving(2)))
+        assert list(found) == [Sketch(["x", "y"])] * 2
 
 
 class TestDamage:
@@ -261,7 +285,7 @@ class TestDamage:
         return saved(backend, streams)[0]
 
     def restore_bytes(self, handle: OperatorStateHandle, data: bytes) -> DefaultOperatorStateBackend:
-        return DefaultOperatorStateBackend([(handle, lambda: data)])
+        return restored(STORAGE, [replace(handle, stream=ByteStreamStateHandle("damaged", data))])
 
     def data_of(self, handle: OperatorStateHandle, storage: CheckpointStorage) -> bytes:
         return storage.read_bytes(handle.stream.uri)  # type: ignore[union-attr]
@@ -330,19 +354,18 @@ STORAGE = CheckpointStorage.open("memory://statecheck-rescaling")
 OPERATOR = operator_id_of("buffer")
 
 Subtasks = list[DefaultOperatorStateBackend]
+ELEMENTS = st.lists(st.lists(st.text("abc", min_size=1, max_size=2), max_size=6), min_size=1, max_size=4)
 
 
-def subtasks(number: int) -> Subtasks:
-    return [DefaultOperatorStateBackend() for _ in range(number)]
-
-
-def with_lists(**named: Sequence[Sequence[str]]) -> Subtasks:
-    """Make subtasks from the elements of each name by subtask."""
-    made = subtasks(len(next(iter(named.values()))))
-    for name, of in named.items():
-        for backend, elements in zip(made, of, strict=True):
-            backend.get_list_state(numbers(name, str)).update(elements)
+def with_lists(of_subtasks: Sequence[Sequence[str]]) -> Subtasks:
+    made = [DefaultOperatorStateBackend() for _ in of_subtasks]
+    for backend, elements in zip(made, of_subtasks, strict=True):
+        backend.get_list_state(numbers("a", str)).update(elements)
     return made
+
+
+def lists(found: Subtasks) -> list[list[str]]:
+    return [list(backend.get_list_state(numbers("a", str))) for backend in found]
 
 
 def rescaled(old: Subtasks, parallelism: int) -> Subtasks:
@@ -360,89 +383,32 @@ def rescaled(old: Subtasks, parallelism: int) -> Subtasks:
     return [restored(STORAGE, given.get((OPERATOR, index), nothing).managed_operator) for index in range(parallelism)]
 
 
-def lists(found: Subtasks, name: str) -> list[str]:
-    """Return the elements of each subtask as one text."""
-    return ["".join(backend.get_list_state(numbers(name, str))) for backend in found]
-
-
-@pytest.mark.parametrize(
-    ("old", "parallelism", "expected"),
-    [
-        ({"a": ["123", "4567"]}, 3, {"a": ["123", "45", "67"]}),
-        ({"a": ["123", "4567"], "b": ["x", "y"]}, 3, {"a": ["123", "45", "67"], "b": ["", "x", "y"]}),
-        ({"a": ["1", "2", "3"]}, 2, {"a": ["12", "3"]}),
-        ({"a": ["1", "2"], "b": ["x", "y"]}, 5, {"a": ["1", "2", "", "", ""], "b": ["", "", "x", "y", ""]}),
-        ({"a": ["12", "3"]}, 2, {"a": ["12", "3"]}),
-    ],
-)
-def test_elements_of_lists_are_dealt_out_evenly(
-    old: Mapping[str, Sequence[str]], parallelism: int, expected: Mapping[str, Sequence[str]]
+@settings(deadline=None)
+@given(of_subtasks=ELEMENTS, parallelisms=st.lists(st.integers(1, 7), min_size=1, max_size=3))
+def test_elements_keep_their_order_however_often_they_move(
+    of_subtasks: list[list[str]], parallelisms: list[int]
 ) -> None:
-    found = rescaled(with_lists(**old), parallelism)
-    assert {name: lists(found, name) for name in old} == expected
+    found = with_lists(of_subtasks)
+    for parallelism in parallelisms:
+        found = rescaled(found, parallelism)
+    assert [element for share in lists(found) for element in share] == [e for share in of_subtasks for e in share]
 
 
-def test_each_subtask_gets_the_copy_of_one_old_subtask() -> None:
-    old = subtasks(2)
-    for index, backend in enumerate(old):
+@settings(deadline=None)
+@given(of_subtasks=ELEMENTS, parallelism=st.integers(1, 7))
+def test_each_subtask_gets_all_of_a_union_list_and_one_copy_of_a_broadcast_map(
+    of_subtasks: list[list[str]], parallelism: int
+) -> None:
+    old = with_lists(of_subtasks)
+    for index, (backend, elements) in enumerate(zip(old, of_subtasks, strict=True)):
+        backend.get_union_list_state(numbers("u", str)).update(elements)
         backend.get_broadcast_state(rates("r", str, int)).put_all({"same": 1, "from": index})
-    found = rescaled(old, 5)
-    maps = [dict(backend.get_broadcast_state(rates("r", str, int))) for backend in found]
-    assert maps == [{"same": 1, "from": index % 2} for index in range(5)]
-
-
-def test_subtasks_that_reported_no_map_get_the_copy_of_another() -> None:
-    old = subtasks(3)
-    for backend in old:
-        backend.get_list_state(numbers("l")).add(1)
-    old[1].get_broadcast_state(rates("r", str, int)).put("a", 1)
-    found = rescaled(old, 3)
-    assert [dict(backend.get_broadcast_state(rates("r", str, int))) for backend in found] == [{"a": 1}] * 3
-
-
-def test_dealt_out_state_is_dealt_out_again() -> None:
-    found = rescaled(rescaled(rescaled(with_lists(a=["123", "4567"]), 5), 2), 3)
-    assert lists(found, "a") == ["123", "45", "67"]
+    for index, backend in enumerate(rescaled(old, parallelism)):
+        assert list(backend.get_union_list_state(numbers("u", str))) == [e for share in of_subtasks for e in share]
+        assert dict(backend.get_broadcast_state(rates("r", str, int))) == {"same": 1, "from": index % len(old)}
 
 
 def test_state_that_nobody_asks_for_is_dealt_out_too() -> None:
-    unread = rescaled(with_lists(a=["123", "4567"]), 5)
+    unread = rescaled(with_lists(["123", "4567"]), 5)
     assert [backend.get_registered_state_names() for backend in unread] == [{"a"}] * 5
-    assert lists(rescaled(unread, 3), "a") == ["123", "45", "67"]
-
-
-ELEMENTS = st.lists(st.lists(st.text("abc", min_size=1, max_size=2), max_size=6), min_size=1, max_size=4)
-
-
-@settings(deadline=None)
-@given(of_subtasks=ELEMENTS, parallelisms=st.lists(st.integers(1, 7), min_size=1, max_size=3))
-def test_no_element_is_lost_or_doubled_however_often_it_moves(
-    of_subtasks: list[list[str]], parallelisms: list[int]
-) -> None:
-    before = Counter(element for elements in of_subtasks for element in elements)
-    found = with_lists(a=of_subtasks)
-    for parallelism in parallelisms:
-        found = rescaled(found, parallelism)
-    moved = [list(backend.get_list_state(numbers("a", str))) for backend in found]
-    assert Counter(element for elements in moved for element in elements) == before
-
-
-@settings(deadline=None)
-@given(of_subtasks=ELEMENTS, parallelism=st.integers(1, 7))
-def test_shares_of_lists_differ_by_one_element_at_most(of_subtasks: list[list[str]], parallelism: int) -> None:
-    found = rescaled(with_lists(a=of_subtasks), parallelism)
-    sizes = [len(list(backend.get_list_state(numbers("a", str)))) for backend in found]
-    assert len(of_subtasks) == parallelism or max(sizes) - min(sizes) <= 1
-
-
-@settings(deadline=None)
-@given(of_subtasks=ELEMENTS, parallelism=st.integers(1, 7))
-def test_each_union_list_is_all_elements_in_the_order_of_subtasks(
-    of_subtasks: list[list[str]], parallelism: int
-) -> None:
-    old = subtasks(len(of_subtasks))
-    for backend, elements in zip(old, of_subtasks, strict=True):
-        backend.get_union_list_state(numbers("u", str)).update(elements)
-    union = [element for elements in of_subtasks for element in elements]
-    for backend in rescaled(old, parallelism):
-        assert list(backend.get_union_list_state(numbers("u", str))) == union
+    assert lists(rescaled(unread, 3)) == [["1", "2", "3"], ["4", "5"], ["6", "7"]]

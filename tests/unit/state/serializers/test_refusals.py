@@ -1,4 +1,4 @@
-"""What could not come back equal is refused when it is saved, or when it is declared."""
+"""What could not come back equal is refused when it is saved or declared, or when another writer has made its columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 from dataclasses import InitVar, dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
-from enum import Flag
+from enum import Enum, Flag
 from typing import Any
 from uuid import UUID
 
@@ -57,6 +57,18 @@ class WithInitVar:
 @dataclass
 class Special(Item):
     more: int = 0
+
+
+class Mark(Enum):
+    LOW = 1
+    HIGH = 2
+    TOP = 2  # noqa: PIE796 - another name
+
+
+@dataclass
+class Marked:
+    mark: Mark | None
+    size: int
 
 
 Untyped = collections.namedtuple("Untyped", ["a"])  # noqa: PYI024 - that is the point
@@ -194,9 +206,52 @@ def test_a_serializer_is_taken_as_it_is() -> None:
     assert serializer_of(serializer) is serializer
 
 
-def test_serializers_of_one_type_are_equal_and_of_others_are_not() -> None:
-    assert serializer_of(Order) == serializer_of(Order)
-    assert hash(serializer_of(list[int])) == hash(serializer_of(list[int]))
-    assert serializer_of(int) == serializer_of(pa.int64())
-    assert serializer_of(int) != serializer_of(float)
-    assert serializer_of(list[int]) != serializer_of(set[int])
+NOON = {"local": datetime(2026, 1, 31, 12), "zone": "Europe/Berlin", "fold": False}  # noqa: DTZ001
+
+
+@pytest.mark.parametrize(
+    ("wanted", "values"),
+    [
+        (int, [1]),
+        (Marked | None, [{"mark": "HIGH", "size": 1}, None]),
+        (list[Item | None], [[None, {"sku": "a", "quantity": 1, "price": 0.5}], []]),
+        (dict[str, int | None], [[("a", 1), ("b", None)], [("a", 1)]]),
+        (datetime, [NOON, NOON | {"zone": None}, NOON | {"zone": "+02:00", "fold": True}]),
+    ],
+    ids=str,
+)
+def test_valid_columns_of_another_writer_are_taken(wanted: Any, values: list[Any]) -> None:
+    serializer = serializer_of(wanted)
+    array = pa.array(values, serializer.arrow_type)
+    serializer.require_valid(array, "value")
+    serializer.require_valid_or_null(pa.concat_arrays([pa.nulls(1, array.type), array]), "value")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "reason"),
+    [
+        (Item, {"sku": "a", "quantity": None, "price": 0.5}, "value.quantity to have a value, found 1 nulls"),
+        (Marked, {"mark": "TALL", "size": 1}, "value.mark to be one of LOW, HIGH, found 'TALL'"),
+        (Marked, {"mark": "TOP", "size": 1}, "one of LOW, HIGH, found 'TOP'"),
+        (list[int], [1, None], "each element of value to have a value"),
+        (list[Level | None], ["NONE", None], "each element of value to be one of LOW, HIGH, found 'NONE'"),
+        (dict[str, Level], [("a", "NONE")], "each value of value to be one of LOW, HIGH, found 'NONE'"),
+        (dict[Level, int], [("NONE", 1)], "each key of value to be one of LOW, HIGH, found 'NONE'"),
+        (
+            dict[str, int],
+            [("a", 1), ("b", 2), ("a", 3)],
+            "each key of value to be in it once, found 1 entries too many",
+        ),
+        (datetime, NOON | {"local": None}, "a local time and a fold, found 1 nulls"),
+        (datetime, NOON | {"fold": None}, "a local time and a fold, found 1 nulls"),
+        (datetime, NOON | {"zone": "Mars/Olympus"}, "found 'Mars/Olympus'"),
+    ],
+    ids=str,
+)
+def test_invalid_columns_of_another_writer_are_refused(wanted: Any, value: Any, reason: str) -> None:
+    serializer = serializer_of(wanted)
+    array = pa.array([None, value], serializer.arrow_type)
+    with pytest.raises(UnsupportedStateError, match=reason):
+        serializer.require_valid_or_null(array, "value")
+    with pytest.raises(UnsupportedStateError, match="Expected value to have a value, found 1 nulls"):
+        serializer.require_valid(array, "value")

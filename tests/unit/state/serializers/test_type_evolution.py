@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
-from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer, TtlValue
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, serializer_of
 from airflow_provider_statecheck.state.serializers.serializer import (
@@ -499,26 +498,6 @@ def test_what_decides_where_state_is_never_migrates() -> None:
     assert verdict.outcome is INCOMPATIBLE
     assert "a key can never be migrated" in verdict.reason
     assert never_migrated(resolve(Reordered, Old), "a key").outcome is RECONFIGURED
-
-
-@given(values=st.lists(st.builds(TtlValue, st.none() | OLD, INT64), max_size=4))
-@settings(max_examples=40, deadline=None)
-def test_values_with_a_time_to_live_migrate_and_keep_their_times(values: list[TtlValue]) -> None:
-    old, new = TtlSerializer(serializer_of(Old)), TtlSerializer(serializer_of(Added))
-    verdict = new.resolve_compatibility(old.snapshot())
-    assert verdict.outcome is MIGRATION
-    assert verdict.migrate is not None
-    expected = [TtlValue(v.value and Added(v.value.id, v.value.count, v.value.name), v.last_access_ms) for v in values]
-    assert new.from_arrow(verdict.migrate(old.to_arrow([None, *values, None])[1:])) == [*expected, None]
-    reordered = TtlSerializer(serializer_of(Reordered)).resolve_compatibility(old.snapshot())
-    assert reordered.outcome is RECONFIGURED
-    assert isinstance(reordered.serializer, TtlSerializer)
-
-
-def test_values_without_times_are_not_taken_for_values_with_times() -> None:
-    plain, timed = serializer_of(int), TtlSerializer(serializer_of(int))
-    assert timed.resolve_compatibility(plain.snapshot()).outcome is INCOMPATIBLE
-    assert plain.resolve_compatibility(timed.snapshot()).outcome is INCOMPATIBLE
 
 
 def test_a_snapshot_of_a_newer_version_is_refused_with_its_version() -> None:

@@ -282,31 +282,6 @@ def test_a_set_as_user_key_is_found_in_whatever_order_it_was_given(job: Stateful
         written(twice, given, target)
 
 
-def test_a_dict_with_a_key_twice_is_refused(target: str) -> None:
-    state = ValueStateDescriptor("prices", dict[str, int])
-    twice = [[("a", 1)], [("a", 1), ("b", 2), ("a", 3)]]
-    data = pa.table({"account": ["x", "y"], "value": pa.array(twice, state.serializer.arrow_type)})
-    with pytest.raises(UnsupportedStateError, match="each key of value to be in it once, found 1 entries too many"):
-        written(data, state, target)
-
-
-NOON = {"local": datetime(2026, 1, 31, 12), "zone": "Europe/Berlin", "fold": False}  # noqa: DTZ001
-
-
-@pytest.mark.parametrize(
-    ("part", "reason"),
-    [({"local": None}, "1 nulls"), ({"fold": None}, "1 nulls"), ({"zone": "Mars/Olympus"}, "'Mars/Olympus'")],
-    ids=["local", "fold", "zone"],
-)
-def test_times_that_no_function_could_read_are_refused(target: str, part: dict[str, Any], reason: str) -> None:
-    state = ValueStateDescriptor("times", list[datetime])
-    data = pa.table({"account": ["a"], "value": pa.array([[NOON, NOON | part]], state.serializer.arrow_type)})
-    with pytest.raises(UnsupportedStateError, match=f"each element of value .*{reason}"):
-        written(data, state, target)
-    good = pa.table({"account": ["a"], "value": pa.array([[NOON | {"zone": None}]], state.serializer.arrow_type)})
-    assert shown(written(good, state, target), "times") == [("a", [NOON | {"zone": None}])]
-
-
 def test_base_of_another_stage_is_refused(job: StatefulJob, target: str) -> None:
     job.open(1)
     with pytest.raises(IncompatibleCheckpointError, match=r"'other'.*'stage'"):
