@@ -39,11 +39,7 @@ class Subtask:
         """Open the state like an increment."""
         environment = StateEnvironment(
             storage=self._storage,
-            subtask_index=0,
-            parallelism=1,
-            max_parallelism=KEY_GROUPS,
             now_ms=lambda: 0,
-            epoch=1,
         )
         return ArrowStateBackend().create_keyed_state_backend(
             environment, "job", "operator", KEYS, KEY_GROUPS, KeyGroupRange(0, KEY_GROUPS - 1), restored=restored

@@ -58,11 +58,7 @@ class StateContent:
         for subtask in range(parallelism):
             environment = StateEnvironment(
                 storage=self.storage,
-                subtask_index=subtask,
-                parallelism=parallelism,
-                max_parallelism=groups,
                 now_ms=lambda: 0,
-                epoch=1,
                 schemas=schemas,
             )
             yield (

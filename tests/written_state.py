@@ -141,11 +141,7 @@ class StatefulJob:
     def _opened(self, index: int, parallelism: int, handles: Iterable[Any]) -> Any:
         environment = StateEnvironment(
             storage=self.storage,
-            subtask_index=index,
-            parallelism=parallelism,
-            max_parallelism=self.max_parallelism,
             now_ms=lambda: self.now_ms,
-            epoch=1,
         )
         owned = key_group_range_of(index, parallelism, self.max_parallelism)
         opened = self.backend.create_keyed_state_backend(

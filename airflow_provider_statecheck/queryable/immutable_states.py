@@ -303,8 +303,8 @@ class OpenedState:
         reader = StateReader(storage, content, StateView(namespaces=True))
         self._columns = reader.columns
         self._state = self._columns.state
-        self._read_cells = self._state.cell_serializer.from_arrow
-        self._is_short = _has_fixed_width(self._state.cell_serializer.arrow_type)
+        self._read_elements = self._state.element.from_arrow
+        self._is_short = _has_fixed_width(self._state.cell_type)
         self._positions = PositionEncoder(self._columns.keys, self._state.key_serializer)
         self._oldest_ms = None if self._state.ttl is None else content.taken_at_ms - self._state.ttl.ttl_ms
         self._runs = tuple(_runs(reader, files, cache))
@@ -361,12 +361,13 @@ class OpenedState:
         stored = block.values.slice(row, 1)
         if not self._is_short and block.nbytes > _SHORT_BYTES and stored.nbytes > _SHORT_BYTES:
             about_to_wait()  # for the conversion
-        cell: Any = self._read_cells(stored)[0]
-        if self._oldest_ms is None:
-            return cell
-        if self._state.kind is not StateKind.LIST:
-            return cell.value if cell.last_access_ms > self._oldest_ms else ABSENT
-        return [each.value for each in cell if each.last_access_ms > self._oldest_ms] or ABSENT
+        is_list = self._state.kind is StateKind.LIST
+        found: list[Any] = self._read_elements(stored.flatten() if is_list else stored)
+        if self._oldest_ms is not None:
+            found = [each.value for each in found if each.last_access_ms > self._oldest_ms]
+        if not found:
+            return ABSENT
+        return found if is_list else found[0]
 
     def _maps(self, targets: Sequence[Target]) -> list[Any]:
         about_to_wait()  # for the conversion of any number of entries

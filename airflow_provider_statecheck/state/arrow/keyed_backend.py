@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -68,11 +68,14 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import (
 )
 from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 
 _COPIED_AT_ONCE = 8 << 20
 
@@ -93,28 +96,21 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
 
     def __init__(
         self,
-        *,
+        environment: StateEnvironment,
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        now_ms: Callable[[], int],
-        storage: CheckpointStorage,
+        *,
         settings: ArrowStateSettings | None = None,
         incremental: bool = True,
         streams: CheckpointStreamFactory | None = None,
-        operator_name: str = "",
     ) -> None:
-        super().__init__(
-            key_serializer=key_serializer,
-            number_of_key_groups=number_of_key_groups,
-            key_group_range=key_group_range,
-            now_ms=now_ms,
-            operator_name=operator_name,
-        )
-        self._storage = storage
+        super().__init__(environment, key_serializer, number_of_key_groups, key_group_range)
+        self._storage = environment.storage
+        self._schemas = environment.schemas
         self._settings = settings or ArrowStateSettings()
         self._spill = LocalSpill()
-        files = PartBytes(storage.allowing(self._spill.uri))
+        files = PartBytes(self._storage.allowing(self._spill.uri))
         self._reading = Reading(files, BlockCache(self._settings.cache_bytes), self._settings)
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
@@ -123,12 +119,10 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._incremental = incremental
         self._streams = streams
 
-    def restore(self, handles: Sequence[KeyedStateHandle], schemas: OperatorSchemas | None = None) -> None:
+    def restore(self, handles: Sequence[KeyedStateHandle]) -> None:
         """
         Restore the state of handles. Only the metadata of their files is read.
 
-        :param schemas: Schemas of the restored state of all subtasks. This subtask writes a state without files in the same
-            format, because another subtask may later restore the files of both.
         :raises CheckpointNotFoundError: if snapshot metadata is missing.
         :raises CorruptStateError: if snapshot metadata is corrupt.
         :raises IncompatibleCheckpointError: if a backend outside of this package or a newer version wrote the state, or
@@ -139,7 +133,8 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         found = restored_files(
             handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
         )
-        known = () if schemas is None else schemas.keyed
+        # This subtask writes a state without files in the format of the others, because one may later restore the files of all.
+        known = () if self._schemas is None else self._schemas.keyed
         self._carried = {state.name: StateFiles(state, ()) for state in known} | found
         self._exclusive = frozenset(stream for handle in handles for _, stream in handle.private)
 
@@ -221,7 +216,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
 
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         user_keys = None if state.key_serializer is None else state.key_serializer.arrow_type
-        layout = StateLayout.of(self.key_serializer, state.cell_serializer.arrow_type, user_keys)
+        layout = StateLayout.of(self.key_serializer, state.cell_type, user_keys)
         restored = self._carried.get(state.name) or StateFiles(state.schema(), ())
         form = StateRowForm(state, restored.state, layout, self._now_ms())
         for part in chain.from_iterable(restored.runs):

@@ -28,7 +28,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
 from airflow_provider_statecheck.state.arrow.part_files import Part, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_with
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import (
     StateSchema,
@@ -36,6 +36,7 @@ from airflow_provider_statecheck.state.schemas import (
     compatibility_of_keys,
     schema_of_all,
 )
+from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -316,11 +317,9 @@ class CellMigration:
 
     def _lists(self, cells: Any) -> tuple[Any, Any]:
         elements, expired = self._elements(cells.flatten())
-        parents = pc.list_parent_indices(cells)
         if expired is None:
-            return lists_of(elements, parents, len(cells)), None
-        live = pc.invert(expired)
-        lists = lists_of(elements.filter(live), parents.filter(live), len(cells))
+            return with_elements(cells, elements), None
+        lists = lists_with(cells, elements, pc.invert(expired))
         return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
 
 

@@ -33,7 +33,7 @@ from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm
 from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, SortedRun, find_rows
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_of
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_with
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
@@ -283,7 +283,7 @@ def unexpired(state: RegisteredState, table: Any, now_ms: int) -> Any:
         return table.filter(pc.greater(pc.struct_field(cells, "last_access_ms"), oldest))
     elements = cells.flatten()
     live = pc.greater(pc.struct_field(elements, "last_access_ms"), oldest)
-    lists = lists_of(elements.filter(live), pc.list_parent_indices(cells).filter(live), len(cells)).cast(cells.type)
+    lists = lists_with(cells, elements, live).cast(cells.type)
     shortened = table.set_column(table.schema.get_field_index(VALUE), VALUE, lists)
     return shortened.filter(pc.greater(pc.list_value_length(lists), 0))
 

@@ -89,18 +89,16 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
         backend = ArrowKeyedStateBackend(
-            key_serializer=key_serializer,
-            number_of_key_groups=number_of_key_groups,
-            key_group_range=key_group_range,
-            now_ms=environment.now_ms,
-            storage=environment.storage,
+            environment,
+            key_serializer,
+            number_of_key_groups,
+            key_group_range,
             settings=self.settings,
             incremental=self.incremental is not False,
             streams=self.streams,
-            operator_name=environment.operator_name,
         )
         with restoring(operator_identifier):
-            backend.restore(restored, environment.schemas)
+            backend.restore(restored)
         return backend
 
     @override

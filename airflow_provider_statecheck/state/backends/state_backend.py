@@ -113,20 +113,15 @@ class StateBackendFactory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEnvironment:
-    """Subtask and attempt in which a backend runs."""
+    """What a backend needs of the attempt in which it runs."""
 
     storage: CheckpointStorage
     """Storage of the restored state."""
-    subtask_index: int
-    parallelism: int
-    max_parallelism: int
     now_ms: Callable[[], int]
     """
     Returns the time for expiry in milliseconds; by default the logical date of the run, so that a rerun expires the
     same values.
     """
-    epoch: int
-    """Fencing epoch of the attempt."""
     operator_name: str = ""
     """Operator name for errors."""
     schemas: OperatorSchemas | None = None

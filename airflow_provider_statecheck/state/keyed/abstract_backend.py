@@ -43,7 +43,7 @@ from airflow_provider_statecheck.state.keyed.states import (
     TtlListState,
     ValueState,
 )
-from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
     Outcome,
@@ -53,6 +53,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 T = TypeVar("T")
@@ -163,22 +164,17 @@ class AbstractKeyedStateBackend(ABC):
 
     A backend belongs to one thread. Only the snapshots that it returns may run in another one.
 
-    :param key_serializer: Serializer of the keys.
     :param number_of_key_groups: Maximum parallelism of the operator.
     :param key_group_range: Key groups of the subtask.
-    :param now_ms: Returns the time for expiry in milliseconds.
-    :param operator_name: Operator name for errors.
     :raises InvalidConfigurationError: if the range exceeds the number of key groups.
     """
 
     def __init__(
         self,
-        *,
+        environment: StateEnvironment,
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        now_ms: Callable[[], int],
-        operator_name: str = "",
     ) -> None:
         if key_group_range.end >= number_of_key_groups:
             raise InvalidConfigurationError(
@@ -188,9 +184,9 @@ class AbstractKeyedStateBackend(ABC):
         self.key_serializer = key_serializer
         self.number_of_key_groups = number_of_key_groups
         self.key_group_range = key_group_range
-        self.operator_name = operator_name
+        self.operator_name = environment.operator_name
         self.store = KeyedStateStore(self.get_partitioned_state)
-        self._now_ms = now_ms
+        self._now_ms = environment.now_ms
         # Cached, because set_current_key reads them for each element.
         self._first, self._last = key_group_range.start, key_group_range.end
         self._is_composite = len(key_serializer.fields) > 1
@@ -325,6 +321,9 @@ class AbstractKeyedStateBackend(ABC):
     def schemas(self) -> tuple[StateSchema, ...]:
         """Return the schemas of all states, including restored states without a descriptor."""
         return (*(state.schema() for state in self._registered.values()), *self._unclaimed().values())
+
+    def prefetch(self, keys: KeyBatch) -> None:  # noqa: B027
+        """Notify the backend that keys are accessed next, so that it can read all of their states at once."""
 
     def advance_to(self, key_group: int) -> None:  # noqa: B027
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""

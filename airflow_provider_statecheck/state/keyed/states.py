@@ -7,6 +7,7 @@ not change the state.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -72,7 +73,8 @@ class CellState:
         self._remove(self._context.key, self._context.key_group, self._namespace)
 
     def _value(self) -> Any:
-        return self._values.thawed(self._cell())
+        cell, thaw = self._cell(), self._thaw
+        return cell if thaw is None or cell is None else thaw(cell)
 
     def _set_value(self, value: Any) -> None:
         self._set_cell(self._frozen(value))
@@ -260,31 +262,40 @@ class TtlListState(ListState[T]):
         return [self._ttl.stamped(cell) for cell in super()._stored(elements)]
 
 
-class ReducingState(CellState, Generic[T]):
-    """Reduction of the values added to a key. Accesses without a current key raise ``CoordinatorError``."""
+class AddingState(CellState, ABC, Generic[In, Out]):
+    """Keyed state with one accumulator per key. Accesses without a current key raise ``CoordinatorError``."""
 
     __slots__ = ()
 
-    def get(self) -> T | None:
-        """Return the reduction, or ``None`` if no value was added."""
-        value: T | None = self._value()
-        return value
+    def get(self) -> Out | None:
+        """Return the result of the added values, or ``None`` if no value was added."""
+        result: Out | None = self._value()
+        return result
 
-    def add(self, value: T | None) -> None:
+    def add(self, value: In | None) -> None:
         """
-        Reduce a value into the state; ``None`` clears the state. The first value is stored unchanged.
+        Add a value to the accumulator; ``None`` clears the state.
 
-        :raises UnsupportedStateError: if the result does not fit the type of the state.
+        :raises UnsupportedStateError: if the new accumulator does not fit the type of the state.
         """
         if value is None:
             self.clear()
-            return
-        old = self._value()
-        reduced = value if old is None else self._descriptor.reduce_function(old, value)
-        if reduced is None:
-            self.clear()
         else:
-            self._set_value(reduced)
+            self._set_value(self._added(self._value(), value))
+
+    @abstractmethod
+    def _added(self, accumulator: Any, value: In) -> Any:
+        """
+        Return an accumulator with a value.
+
+        :param accumulator: Accumulator of the values so far, ``None`` if there are none.
+        """
+
+
+class ReducingState(AddingState[T, T], Generic[T]):
+    """Reduction of the values added to a key. The first value is stored unchanged; a reduction to ``None`` clears the state."""
+
+    __slots__ = ()
 
     def merge_from(self, source: ReducingState[T]) -> None:
         """Reduce the value of another namespace into this one, and clear the other."""
@@ -293,30 +304,24 @@ class ReducingState(CellState, Generic[T]):
             source.clear()
             self.add(value)
 
+    def _added(self, accumulator: Any, value: T) -> Any:
+        return value if accumulator is None else self._descriptor.reduce_function(accumulator, value)
 
-class AggregatingState(CellState, Generic[In, Out]):
-    """Aggregate of the values added to a key. Accesses without a current key raise ``CoordinatorError``."""
+    def _set_value(self, value: Any) -> None:
+        if value is None:
+            self.clear()
+        else:
+            self._set_cell(self._frozen(value))
+
+
+class AggregatingState(AddingState[In, Out], Generic[In, Out]):
+    """Aggregate of the values added to a key, whose result is that of the aggregate function."""
 
     __slots__ = ()
 
     def get(self) -> Out | None:
-        """Return the result, or ``None`` if no value was added."""
         accumulator = self._value()
         return None if accumulator is None else self._functions.get_result(accumulator)
-
-    def add(self, value: In | None) -> None:
-        """
-        Add a value to the accumulator; ``None`` clears the state.
-
-        :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
-        """
-        if value is None:
-            self.clear()
-            return
-        accumulator = self._value()
-        if accumulator is None:
-            accumulator = self._functions.create_accumulator()
-        self._set_value(self._functions.add(value, accumulator))
 
     def merge_from(self, source: AggregatingState[In, Out]) -> None:
         """Merge the accumulator of another namespace into this one, and clear the other."""
@@ -330,39 +335,23 @@ class AggregatingState(CellState, Generic[In, Out]):
         else:
             self._set_value(self._functions.merge(self._values.thawed(current), self._values.thawed(added)))
 
+    def _added(self, accumulator: Any, value: In) -> Any:
+        functions = self._functions
+        return functions.add(value, functions.create_accumulator() if accumulator is None else accumulator)
+
     @property
     def _functions(self) -> AggregateFunction[In, Any, Out]:
         functions: AggregateFunction[In, Any, Out] = self._descriptor.aggregate_function
         return functions
 
 
-class FoldingState(CellState, Generic[T, Acc]):
-    """
-    Fold of the values added to a key. New code should use an ``AggregatingState``.
-
-    Accesses without a current key raise ``CoordinatorError``.
-    """
+class FoldingState(AddingState[T, Acc], Generic[T, Acc]):
+    """Fold of the values added to a key. New code should use an ``AggregatingState``."""
 
     __slots__ = ()
 
-    def get(self) -> Acc | None:
-        """Return the accumulator, or ``None`` if no value was added."""
-        value: Acc | None = self._value()
-        return value
-
-    def add(self, value: T | None) -> None:
-        """
-        Fold a value into the accumulator; ``None`` clears the state.
-
-        :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
-        """
-        if value is None:
-            self.clear()
-            return
-        accumulator = self._value()
-        if accumulator is None:
-            accumulator = self._descriptor.initial
-        self._set_value(self._descriptor.fold_function(accumulator, value))
+    def _added(self, accumulator: Any, value: T) -> Any:
+        return self._descriptor.fold_function(self._descriptor.initial if accumulator is None else accumulator, value)
 
 
 _BATCH_KINDS = (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)

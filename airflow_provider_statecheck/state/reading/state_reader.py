@@ -257,9 +257,7 @@ class StateColumns:
     def layout(self) -> StateLayout:
         """Return the column layout of the state backend."""
         user_keys = self.state.key_serializer
-        return StateLayout.of(
-            self.keys, self.state.cell_serializer.arrow_type, None if user_keys is None else user_keys.arrow_type
-        )
+        return StateLayout.of(self.keys, self.state.cell_type, None if user_keys is None else user_keys.arrow_type)
 
     @cached_property
     def schema(self) -> Any:

@@ -88,11 +88,7 @@ class Operator:
     def open(self, groups: int, owned: KeyGroupRange, restored: Any = (), index: int = 0) -> Any:
         environment = StateEnvironment(
             storage=self.storage,
-            subtask_index=index,
-            parallelism=1,
-            max_parallelism=groups,
             now_ms=lambda: self.now_ms,
-            epoch=1,
         )
         return self.backend.create_keyed_state_backend(environment, "job", UID, KEYS, groups, owned, restored=restored)
 

@@ -240,11 +240,7 @@ class OperatorRun:
         context = self.context
         return StateEnvironment(
             storage=self._storage,
-            subtask_index=context.subtask,
-            parallelism=context.parallelism,
-            max_parallelism=context.max_parallelism,
             now_ms=lambda: context.now_ms,
-            epoch=context.epoch,
             schemas=self.task.schemas,
             operator_name=self.task.uid,
         )
@@ -327,7 +323,8 @@ class ProcessRun(FunctionRun):
 
     def _process_elements(self, chunk: KeyedChunk) -> Elements:
         backend, function = self.keyed, self.function.process_element
-        self._prefetch(chunk)
+        # Backends that read from storage fetch the state of all keys of a chunk at once.
+        self.keyed.prefetch(chunk.keys)
         context: KeyedContext[Any] = KeyedContext()
         rows, times = rows_of(chunk.table), times_of(chunk.table, self.task.time_column)
         output: list[Any] = []
@@ -363,12 +360,6 @@ class ProcessRun(FunctionRun):
                 f"Expected process_batch of {self.task.uid!r} to return the columns {self.task.output_schema.names}, found "
                 f"{table.schema.names}: {error}; change the function or its output=."
             ) from error
-
-    def _prefetch(self, chunk: KeyedChunk) -> None:
-        # Backends that read from storage fetch the state of all keys of a chunk at once.
-        prefetch = getattr(self.keyed, "prefetch", None)
-        if prefetch is not None:
-            prefetch(chunk.keys)
 
     def _keys_with_state(self) -> Iterator[Any]:
         seen: set[Any] = set()

@@ -66,11 +66,7 @@ class Job:
     ) -> ArrowKeyedStateBackend:
         environment = StateEnvironment(
             storage=self.storage,
-            subtask_index=0,
-            parallelism=1,
-            max_parallelism=GROUPS,
             now_ms=lambda: self.now_ms,
-            epoch=1,
             schemas=schemas,
         )
         return ArrowStateBackend(self.settings).create_keyed_state_backend(

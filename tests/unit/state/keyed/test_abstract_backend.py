@@ -51,8 +51,8 @@ def test_cells_of_state_that_expires_have_times() -> None:
     timed = pa.struct([("value", pa.int64()), ("last_access_ms", pa.int64())])
     value: Any = ValueStateDescriptor("v", int, ttl=TTL)
     elements: Any = ListStateDescriptor("l", int, ttl=TTL)
-    assert RegisteredState.of(value).cell_serializer.arrow_type == timed
-    assert RegisteredState.of(elements).cell_serializer.arrow_type == pa.list_(timed)
+    assert RegisteredState.of(value).cell_type == timed
+    assert RegisteredState.of(elements).cell_type == pa.list_(timed)
 
 
 @pytest.mark.parametrize(
