@@ -22,6 +22,7 @@ from airflow_provider_statecheck.state.arrow.runs import (
     FileRun,
     FoundRows,
     PositionEncoder,
+    Reading,
     Target,
     newest_rows,
     rows_of_each,
@@ -393,7 +394,7 @@ def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[
     for parts in reader.files(reader.content.all_key_groups).runs:
         for part in parts:
             files.require_allowed(part.handle)
-        yield FileRun(parts, files, cache, reader.form)
+        yield FileRun(parts, Reading(files, cache), reader.form)
 
 
 def _has_fixed_width(arrow_type: Any) -> bool:

@@ -47,15 +47,13 @@ from airflow_provider_statecheck.state.arrow.restore import (
     StateRowForm,
     restored_files,
 )
-from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
+from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading, SortedRun
 from airflow_provider_statecheck.state.arrow.state_runs import (
     CapturedRuns,
     LocalSpill,
-    Reading,
     StateRuns,
     merge_runs,
     runs_to_merge,
-    schema_of,
     unexpired,
 )
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
@@ -231,7 +229,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         parts = [part for run in files.runs for part in run]
         user_keys = parts[0].schema.field(USER_KEY).type if parts and files.state.key is not None else None
         form = PositionForm(self.key_serializer, user_keys)
-        runs = [FileRun(run, self._reading.files, self._reading.cache, form) for run in files.runs]
+        runs = [FileRun(run, self._reading, form) for run in files.runs]
         return merge_runs(form.layout, runs, keep_deletions=False)
 
     def _memory_budget(self) -> int:
@@ -292,7 +290,7 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
     def _write_state(self, captured: CapturedRuns) -> StateFiles:
         state, fresh, base = captured.state, captured.fresh, captured.base
-        rewritten = max(_runs_to_migrate(base), self._runs_to_move(base))
+        rewritten = self._runs_to_rewrite(base)
         if not fresh and not rewritten:
             return StateFiles(state.schema, tuple(run.parts for run in base))
         merged = runs_to_merge(sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), base)
@@ -301,10 +299,11 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         unmerged = tuple(run.parts for run in base[count:])
         return StateFiles(state.schema, (parts, *unmerged) if parts else unmerged)
 
-    def _runs_to_move(self, base: Sequence[FileRun]) -> int:
-        """Return the number of newest runs to rewrite so that no run needs a file that may not stay."""
-        moving = (number for number, run in enumerate(base, 1) if not all(map(self._may_stay, run.parts)))
-        return max(moving, default=0)
+    def _runs_to_rewrite(self, base: Sequence[FileRun]) -> int:
+        """Return the number of newest runs to rewrite so that all rows are current, and all files may stay."""
+        # The next release migrates only from the types of this one, and an added or removed time to live applies once.
+        stay = (run.is_current and all(map(self._may_stay, run.parts)) for run in base)
+        return max((number for number, stays in enumerate(stay, 1) if not stays), default=0)
 
     def _may_stay(self, part: Part) -> bool:
         """Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive."""
@@ -316,14 +315,12 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         return StateFiles(files.state, tuple(tuple(chain.from_iterable(parts)) for parts in runs))
 
     def _copied(self, part: Part) -> Parts:
-        reading = self.reading
-        run = FileRun((part,), reading.files, BlockCache(0), RowForm())
+        run = FileRun((part,), Reading(self.reading.files), RowForm())
         tables = (table for blocks in _read_together(part) for table in run.tables(blocks))
-        return self._written_by(PartWriter(part.schema, part.state, self._open, reading.settings), tables)
+        return self._written_by(PartWriter(part.schema, part.state, self._open, self.reading.settings), tables)
 
     def _write_run(self, state: StateRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
-        schema = schema_of(state.layout, merged, keep_deletions=keep_deletions)
-        writer = PartWriter(schema, state.schema, self._open, self.reading.settings)
+        writer = state.writer(merged, self._open, keep_deletions=keep_deletions)
         tables = merge_runs(state.layout, merged, keep_deletions=keep_deletions)
         # An expired row is kept while an older run may hold a value that it shadows.
         kept = tables if keep_deletions else (unexpired(state.state, table, self.now_ms) for table in tables)
@@ -388,7 +385,7 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
 def _read_together(part: Part) -> Iterator[list[int]]:
     """Return the numbers of the blocks of a part, in lists of about ``_COPIED_AT_ONCE`` bytes."""
-    ends = np.cumsum(part.lengths) // _COPIED_AT_ONCE
+    ends = np.cumsum(part.blocks["length"]) // _COPIED_AT_ONCE
     for _, blocks in groupby(range(len(ends)), key=lambda block: int(ends[block])):
         yield list(blocks)
 
@@ -405,15 +402,6 @@ def _size_of(files: StateFiles) -> StateSize:
     is_countable = len(files.runs) == 1 and files.state.kind is not StateKind.MAP
     return StateSize(
         files.state.name,
-        sum(int(part.rows.sum()) - part.deletions for part in parts) if is_countable else None,
+        sum(int(part.blocks["rows"].sum()) - part.deletions for part in parts) if is_countable else None,
         sum(part.handle.state_size for part in parts),
     )
-
-
-def _runs_to_migrate(base: Sequence[FileRun]) -> int:
-    """
-    Return the number of newest runs to rewrite so that all rows have the current types and time to live.
-
-    The next release migrates only from the types of this one, and an added or removed time to live applies once.
-    """
-    return max((number for number, run in enumerate(base, 1) if not run.is_current), default=0)

@@ -130,7 +130,7 @@ class RowForm:
         """Return the converted rows."""
         return table
 
-    def firsts(self, part: Part, *, namespace: bool) -> Any:
+    def firsts(self, part: Part) -> Any:
         """Return the first sort key of each block."""
         return part.firsts
 
@@ -158,9 +158,6 @@ class PositionForm(RowForm):
         index = table.schema.get_field_index(VALUE)
         table = table.set_column(index, VALUE, pa.nulls(table.num_rows))
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
-
-    def firsts(self, part: Part, *, namespace: bool) -> Any:
-        return _with_namespace(self.layout, part.firsts, namespace=namespace)
 
 
 class StateRowForm(RowForm):
@@ -198,12 +195,12 @@ class StateRowForm(RowForm):
             table = self._migrated(migration, table)
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
-    def firsts(self, part: Part, *, namespace: bool) -> Any:
+    def firsts(self, part: Part) -> Any:
         table, migration = part.firsts, self._migration(part.state)
         if migration is not None and migration.migrate_keys is not None:
             index = table.schema.get_field_index(USER_KEY)
             table = table.set_column(index, USER_KEY, migration.migrate_keys(single(table.column(index))))
-        return _with_namespace(self.layout, table, namespace=namespace)
+        return table
 
     def deletions(self, part: Part) -> int:
         migration = self._migration(part.state)
@@ -244,13 +241,6 @@ class StateRowForm(RowForm):
                 f"Expected the migrated keys of the map state {self.state.name} to be distinct and in their old order, found "
                 f"another order; use another name for the new state, and copy the entries in the function."
             )
-
-
-def _with_namespace(layout: StateLayout, table: Any, *, namespace: bool) -> Any:
-    if not namespace or NAMESPACE in table.schema.names:
-        return table
-    void = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
-    return table.add_column(1 + len(layout.key_fields), NAMESPACE, void)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import hashlib
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
 from sys import getsizeof
@@ -23,6 +23,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    ArrowStateSettings,
     Block,
     BlockCache,
     BlockKey,
@@ -32,6 +33,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     row_tuples,
     single,
+    with_namespaces,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, corrupt_part
 from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
@@ -53,6 +55,16 @@ _BLOCK_INDEX_BYTES = 400
 """Size of the tuples that locate a block in memory, in bytes."""
 _DENSE_KEYS_PER_BLOCK = 2
 """Number of keys per block from which all candidate blocks are read without a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Resources for reading runs, which the runs of a backend share."""
+
+    files: PartBytes
+    cache: BlockCache = field(default_factory=lambda: BlockCache(0))
+    """Cache of single blocks; by default none is cached."""
+    settings: ArrowStateSettings = field(default_factory=ArrowStateSettings)
 
 
 class SortedRun(ABC):
@@ -98,10 +110,10 @@ class FileRun(SortedRun):
     :param form: Conversion of rows to the current types.
     """
 
-    def __init__(self, parts: Parts, files: PartBytes, cache: BlockCache, form: RowForm) -> None:
+    def __init__(self, parts: Parts, reading: Reading, form: RowForm) -> None:
         self.parts = parts
-        self._files = files
-        self._cache = cache
+        self._files = reading.files
+        self._cache = reading.cache
         self._form = form
         self.raw_bytes = sum(part.raw_bytes for part in parts)
         self.deletions = sum(form.deletions(part) for part in parts)
@@ -111,11 +123,13 @@ class FileRun(SortedRun):
 
     @cached_property
     def _block_locations(self) -> list[tuple[int, int]]:
-        return [(i, j) for i, part in enumerate(self.parts) for j in range(len(part.offsets))]
+        return [(i, j) for i, part in enumerate(self.parts) for j in range(len(part.blocks))]
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        tables = (self._form.firsts(part, namespace=self.has_namespaces) for part in self.parts)
+        tables: Iterable[Any] = map(self._form.firsts, self.parts)
+        if self.has_namespaces:
+            tables = map(with_namespaces, tables)
         return list(chain.from_iterable(row_tuples(position_columns(table)) for table in tables))
 
     @cached_property
@@ -128,7 +142,7 @@ class FileRun(SortedRun):
 
     @cached_property
     def block_rows(self) -> Any:
-        return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
+        return np.concatenate([part.blocks["rows"] for part in self.parts]).astype(np.int64)
 
     @cached_property
     def _block_keys(self) -> list[BlockKey]:
@@ -145,8 +159,7 @@ class FileRun(SortedRun):
     @property
     def index_bytes(self) -> int:
         """Return the approximate size of the index of the blocks in memory, in bytes."""
-        columns = ((p.firsts, p.offsets, p.lengths, p.rows, p.checksums) for p in self.parts)
-        sizes: int = sum(column.nbytes for column in chain.from_iterable(columns))
+        sizes: int = sum(part.firsts.nbytes + part.blocks.nbytes for part in self.parts)
         return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     def block(self, number: int) -> Block:
@@ -175,7 +188,7 @@ class FileRun(SortedRun):
         ]
 
     def _read(self, part: Part, rows: list[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
-        pieces = [(int(part.offsets[row]), int(part.lengths[row])) for row in rows]
+        pieces = [part.blocks[row].item()[:2] for row in rows]
         found = map(bytes_of, self._files.read(part.handle, pieces))
         decode = _batch_of if part.footer is None else self._row_groups(part).rows
         tables = (_verified(part, row, data, decode) for row, data in zip(rows, found, strict=True))
@@ -194,13 +207,14 @@ def _source_of(handle: StreamStateHandle) -> Any:
 
 
 def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
-    if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
-        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", "bytes that do not match the checksum")
+    block = part.blocks[row]
+    if len(data) != block["length"] or zlib.crc32(data) != block["checksum"]:
+        raise corrupt_part(part, f"rows at offset {block['offset']}", "bytes that do not match the checksum")
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
         return decode(part, row, data)
     except (pa.ArrowException, OSError, LookupError) as error:
-        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", f"other data ({error!r})") from error
+        raise corrupt_part(part, f"rows at offset {block['offset']}", f"other data ({error!r})") from error
 
 
 def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:

@@ -30,11 +30,11 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.runs import MatchedRows, PositionEncoder, Target, newest_row, rows_in
+from airflow_provider_statecheck.state.arrow.runs import PositionEncoder, Target, newest_row, rows_in
 from airflow_provider_statecheck.state.arrow.state_runs import (
     StateRuns,
-    live_rows,
-    live_rows_in_void_namespace,
+    live_entries,
+    live_values,
     merge_tables,
     without_tombstones,
 )
@@ -54,11 +54,11 @@ _REMOVED = object()
 
 @dataclass(slots=True)
 class ReadAhead:
-    """Prefetched cells of some keys."""
+    """Prefetched cells of some keys, without a namespace."""
 
     keys: set[Any] = field(default_factory=set)
-    cells: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """Cells by namespace and key. A prefetched key that is absent has no cells."""
+    cells: dict[Any, Any] = field(default_factory=dict)
+    """Cells by key. A prefetched key that is absent has none."""
 
 
 class TableCore(ABC):
@@ -172,13 +172,14 @@ class ArrowValueTable(TableCore):
     """State table with changes in a dictionary by key."""
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
-        cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
+        is_void = namespace == VOID_NAMESPACE
+        cells = self._void if is_void else self._cells.get(namespace, _NO_CELLS)
         value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
             return None if value is _REMOVED else value
         ahead = self._read_ahead
-        if key in ahead.keys:
-            return ahead.cells.get(namespace, _NO_CELLS).get(key)
+        if is_void and key in ahead.keys:
+            return ahead.cells.get(key)
         return self._load(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
@@ -196,7 +197,7 @@ class ArrowValueTable(TableCore):
 
     def get_batch(self, keys: KeyBatch) -> Any:
         self.seal()
-        results = list(self._live_rows(self._normalized(keys)))
+        results = list(live_values(self.runs, self._normalized(keys)))
         rows = np.full(len(keys), -1, np.int64)
         start = 0
         for found in results:
@@ -227,25 +228,15 @@ class ArrowValueTable(TableCore):
         :param key_list: Keys as Python values, in the same order.
         """
         ahead = ReadAhead(set(key_list))
-        for found in self._live_rows(self._normalized(keys), all_namespaces=True):
+        for found in live_values(self.runs, self._normalized(keys)):
             cells = self._freezing.read(single(found.rows.column(VALUE)))
             owners = [key_list[index] for index in found.keys.tolist()]
-            if NAMESPACE not in found.rows.schema.names:
-                ahead.cells.setdefault(VOID_NAMESPACE, {}).update(zip(owners, cells, strict=True))
-                continue
-            for key, namespace, cell in zip(owners, found.rows.column(NAMESPACE).to_pylist(), cells, strict=True):
-                ahead.cells.setdefault(namespace, {})[key] = cell
+            ahead.cells.update(zip(owners, cells, strict=True))
         self._read_ahead = ahead
 
     def _load(self, key: Any, key_group: int, namespace: str) -> Any:
         found = newest_row(self.runs.all, Target(self._positions.key(key, key_group), namespace))
         return None if found is None else self._value(*found)
-
-    def _live_rows(self, keys: KeyBatch, *, all_namespaces: bool = False) -> Iterator[MatchedRows]:
-        """Return the live rows of keys."""
-        if all_namespaces and any(run.has_namespaces for run in self.runs.all):
-            return live_rows(self.runs, keys)
-        return live_rows_in_void_namespace(self.runs, keys)
 
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
         keys, deleted = list(cells), _tombstone_mask(cells.values())
@@ -320,12 +311,11 @@ class ArrowMapTable(TableCore):
         :param key_list: Keys as Python values, in the same order.
         """
         ahead = ReadAhead(set(key_list))
-        for found in live_rows(self.runs, self._normalized(keys)):
+        for found in live_entries(self.runs, self._normalized(keys)):
             cells = self._freezing.read(single(found.rows.column(VALUE)))
             user_keys = self._user_key_serializer.from_arrow(single(found.rows.column(USER_KEY)))
-            namespaces = found.rows.column(NAMESPACE).to_pylist()
-            for index, namespace, user_key, cell in zip(found.keys.tolist(), namespaces, user_keys, cells, strict=True):
-                ahead.cells.setdefault(namespace, {}).setdefault(key_list[index], {})[user_key] = cell
+            for index, user_key, cell in zip(found.keys.tolist(), user_keys, cells, strict=True):
+                ahead.cells.setdefault(key_list[index], {})[user_key] = cell
         self._read_ahead = ahead
 
     def _changed_entries(self, key: Any, namespace: str) -> dict[Any, Any]:
@@ -338,8 +328,8 @@ class ArrowMapTable(TableCore):
         if value is not _UNKNOWN:
             return value
         ahead = self._read_ahead
-        if key in ahead.keys:
-            return ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _REMOVED)
+        if namespace == VOID_NAMESPACE and key in ahead.keys:
+            return ahead.cells.get(key, _NO_CELLS).get(user_key, _REMOVED)
         return self._load(key, key_group, namespace, user_key)
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
@@ -350,8 +340,8 @@ class ArrowMapTable(TableCore):
     def _stored_entries(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
         """Return the entries of a key without unsealed changes."""
         ahead = self._read_ahead
-        if key in ahead.keys:
-            known: dict[Any, Any] = ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS)
+        if namespace == VOID_NAMESPACE and key in ahead.keys:
+            known: dict[Any, Any] = ahead.cells.get(key, _NO_CELLS)
             return known
         found: dict[Any, Any] = {}
         target = Target(self._positions.key(key, key_group), namespace)

@@ -17,15 +17,13 @@ from airflow_provider_statecheck.state.arrow.layout import (
     NAMESPACE,
     USER_KEY,
     VALUE,
-    ArrowStateSettings,
-    BlockCache,
     StateLayout,
     single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
-from airflow_provider_statecheck.state.arrow.runs import FileRun
-from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns, unexpired
+from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading
+from airflow_provider_statecheck.state.arrow.state_runs import StateRuns, unexpired
 from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -157,13 +155,12 @@ class StateReader:
         if not runs:
             return
         with closing(PartBytes(self._storage)) as files:
-            reading = Reading(files, BlockCache(0), ArrowStateSettings())
-            yield from StateRuns(self.form, reading, runs).rows()
+            yield from StateRuns(self.form, Reading(files), runs).rows()
 
     def written(self, parts: Parts) -> Iterator[Any]:
         """Return all rows of the parts, including deletion markers."""
         with closing(PartBytes(self._storage)) as files:
-            run = FileRun(parts, files, BlockCache(0), self.form)
+            run = FileRun(parts, Reading(files), self.form)
             count = len(run.block_rows)
             for start in range(0, count, _BLOCKS_AT_ONCE):
                 yield from run.tables(range(start, min(count, start + _BLOCKS_AT_ONCE)))

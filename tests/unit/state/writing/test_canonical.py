@@ -478,8 +478,10 @@ def test_forged_description_is_refused(
 
 
 def _at(part: Any, data: bytes, offset: int) -> Any:
-    checksum = zlib.crc32(data[offset : offset + int(part.lengths[0])])
-    return replace(part, offsets=part.offsets * 0 + offset, checksums=part.checksums * 0 + checksum)
+    blocks = part.blocks.copy()
+    blocks["offset"] = offset
+    blocks["checksum"] = zlib.crc32(data[offset : offset + int(blocks["length"][0])])
+    return replace(part, blocks=blocks)
 
 
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
