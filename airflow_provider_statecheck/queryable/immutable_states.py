@@ -31,7 +31,7 @@ from airflow_provider_statecheck.state.arrow.state_runs import merge_tables, wit
 from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.map_state import MapState
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, RegisteredState, StateValues
+from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, RegisteredState
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
     FoldingState,
@@ -161,7 +161,6 @@ def immutable_state(reply: StateReply, descriptor: Any) -> Any:
     _require_kind(reply, descriptor)
     served, wanted = registered(reply.schema), copy.deepcopy(replace(RegisteredState.of(descriptor), ttl=None))
     restored = _Restored.of(reply, served.serializer, wanted.serializer)
-    values = StateValues(replace(wanted, serializer=restored.serializer), operator="")
     if wanted.key_serializer is not None and served.key_serializer is not None:
         user_keys = _Restored.of(reply, served.key_serializer, wanted.key_serializer, "keys of a map")
         table: Any = _EntryTable(_entries(reply.value, user_keys, restored))
@@ -169,8 +168,8 @@ def immutable_state(reply: StateReply, descriptor: Any) -> Any:
         table = _CellTable(restored.frozen(reply.value))
     else:
         table = _CellTable(restored.frozen([reply.value])[0])
-    argument = _refused if wanted.is_map else descriptor
-    return _VIEWS[wanted.kind](table, _context(reply.keys[0]), "", values, argument)
+    state = replace(wanted, serializer=restored.serializer)
+    return _VIEWS[wanted.kind](table, _context(reply.keys[0]), "", state, descriptor, "")
 
 
 class _CellTable:

@@ -252,24 +252,17 @@ class CellMigration:
     dropped.
     """
 
-    is_list: bool
+    state: RegisteredState
     migrate: _Migrate | None
     migrate_keys: _Migrate | None
     lifetime_ms: int | None
     """Time to live of the restored values in milliseconds; ``None`` if they do not carry the time of their last use."""
-    has_times: bool
-    """Whether migrated values carry the time of their last use."""
     now_ms: int
-
-    @property
-    def had_times(self) -> bool:
-        """Return whether restored values carry the time of their last use."""
-        return self.lifetime_ms is not None
 
     @property
     def lets_expire(self) -> bool:
         """Return whether the migration may find expired rows."""
-        return self.had_times and not self.has_times
+        return self.lifetime_ms is not None and self.state.ttl is None
 
     @classmethod
     def of(cls, old: StateSchema, new: RegisteredState, now_ms: int) -> CellMigration | None:
@@ -278,29 +271,24 @@ class CellMigration:
 
         :raises StateMigrationError: if the types are incompatible.
         """
-        migration = cls(
-            is_list=new.kind is StateKind.LIST,
-            migrate=compatibility_of(new.name, new.serializer, old.value).migrate,
-            migrate_keys=_key_migration(old, new),
-            lifetime_ms=old.ttl_ms,
-            has_times=new.ttl is not None,
-            now_ms=now_ms,
-        )
-        changes = migration.migrate or migration.migrate_keys or migration.had_times is not migration.has_times
-        return migration if changes else None
+        migrate, migrate_keys = compatibility_of(new.name, new.serializer, old.value).migrate, None
+        if new.key_serializer is not None and old.key is not None:
+            migrate_keys = compatibility_of_keys(new.name, new.key_serializer, old.key).migrate
+        changes = migrate or migrate_keys or old.expires is not (new.ttl is not None)
+        return cls(new, migrate, migrate_keys, old.ttl_ms, now_ms) if changes else None
 
     def migrated(self, cells: Any) -> tuple[Any, Any]:
         """Return migrated cells, and a boolean array that marks expired ones; ``None`` if no cell is expired."""
-        return self._lists(cells) if self.is_list else self._elements(cells)
+        return self._lists(cells) if self.state.kind is StateKind.LIST else self._elements(cells)
 
     def _elements(self, elements: Any) -> tuple[Any, Any]:
-        values = pc.struct_field(elements, "value") if self.had_times else elements
-        new = values if self.migrate is None else self.migrate(values)
-        if not self.had_times and not self.has_times:
-            return new, None
-        now = pa.scalar(self.now_ms, pa.int64())
-        times = pc.struct_field(elements, "last_access_ms") if self.had_times else pa.repeat(now, len(elements))
-        if self.lifetime_ms is None or self.has_times:
+        migrate = self.migrate or (lambda values: values)
+        if self.lifetime_ms is None:
+            new = migrate(elements)
+            now = pa.scalar(self.now_ms, pa.int64())
+            return (new if self.state.ttl is None else timed_cells(new, pa.repeat(now, len(new)))), None
+        new, times = migrate(pc.struct_field(elements, "value")), pc.struct_field(elements, "last_access_ms")
+        if self.state.ttl is not None:
             return timed_cells(new, times), None
         # A null timestamp belongs to a null value.
         return new, pc.fill_null(pc.less_equal(times, self.now_ms - self.lifetime_ms), True)
@@ -311,9 +299,3 @@ class CellMigration:
             return with_elements(cells, elements), None
         lists = lists_with(cells, elements, pc.invert(expired))
         return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
-
-
-def _key_migration(old: StateSchema, new: RegisteredState) -> _Migrate | None:
-    if new.key_serializer is None or old.key is None:
-        return None
-    return compatibility_of_keys(new.name, new.key_serializer, old.key).migrate

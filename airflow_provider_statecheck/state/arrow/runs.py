@@ -309,15 +309,10 @@ def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
     if len(groups) >= _DENSE_KEYS_PER_BLOCK * len(candidates):
         return candidates.tolist()
     blocks: set[int] = set()
-    for position in positions_of(keys):
+    columns = (part for column in (keys.key_groups, *keys.columns) for part in order_columns(single(column)))
+    for position in row_tuples(list(columns)):
         blocks.update(blocks_at(run, position))
     return sorted(blocks)
-
-
-def positions_of(keys: KeyBatch) -> list[tuple[Any, ...]]:
-    """Return the start of the sort key of each key, as comparable tuples."""
-    columns = [keys.key_groups, *keys.columns]
-    return row_tuples([part for column in columns for part in order_columns(single(column))])
 
 
 def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:

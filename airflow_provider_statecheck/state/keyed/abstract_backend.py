@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
@@ -29,12 +28,10 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
     MapTable,
     RegisteredState,
     StateTable,
-    StateValues,
 )
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
     BatchState,
-    CellState,
     DefaultedValueState,
     FoldingState,
     ListState,
@@ -230,7 +227,10 @@ class AbstractKeyedStateBackend(ABC):
             key = self.key_serializer.normalized(key)
             key_group = self.key_serializer.key_group_of(key, self.number_of_key_groups)
         if not self._first <= key_group <= self._last:
-            raise _foreign_key_error(key, key_group, self.key_group_range)
+            raise InvalidConfigurationError(
+                f"Expected a key of the key groups {self._first} to {self._last}, found {key!r} of key group {key_group}; "
+                f"partition the keys by key group."
+            )
         context = self._context
         context.key = key
         context.key_group = key_group
@@ -382,17 +382,15 @@ class AbstractKeyedStateBackend(ABC):
 
     def _created(self, descriptor: StateDescriptor[Any], state: RegisteredState, namespace: str) -> State:
         """Return a new state of a descriptor over the table of its name."""
-        table, context, values = self._tables[state.name], self._context, StateValues(state, self.operator_name)
+        table, of_key = self._tables[state.name], (self._context, namespace, state, descriptor, self.operator_name)
         ttl = None if state.ttl is None else TimeToLive(state.ttl, self._now_ms)
-        if state.key_serializer is not None:
-            check_null_key = partial(state.key_serializer.to_arrow, [None])
-            entries = table if ttl is None else TtlEntries(table, ttl)
-            return MapState(entries, context, namespace, values, check_null_key)
-        if state.kind is StateKind.LIST and ttl is not None:
-            return TtlListState(table, context, namespace, values, descriptor, time_to_live=ttl)
+        if ttl is not None and state.kind is StateKind.LIST:
+            return TtlListState(table, *of_key, time_to_live=ttl)
+        if ttl is not None:
+            table = TtlEntries(table, ttl) if state.is_map else TtlCells(table, ttl)
         has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
-        kind = DefaultedValueState if has_default else _CELL_STATES[state.kind]
-        return kind(table if ttl is None else TtlCells(table, ttl), context, namespace, values, descriptor)
+        kind = DefaultedValueState if has_default else _STATES[state.kind]
+        return kind(table, *of_key)
 
 
 def _require_namespace(namespace: str | None) -> None:
@@ -402,19 +400,13 @@ def _require_namespace(namespace: str | None) -> None:
         )
 
 
-def _foreign_key_error(key: Any, key_group: int, owned: KeyGroupRange) -> InvalidConfigurationError:
-    return InvalidConfigurationError(
-        f"Expected a key of the key groups {owned.start} to {owned.end}, found {key!r} of key group {key_group}; partition "
-        f"the keys by key group."
-    )
-
-
-_CELL_STATES: Mapping[StateKind, type[CellState]] = {
+_STATES: Mapping[StateKind, type[State]] = {
     StateKind.VALUE: ValueState,
     StateKind.LIST: ListState,
     StateKind.REDUCING: ReducingState,
     StateKind.AGGREGATING: AggregatingState,
     StateKind.FOLDING: FoldingState,
+    StateKind.MAP: MapState,
 }
 
 

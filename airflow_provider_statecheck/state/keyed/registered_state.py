@@ -90,36 +90,6 @@ class RegisteredState:
         )
 
 
-class StateValues:
-    """
-    Conversion between values and frozen cells, equal for all backends.
-
-    Stored cells share no mutable objects with user code. Modifying a value after a write or a read does not change the
-    state.
-
-    :param operator: Operator name for errors.
-    """
-
-    __slots__ = ("_operator", "_state", "freeze", "own_user_key", "thaw")
-
-    def __init__(self, state: RegisteredState, operator: str) -> None:
-        self._state = state
-        self._operator = operator
-        # Called for each element. A ``thaw`` of ``None`` saves the call for immutable values.
-        freezing = state.serializer.freezing()
-        self.freeze = freezing.freeze
-        self.thaw = freezing.thaw
-        self.own_user_key = None if state.key_serializer is None else own_user_key_with(state.key_serializer)
-
-    def thawed(self, cell: Any) -> Any:
-        """Return the value of a frozen cell, ``None`` for ``None``."""
-        return cell if self.thaw is None or cell is None else self.thaw(cell)
-
-    def misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
-        """Return the error of a value that does not fit the type of the state."""
-        return misfit(self._state.title, self._operator, error, key=key)
-
-
 NO_KEY_GROUP = -1
 
 

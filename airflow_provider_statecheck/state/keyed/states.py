@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
@@ -20,12 +20,11 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
     KeyContext,
     RegisteredState,
     StateTable,
-    StateValues,
     misfit,
     no_key,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.serializers.nested_columns import conformed
+from airflow_provider_statecheck.state.serializers.nested_columns import conformed, filled
 from airflow_provider_statecheck.state.serializers.value_checks import has_requirements, require_values
 
 T = TypeVar("T")
@@ -34,47 +33,73 @@ Out = TypeVar("Out")
 Acc = TypeVar("Acc")
 
 
-class State(Protocol):
-    """State of the current key. Each access raises ``CoordinatorError`` without a current key."""
-
-    def clear(self) -> None:
-        """Remove the state of the current key."""
-        ...
-
-
-class CellState:
+class State:
     """
-    Access to the cell of the current key.
+    State of the current key. Each access raises ``CoordinatorError`` without a current key.
 
-    A cell is the frozen form of a value. The methods of the table are bound once, because each element accesses them.
+    Stored cells share no mutable objects with user code: modifying a value after a write or a read does not change the
+    state. The methods of the table are bound once, because each element accesses them.
 
-    :param values: Conversion between values and cells.
+    :param state: Types of the state.
     :param descriptor: Descriptor with the default or the functions of the state.
+    :param operator: Operator name for errors; empty if unknown.
     """
 
-    __slots__ = ("_context", "_descriptor", "_freeze", "_get", "_namespace", "_put", "_remove", "_thaw", "_values")
+    __slots__ = (
+        "_context",
+        "_descriptor",
+        "_freeze",
+        "_get",
+        "_namespace",
+        "_operator",
+        "_put",
+        "_remove",
+        "_state",
+        "_table",
+        "_thaw",
+    )
 
     def __init__(
-        self, table: StateTable, context: KeyContext, namespace: str, values: StateValues, descriptor: Any
+        self, table: Any, context: KeyContext, namespace: str, state: RegisteredState, descriptor: Any, operator: str
     ) -> None:
         self._context = context
-        self._descriptor = descriptor
         self._namespace = namespace
-        self._values = values
-        self._freeze = values.freeze
-        self._thaw = values.thaw
+        self._state = state
+        self._descriptor = descriptor
+        self._operator = operator
+        freezing = state.serializer.freezing()
+        self._freeze = freezing.freeze
+        # ``None`` saves the call for immutable values.
+        self._thaw = freezing.thaw
+        self._table = table
         self._get = table.get
         self._put = table.put
         self._remove = table.remove
 
     def clear(self) -> None:
         """Remove the state of the current key."""
-        self._context.require()
-        self._remove(self._context.key, self._context.key_group, self._namespace)
+        self._remove(*self._scope())
+
+    def _scope(self) -> tuple[Any, int, str]:
+        context = self._context
+        if context.key_group < 0:
+            raise no_key()
+        return context.key, context.key_group, self._namespace
+
+    def _thawed(self, cell: Any) -> Any:
+        return cell if self._thaw is None or cell is None else self._thaw(cell)
+
+    def _misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
+        return misfit(self._state.title, self._operator, error, key=key)
+
+
+class CellState(State):
+    """Access to the cell of the current key, the frozen form of a value."""
+
+    __slots__ = ()
 
     def _value(self) -> Any:
-        cell, thaw = self._cell(), self._thaw
-        return cell if thaw is None or cell is None else thaw(cell)
+        return self._thawed(self._cell())
 
     def _set_value(self, value: Any) -> None:
         self._set_cell(self._frozen(value))
@@ -83,7 +108,7 @@ class CellState:
         try:
             return self._freeze(value)
         except UnsupportedStateError as error:
-            raise self._values.misfit(self._context.key, error) from error
+            raise self._misfit(self._context.key, error) from error
 
     def _cell(self) -> Any:
         context = self._context
@@ -129,7 +154,7 @@ class ValueState(CellState, Generic[T]):
         try:
             cell = self._freeze(value)
         except UnsupportedStateError as error:
-            raise self._values.misfit(context.key, error) from error
+            raise self._misfit(context.key, error) from error
         self._put(context.key, context.key_group, self._namespace, cell)
 
 
@@ -141,7 +166,7 @@ class DefaultedValueState(ValueState[T]):
     def value(self) -> T | None:
         """Return the value, or a copy of the default if the key has none."""
         cell = self._cell()
-        value: T | None = self._descriptor.default if cell is None else self._values.thawed(cell)
+        value: T | None = self._descriptor.default if cell is None else self._thawed(cell)
         return value
 
 
@@ -333,7 +358,7 @@ class AggregatingState(AddingState[In, Out], Generic[In, Out]):
         if current is None:
             self._set_cell(added)
         else:
-            self._set_value(self._functions.merge(self._values.thawed(current), self._values.thawed(added)))
+            self._set_value(self._functions.merge(self._thawed(current), self._thawed(added)))
 
     def _added(self, accumulator: Any, value: In) -> Any:
         functions = self._functions
@@ -400,7 +425,7 @@ class BatchState:
         """
         self._require_owned(keys)
         values = self._table.get_batch(keys)
-        return values if self._default is None else _with_default(values, self._default)
+        return values if self._default is None else filled(values, self._default)
 
     def put(self, keys: KeyBatch, values: Any) -> None:
         """
@@ -445,10 +470,3 @@ def _require_ordered(key_groups: Any) -> None:
         raise InvalidConfigurationError(
             "Expected keys in the order of their key groups, found another order; sort them by key group."
         )
-
-
-def _with_default(values: Any, default: Any) -> Any:
-    if not values.null_count:
-        return values
-    rows = pc.if_else(pc.is_null(values), len(values), pa.array(range(len(values)), pa.int64()))
-    return pa.concat_arrays([values, default]).take(rows)
