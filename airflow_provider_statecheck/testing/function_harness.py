@@ -18,8 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.backends.loading import backend_of_stage
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend, StateEnvironment
+from airflow_provider_statecheck.state.backends import StateBackend, StateEnvironment, backend_of_stage
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,

@@ -73,7 +73,7 @@ from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+    from airflow_provider_statecheck.state.backends import StateEnvironment
 
 _COPIED_AT_ONCE = 8 << 20
 

@@ -50,7 +50,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+    from airflow_provider_statecheck.state.backends import StateEnvironment
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 T = TypeVar("T")

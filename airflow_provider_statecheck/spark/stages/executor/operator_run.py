@@ -27,7 +27,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedOperator
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.contexts import KeyedBatchContext, KeyedContext, TaskInfo
 from airflow_provider_statecheck.state.functions.user_functions import (

@@ -42,7 +42,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, decode_meta, encode_meta
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,

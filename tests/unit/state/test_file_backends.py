@@ -30,14 +30,14 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.state.backends.loading import (
+from airflow_provider_statecheck.state.backends import (
     AbstractFileStateBackend,
     ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
     load_state_backend,
+    restoring,
 )
-from airflow_provider_statecheck.state.backends.state_backend import restoring
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
