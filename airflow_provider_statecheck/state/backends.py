@@ -193,18 +193,17 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
-        backend = ArrowKeyedStateBackend(
-            environment,
-            key_serializer,
-            number_of_key_groups,
-            key_group_range,
-            settings=self.settings,
-            incremental=self.incremental is not False,
-            streams=self.streams,
-        )
         with _restoring(operator_identifier):
-            backend.restore(restored)
-        return backend
+            return ArrowKeyedStateBackend(
+                environment,
+                key_serializer,
+                number_of_key_groups,
+                key_group_range,
+                restored,
+                settings=self.settings,
+                incremental=self.incremental is not False,
+                streams=self.streams,
+            )
 
     @override
     def create_operator_state_backend(

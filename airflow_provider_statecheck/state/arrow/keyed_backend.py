@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError
-from airflow_provider_statecheck.lazy import np
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
@@ -75,8 +74,6 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.backends import StateEnvironment
 
-_COPIED_AT_ONCE = 8 << 20
-
 
 class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     """
@@ -86,6 +83,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     backend was restored from them. Reads and later snapshots need these files: those of a checkpoint may be deleted only after
     the backend was notified of a later one, and no snapshot captured before is still being written.
 
+    :param restored: Handles to restore. Only the metadata of their files is read; raises also as :func:`restored_files`.
     :param settings: Sizes and compression; the defaults if ``None``.
     :param incremental: Whether snapshots reference the files of earlier ones.
     :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
@@ -98,6 +96,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
+        restored: Sequence[KeyedStateHandle] = (),
         *,
         settings: ArrowStateSettings | None = None,
         incremental: bool = True,
@@ -105,36 +104,19 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     ) -> None:
         super().__init__(environment, key_serializer, number_of_key_groups, key_group_range)
         self._storage = environment.storage
-        self._schemas = environment.schemas
         self._settings = settings or ArrowStateSettings()
         self._spill = LocalSpill()
         files = PartBytes(self._storage.allowing(self._spill.uri))
         self._reading = Reading(files, BlockCache(self._settings.cache_bytes), self._settings)
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
-        self._carried: dict[str, StateFiles] = {}
-        self._exclusive: frozenset[StreamStateHandle] = frozenset()
+        # This subtask writes a state without files in the format of the others, because one may later restore the files of all.
+        known = () if environment.schemas is None else environment.schemas.keyed
+        found = restored_files(restored, self._storage, key_serializer, number_of_key_groups, key_group_range)
+        self._carried = {state.name: StateFiles(state, ()) for state in known} | found
+        self._exclusive = frozenset(stream for handle in restored for _, stream in handle.private)
         self._incremental = incremental
         self._streams = streams
-
-    def restore(self, handles: Sequence[KeyedStateHandle]) -> None:
-        """
-        Restore the state of handles. Only the metadata of their files is read.
-
-        :raises CheckpointNotFoundError: if snapshot metadata is missing.
-        :raises CorruptStateError: if snapshot metadata is corrupt.
-        :raises IncompatibleCheckpointError: if a backend outside of this package or a newer version wrote the state, or
-            with another number of key groups.
-        :raises StateMigrationError: if the keys have another type.
-        :raises StorageError: if the storage fails.
-        """
-        found = restored_files(
-            handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
-        )
-        # This subtask writes a state without files in the format of the others, because one may later restore the files of all.
-        known = () if self._schemas is None else self._schemas.keyed
-        self._carried = {state.name: StateFiles(state, ()) for state in known} | found
-        self._exclusive = frozenset(stream for handle in handles for _, stream in handle.private)
 
     def advance_to(self, key_group: int) -> None:
         for table in self._tables.values():
@@ -218,11 +200,11 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         restored = self._carried.get(state.name) or StateFiles(state.schema(), ())
         form = StateRowForm(state, restored.state, layout, self._now_ms())
         for part in chain.from_iterable(restored.runs):
-            form.require(part)
+            form.migration(part.state)
         runs = StateRuns(form, self._reading, restored.runs)
         self._carried.pop(state.name, None)
         table = ArrowMapTable if state.is_map else ArrowValueTable
-        return table(state, self.key_serializer, runs, self._memory_budget, self._spill_if_full)
+        return table(self.key_serializer, runs, self._memory_budget, self._spill_if_full)
 
     def _positions_of(self, files: StateFiles) -> Iterator[Any]:
         """Return the rows of a state without values, in the types in which they were written."""
@@ -316,8 +298,8 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
     def _copied(self, part: Part) -> Parts:
         run = FileRun((part,), Reading(self.reading.files), RowForm())
-        tables = (table for blocks in _read_together(part) for table in run.tables(blocks))
-        return self._written_by(PartWriter(part.schema, part.state, self._open, self.reading.settings), tables)
+        writer = PartWriter(part.schema, part.state, self._open, self.reading.settings)
+        return self._written_by(writer, run.all_tables())
 
     def _write_run(self, state: StateRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
         writer = state.writer(merged, self._open, keep_deletions=keep_deletions)
@@ -381,13 +363,6 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
     def _require_running(self) -> None:
         if self._is_cancelled:
             raise _cancelled_error()
-
-
-def _read_together(part: Part) -> Iterator[list[int]]:
-    """Return the numbers of the blocks of a part, in lists of about ``_COPIED_AT_ONCE`` bytes."""
-    ends = np.cumsum(part.blocks["length"]) // _COPIED_AT_ONCE
-    for _, blocks in groupby(range(len(ends)), key=lambda block: int(ends[block])):
-        yield list(blocks)
 
 
 def _cancelled_error() -> SnapshotCancelledError:

@@ -31,7 +31,6 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.lazy import np, pa
-from airflow_provider_statecheck.state.arrow.layout import NAMESPACE
 from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
@@ -82,11 +81,6 @@ class Part:
     def key_groups(self) -> Any:
         """Return the key group of each block, as a numpy array."""
         return self.firsts.column(0).to_numpy()
-
-    @property
-    def has_namespaces(self) -> bool:
-        """Return whether the rows have a namespace column."""
-        return NAMESPACE in self.schema.names
 
     def within(self, owned: KeyGroupRange) -> Part | None:
         """Return this part with only the blocks of a range of key groups, or ``None`` if it has none."""
@@ -238,14 +232,10 @@ def _location(handle: FileStateHandle | SegmentFileStateHandle) -> tuple[str, in
     return handle.uri, handle.start
 
 
-def shown_location(handle: StreamStateHandle) -> str:
-    """Return the file of a handle for messages."""
-    return "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
-
-
 def corrupt_part(part: Part, what: str, found: str) -> CorruptStateError:
     """Return the error of a part whose bytes are not those that were written."""
-    uri = shown_location(part.handle)
+    handle = part.handle
+    uri = "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
     return CorruptStateError(
         f"Expected {what} of state {part.state.name} in {uri}, found {found}; the file is corrupt or truncated, restore from "
         f"another checkpoint.",

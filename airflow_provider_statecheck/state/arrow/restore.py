@@ -176,40 +176,37 @@ class StateRowForm(RowForm):
         self._now_ms = now_ms
         self._migrations: list[tuple[StateSchema, CellMigration | None]] = []
 
-    def require(self, part: Part) -> None:
-        """
-        Require a part with compatible types.
-
-        :raises StateMigrationError: if the types are incompatible.
-        """
-        self._migration(part.state)
-
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
         """
         Return the rows in the current types. Expired rows become tombstones.
 
         :raises StateMigrationError: if the migrated user keys of a map have another order.
         """
-        migration = self._migration(part.state)
+        migration = self.migration(part.state)
         if migration is not None:
             table = self._migrated(migration, table)
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
     def firsts(self, part: Part) -> Any:
-        table, migration = part.firsts, self._migration(part.state)
+        table, migration = part.firsts, self.migration(part.state)
         if migration is not None and migration.migrate_keys is not None:
             index = table.schema.get_field_index(USER_KEY)
             table = table.set_column(index, USER_KEY, migration.migrate_keys(single(table.column(index))))
         return table
 
     def deletions(self, part: Part) -> int:
-        migration = self._migration(part.state)
+        migration = self.migration(part.state)
         return part.deletions if migration is None or not migration.lets_expire else max(1, part.deletions)
 
     def is_current(self, part: Part) -> bool:
-        return self._migration(part.state) is None
+        return self.migration(part.state) is None
 
-    def _migration(self, old: StateSchema) -> CellMigration | None:
+    def migration(self, old: StateSchema) -> CellMigration | None:
+        """
+        Return the migration of rows with a schema, or ``None`` if they are current.
+
+        :raises StateMigrationError: if the types are incompatible.
+        """
         for known, migration in self._migrations:
             if known is old or known == old:
                 return migration

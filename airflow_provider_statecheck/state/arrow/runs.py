@@ -51,6 +51,7 @@ FoundRow = tuple[Block, int]
 
 _BLOCK_ROWS = 1 << 16
 _CHUNK_BLOCKS = 64
+_BYTES_AT_ONCE = 8 << 20
 _BLOCK_INDEX_BYTES = 400
 """Size of the tuples that locate a block in memory, in bytes."""
 _DENSE_KEYS_PER_BLOCK = 2
@@ -118,7 +119,7 @@ class FileRun(SortedRun):
         self.raw_bytes = sum(part.raw_bytes for part in parts)
         self.deletions = sum(form.deletions(part) for part in parts)
         self.is_current = all(form.is_current(part) for part in parts)
-        self.has_namespaces = any(part.has_namespaces for part in parts)
+        self.has_namespaces = any(NAMESPACE in part.schema.names for part in parts)
         self._parquet: dict[str, RowGroups] = {}
 
     @cached_property
@@ -178,6 +179,12 @@ class FileRun(SortedRun):
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         return self._tables(numbers, memoryview)
+
+    def all_tables(self) -> Iterator[Any]:
+        """Return all blocks as tables, and read about ``_BYTES_AT_ONCE`` at once."""
+        ends = np.cumsum(np.concatenate([part.blocks["length"] for part in self.parts])) // _BYTES_AT_ONCE
+        for _, numbers in groupby(range(len(ends)), key=ends.tolist().__getitem__):
+            yield from self.tables(list(numbers))
 
     def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
         locations = (self._block_locations[number] for number in numbers)

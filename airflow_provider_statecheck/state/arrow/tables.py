@@ -38,7 +38,7 @@ from airflow_provider_statecheck.state.arrow.state_runs import (
     merge_tables,
     without_tombstones,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
@@ -70,17 +70,11 @@ class TableCore(ABC):
     """
 
     def __init__(
-        self,
-        state: RegisteredState,
-        keys: KeySerializer,
-        runs: StateRuns,
-        budget_bytes: Callable[[], int],
-        on_seal: Callable[[], None],
+        self, keys: KeySerializer, runs: StateRuns, budget_bytes: Callable[[], int], on_seal: Callable[[], None]
     ) -> None:
-        self.state = state
         self.runs = runs
         self._keys = keys
-        self._freezing = state.cells
+        self._freezing = runs.state.cells
         self._budget_bytes = budget_bytes
         self._on_seal = on_seal
         self._cells: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
@@ -89,7 +83,7 @@ class TableCore(ABC):
         self._key_groups: dict[Any, int] = {}
         self._read_ahead = ReadAhead()
         self._limit = _INITIAL_LIMIT
-        self._positions = PositionEncoder(keys, state.key_serializer)
+        self._positions = PositionEncoder(keys, runs.state.key_serializer)
 
     def advance_to(self, key_group: int) -> None:
         """Seal the changes if that frees enough memory."""
@@ -115,6 +109,14 @@ class TableCore(ABC):
             self._limit = _INITIAL_LIMIT
             self._on_seal()
 
+    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
+        """
+        Read the cells of keys without a namespace for fast access.
+
+        :param key_list: Keys as Python values, in the same order.
+        """
+        self._read_ahead = ReadAhead(set(key_list), self._stored_cells(self._normalized(keys), key_list))
+
     def keys(self, namespace: str) -> Iterator[Any]:
         """Return the distinct keys of a namespace. Later changes are not visible."""
         self.seal()
@@ -125,6 +127,10 @@ class TableCore(ABC):
         """Return the number of pairs of key and namespace with state."""
         self.seal()
         return count_owners(self.runs.rows())
+
+    @abstractmethod
+    def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
+        """Return the cells of keys in the runs, by key."""
 
     @abstractmethod
     def _rows_of(self, namespace: str, cells: Any) -> Any:
@@ -221,18 +227,12 @@ class ArrowValueTable(TableCore):
         self.runs.add(table)
         self._on_seal()
 
-    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
-        """
-        Read the values of keys for fast access by :meth:`get`.
-
-        :param key_list: Keys as Python values, in the same order.
-        """
-        ahead = ReadAhead(set(key_list))
-        for found in live_values(self.runs, self._normalized(keys)):
+    def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
+        stored: dict[Any, Any] = {}
+        for found in live_values(self.runs, keys):
             cells = self._freezing.read(single(found.rows.column(VALUE)))
-            owners = [key_list[index] for index in found.keys.tolist()]
-            ahead.cells.update(zip(owners, cells, strict=True))
-        self._read_ahead = ahead
+            stored.update(zip([key_list[index] for index in found.keys.tolist()], cells, strict=True))
+        return stored
 
     def _load(self, key: Any, key_group: int, namespace: str) -> Any:
         found = newest_row(self.runs.all, Target(self._positions.key(key, key_group), namespace))
@@ -262,8 +262,8 @@ class ArrowMapTable(TableCore):
 
     @cached_property
     def _user_key_serializer(self) -> TypeSerializer[Any]:
-        assert self.state.key_serializer is not None  # noqa: S101 - the state is a map
-        return self.state.key_serializer
+        assert self.runs.state.key_serializer is not None  # noqa: S101 - the state is a map
+        return self.runs.state.key_serializer
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         value = self._find(key, key_group, namespace, user_key)
@@ -304,19 +304,14 @@ class ArrowMapTable(TableCore):
         for user_key, _ in self.entries(key, key_group, namespace):
             self.remove(key, key_group, namespace, user_key)
 
-    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
-        """
-        Read the entries of keys for fast access by :meth:`get`.
-
-        :param key_list: Keys as Python values, in the same order.
-        """
-        ahead = ReadAhead(set(key_list))
-        for found in live_entries(self.runs, self._normalized(keys)):
+    def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
+        stored: dict[Any, dict[Any, Any]] = {}
+        for found in live_entries(self.runs, keys):
             cells = self._freezing.read(single(found.rows.column(VALUE)))
             user_keys = self._user_key_serializer.from_arrow(single(found.rows.column(USER_KEY)))
             for index, user_key, cell in zip(found.keys.tolist(), user_keys, cells, strict=True):
-                ahead.cells.setdefault(key_list[index], {})[user_key] = cell
-        self._read_ahead = ahead
+                stored.setdefault(key_list[index], {})[user_key] = cell
+        return stored
 
     def _changed_entries(self, key: Any, namespace: str) -> dict[Any, Any]:
         entries: dict[Any, Any] = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS)

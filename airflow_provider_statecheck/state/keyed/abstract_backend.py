@@ -85,11 +85,6 @@ class SnapshotResult(Generic[Handle]):
         """Return the result of a snapshot without state."""
         return cls()
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there was no state."""
-        return self.handle is None
-
 
 class StateSnapshot(Protocol[Handle]):
     """Captured state that is not written yet. Later changes are not included."""
@@ -310,9 +305,7 @@ class AbstractKeyedStateBackend(ABC):
         """
         self.get_partitioned_state(descriptor)
         state = self._registered[descriptor.name]
-        return BatchState(
-            descriptor, state, self._tables[state.name], self.key_group_range, self._now_ms, self.operator_name
-        )
+        return BatchState(descriptor, state, self._unexpired(state), self.key_group_range, self.operator_name)
 
     def registered_states(self) -> tuple[RegisteredState, ...]:
         """Return the states with a descriptor, in the order of registration."""
@@ -382,15 +375,20 @@ class AbstractKeyedStateBackend(ABC):
 
     def _created(self, descriptor: StateDescriptor[Any], state: RegisteredState, namespace: str) -> State:
         """Return a new state of a descriptor over the table of its name."""
-        table, of_key = self._tables[state.name], (self._context, namespace, state, descriptor, self.operator_name)
-        ttl = None if state.ttl is None else TimeToLive(state.ttl, self._now_ms)
-        if ttl is not None and state.kind is StateKind.LIST:
-            return TtlListState(table, *of_key, time_to_live=ttl)
-        if ttl is not None:
-            table = TtlEntries(table, ttl) if state.is_map else TtlCells(table, ttl)
+        table, of_key = self._unexpired(state), (self._context, namespace, state, descriptor, self.operator_name)
+        if state.ttl is not None and state.kind is StateKind.LIST:
+            return TtlListState(table, *of_key, time_to_live=TimeToLive(state.ttl, self._now_ms))
         has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
         kind = DefaultedValueState if has_default else _STATES[state.kind]
         return kind(table, *of_key)
+
+    def _unexpired(self, state: RegisteredState) -> Any:
+        """Return the table of a state, which hides expired cells but not expired elements of lists."""
+        table = self._tables[state.name]
+        if state.ttl is None or state.kind is StateKind.LIST:
+            return table
+        ttl = TimeToLive(state.ttl, self._now_ms)
+        return TtlEntries(table, ttl) if state.is_map else TtlCells(table, ttl)
 
 
 def _require_namespace(namespace: str | None) -> None:

@@ -8,14 +8,14 @@ not change the state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.descriptors import AggregateFunction, StateDescriptor, StateKind
-from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
+from airflow_provider_statecheck.state.keyed.expiry import TimeToLive
 from airflow_provider_statecheck.state.keyed.registered_state import (
     KeyContext,
     RegisteredState,
@@ -181,7 +181,7 @@ class ListState(CellState, Generic[T]):
 
     def get(self) -> Iterable[T]:
         """Return the elements in the order in which they were added."""
-        return self._thawed(self._cell() or ())
+        return self._elements_of(self._cell() or ())
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over the elements."""
@@ -230,7 +230,7 @@ class ListState(CellState, Generic[T]):
     def _stored(self, elements: list[T]) -> list[Any]:
         return list(map(self._frozen, elements))
 
-    def _thawed(self, cells: Iterable[Any]) -> tuple[T, ...]:
+    def _elements_of(self, cells: Iterable[Any]) -> tuple[T, ...]:
         return tuple(cells if self._thaw is None else map(self._thaw, cells))
 
     def _replace(self, stored: list[Any]) -> None:
@@ -281,7 +281,7 @@ class TtlListState(ListState[T]):
         live = self._ttl.after_read(cell)
         if live is not cell:
             self._replace(live)
-        return self._thawed(element.value for element in (cell if self._ttl.shows_expired else live))
+        return self._elements_of(element.value for element in (cell if self._ttl.shows_expired else live))
 
     def _stored(self, elements: list[T]) -> list[Any]:
         return [self._ttl.stamped(cell) for cell in super()._stored(elements)]
@@ -388,7 +388,7 @@ class BatchState:
 
     It shares its cells with the state of single keys.
 
-    :param now_ms: Returns the time for expiry in milliseconds.
+    :param table: Table of the state, without expired cells.
     :param operator: Operator name for errors.
     :raises InvalidConfigurationError: for a list, map or folding state.
     """
@@ -399,7 +399,6 @@ class BatchState:
         state: RegisteredState,
         table: StateTable,
         key_group_range: KeyGroupRange,
-        now_ms: Callable[[], int],
         operator: str,
     ) -> None:
         if state.kind not in _BATCH_KINDS:
@@ -407,7 +406,7 @@ class BatchState:
                 f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
                 f"key."
             )
-        self._table = table if state.ttl is None else TtlCells(table, TimeToLive(state.ttl, now_ms))
+        self._table = table
         self._state = state
         self._arrow_type = state.serializer.arrow_type
         snapshot = state.serializer.snapshot()

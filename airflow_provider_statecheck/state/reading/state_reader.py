@@ -39,8 +39,6 @@ MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
 CHANGE, BEFORE, AFTER = "change", "before", "after"
 _RESERVED = frozenset({KEY_GROUP, EXPIRES_AT, NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
-_BLOCKS_AT_ONCE = 64
-"""Blocks of a state file per table."""
 
 
 def read_state(
@@ -160,10 +158,7 @@ class StateReader:
     def written(self, parts: Parts) -> Iterator[Any]:
         """Return all rows of the parts, including deletion markers."""
         with closing(PartBytes(self._storage)) as files:
-            run = FileRun(parts, Reading(files), self.form)
-            count = len(run.block_rows)
-            for start in range(0, count, _BLOCKS_AT_ONCE):
-                yield from run.tables(range(start, min(count, start + _BLOCKS_AT_ONCE)))
+            yield from FileRun(parts, Reading(files), self.form).all_tables()
 
     @cached_property
     def form(self) -> StateRowForm:
