@@ -123,17 +123,11 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
             table.advance_to(key_group)
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """
-        Read all registered states of the keys at once.
-
-        Later accesses to these keys need no search, until the next call. Other keys are looked up one by one.
-        """
         key_list = self.key_serializer.from_columns(keys.columns)
         for table in self._tables.values():
             table.prefetch(keys, key_list)
 
     def num_entries(self) -> int:
-        """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
         carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
         own: Iterator[int] = (table.num_entries() for table in self._tables.values())
         return sum(own) + sum(carried)
@@ -167,15 +161,11 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
             for captured, files in zip(snapshot.states, snapshot.files, strict=False):
                 captured.state.confirm(captured, files.runs)
             for before, after in zip(snapshot.carried, snapshot.carried_files, strict=False):
-                self._move(before, after)
-
-    def _move(self, before: StateFiles, after: StateFiles) -> None:
-        """Use other files of a restored state that had no descriptor when they were written."""
-        name = before.state.name
-        if self._carried.get(name) is before:
-            self._carried[name] = after
-        elif name in self._tables:
-            self._tables[name].runs.move(before.runs, after.runs)
+                name = before.state.name
+                if self._carried.get(name) is before:
+                    self._carried[name] = after
+                elif name in self._tables:
+                    self._tables[name].runs.move(before.runs, after.runs)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Forget the files of an aborted checkpoint; later snapshots write their rows again."""
@@ -260,7 +250,9 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
             carried = tuple(map(self._stayed_or_copied, self.carried))
             named = [state for state in (*files, *carried) if state.runs]
             handle = self._handle(named) if named else None
-            self._finish()
+            with self._lock:
+                self._require_running()
+                self._is_done = True
         self.files, self.carried_files = files, carried
         new_bytes = sum(written.state_size for written in self._written)
         return SnapshotResult(handle, new_bytes, tuple(map(_size_of, named)))
@@ -354,11 +346,6 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
             if self._is_cancelled and isinstance(error, StateCheckError):
                 raise _cancelled_error() from error
             raise
-
-    def _finish(self) -> None:
-        with self._lock:
-            self._require_running()
-            self._is_done = True
 
     def _require_running(self) -> None:
         if self._is_cancelled:

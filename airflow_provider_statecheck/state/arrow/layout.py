@@ -315,6 +315,11 @@ class Block:
                 high = bisect_right(column, wanted, low, high)
         return low, high
 
+    @property
+    def num_deleted(self) -> int:
+        """Return the number of tombstones."""
+        return 0 if self._deleted is None else int(self._deleted.true_count)
+
     def is_deleted(self, row: int) -> bool:
         """Return whether a row is a tombstone."""
         return self._deleted is not None and bool(self._deleted[row].as_py())

@@ -71,12 +71,8 @@ class PartWriter:
         self._open_file = open_file or ArrowPartFile
         self._pending: Any = None
         self._file: PartFile | None = None
-        self._parts: list[Part] = []
-
-    @property
-    def parts(self) -> Parts:
-        """Return the complete parts."""
-        return tuple(self._parts)
+        self.parts: list[Part] = []
+        """Complete parts."""
 
     def write_all(self, tables: Iterable[Any]) -> Parts:
         """
@@ -94,7 +90,7 @@ class PartWriter:
             if self._file is not None:
                 self._file.abort()
             raise
-        return self.parts
+        return tuple(self.parts)
 
     def _append(self, table: Any) -> None:
         if table.num_rows == 0:
@@ -129,7 +125,7 @@ class PartWriter:
     def _close_file(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            self._parts.append(file.close(self._state))
+            self.parts.append(file.close(self._state))
 
 
 class PartFile(ABC):

@@ -196,7 +196,8 @@ class StateRowForm(RowForm):
 
     def deletions(self, part: Part) -> int:
         migration = self.migration(part.state)
-        return part.deletions if migration is None or not migration.lets_expire else max(1, part.deletions)
+        lets_expire = migration is not None and migration.lifetime_ms is not None and self.state.ttl is None
+        return max(1, part.deletions) if lets_expire else part.deletions
 
     def is_current(self, part: Part) -> bool:
         return self.migration(part.state) is None
@@ -210,13 +211,11 @@ class StateRowForm(RowForm):
         for known, migration in self._migrations:
             if known is old or known == old:
                 return migration
-        migration = None if old == self.schema else CellMigration.of(self._with_last_ttl(old), self.state, self._now_ms)
+        # Rows of all releases expire after the last known time to live.
+        rows = replace(old, ttl_ms=self._restored.ttl_ms) if old.expires and self._restored.expires else old
+        migration = None if old == self.schema else CellMigration.of(rows, self.state, self._now_ms)
         self._migrations.append((old, migration))
         return migration
-
-    def _with_last_ttl(self, old: StateSchema) -> StateSchema:
-        """Return the schema of the rows with the last known time to live."""
-        return replace(old, ttl_ms=self._restored.ttl_ms) if old.expires and self._restored.expires else old
 
     def _migrated(self, migration: CellMigration, table: Any) -> Any:
         columns = dict(zip(table.schema.names, table.columns, strict=True))
@@ -256,11 +255,6 @@ class CellMigration:
     """Time to live of the restored values in milliseconds; ``None`` if they do not carry the time of their last use."""
     now_ms: int
 
-    @property
-    def lets_expire(self) -> bool:
-        """Return whether the migration may find expired rows."""
-        return self.lifetime_ms is not None and self.state.ttl is None
-
     @classmethod
     def of(cls, old: StateSchema, new: RegisteredState, now_ms: int) -> CellMigration | None:
         """
@@ -276,7 +270,13 @@ class CellMigration:
 
     def migrated(self, cells: Any) -> tuple[Any, Any]:
         """Return migrated cells, and a boolean array that marks expired ones; ``None`` if no cell is expired."""
-        return self._lists(cells) if self.state.kind is StateKind.LIST else self._elements(cells)
+        if self.state.kind is not StateKind.LIST:
+            return self._elements(cells)
+        elements, expired = self._elements(cells.flatten())
+        if expired is None:
+            return with_elements(cells, elements), None
+        lists = lists_with(cells, elements, pc.invert(expired))
+        return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
 
     def _elements(self, elements: Any) -> tuple[Any, Any]:
         migrate = self.migrate or (lambda values: values)
@@ -289,10 +289,3 @@ class CellMigration:
             return timed_cells(new, times), None
         # A null timestamp belongs to a null value.
         return new, pc.fill_null(pc.less_equal(times, self.now_ms - self.lifetime_ms), True)
-
-    def _lists(self, cells: Any) -> tuple[Any, Any]:
-        elements, expired = self._elements(cells.flatten())
-        if expired is None:
-            return with_elements(cells, elements), None
-        lists = lists_with(cells, elements, pc.invert(expired))
-        return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))

@@ -241,7 +241,7 @@ class MemoryRun(SortedRun):
         pieces = (t.slice(start, _BLOCK_ROWS) for t in tables for start in range(0, t.num_rows, _BLOCK_ROWS))
         self._blocks = [Block(piece) for piece in pieces]
         self.raw_bytes = sum(block.nbytes for block in self._blocks)
-        self.deletions = sum(_count_deletions(block.table) for block in self._blocks)
+        self.deletions = sum(block.num_deleted for block in self._blocks)
         self.has_namespaces = any(NAMESPACE in block.table.schema.names for block in self._blocks)
 
     @cached_property
@@ -271,10 +271,6 @@ def _key_group(table: Any, row: int) -> int:
     return int(table.column(KEY_GROUP)[row].as_py())
 
 
-def _count_deletions(table: Any) -> int:
-    return pc.sum(table.column(DELETED)).as_py() or 0 if DELETED in table.schema.names else 0
-
-
 @dataclass(frozen=True, slots=True)
 class MatchedRows:
     """Rows of some keys."""
@@ -293,19 +289,15 @@ def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[M
         chunk = blocks[first : first + _CHUNK_BLOCKS]
         start = int(np.searchsorted(groups, run.block_key_groups[chunk[0]], "left"))
         end = int(np.searchsorted(groups, run.block_last_key_groups[chunk[-1]], "right"))
-        table = _read_blocks(layout, run, chunk)
+        tables = run.tables(chunk)
+        deleted = any(DELETED in table.schema.names for table in tables)
+        conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
+        table = pa.concat_tables(conformed).combine_chunks()
         wanted = tuple(single(column).slice(start, end - start) for column in keys.columns)
         indexes = _key_indexes([single(table.column(name)) for name in layout.key_names], wanted)
         rows = np.flatnonzero(indexes >= 0)
         if len(rows):
             yield MatchedRows(table.take(pa.array(rows)), indexes[rows] + start)
-
-
-def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
-    tables = run.tables(numbers)
-    deleted = any(DELETED in table.schema.names for table in tables)
-    conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
-    return pa.concat_tables(conformed).combine_chunks()
 
 
 def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
@@ -374,7 +366,9 @@ class PositionEncoder:
         self._keys = keys
         self._user_keys = user_keys
         self._is_scalar = len(keys.fields) == 1
-        self._is_naturally_ordered = _have_natural_order(keys.arrow_types)
+        # Python values of these types have the same order as rows.
+        plain = (pa.types.is_integer, pa.types.is_string, pa.types.is_binary)
+        self._is_naturally_ordered = all(any(test(each) for test in plain) for each in keys.arrow_types)
 
     def key(self, key: Any, key_group: int) -> Position:
         """Return the start of the sort key of a normalized key."""
@@ -391,11 +385,6 @@ class PositionEncoder:
         """
         assert self._user_keys is not None  # noqa: S101 - the state is a map
         return row_tuples(order_columns(self._user_keys.to_arrow([user_key]), nullable=True))[0]
-
-
-def _have_natural_order(types: Sequence[Any]) -> bool:
-    """Return whether Python values of the types have the same order as rows."""
-    return all(pa.types.is_integer(t) or pa.types.is_string(t) or pa.types.is_binary(t) for t in types)
 
 
 def rows_in(run: SortedRun, target: Target) -> Iterator[FoundRows]:

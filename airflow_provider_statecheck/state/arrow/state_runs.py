@@ -377,11 +377,7 @@ class LocalSpill:
     def __init__(self) -> None:
         self._path = Path(tempfile.gettempdir(), f"statecheck-state-{uuid.uuid4().hex}")
         self._is_created = False
-
-    @property
-    def uri(self) -> str:
-        """Return the URI of the directory."""
-        return f"file://{self._path}"
+        self.uri = f"file://{self._path}"
 
     def open_stream(self) -> LocalStream:
         """

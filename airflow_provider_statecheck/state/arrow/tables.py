@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -52,15 +51,6 @@ _REMOVED = object()
 """Marker of a removed value in memory."""
 
 
-@dataclass(slots=True)
-class ReadAhead:
-    """Prefetched cells of some keys, without a namespace."""
-
-    keys: set[Any] = field(default_factory=set)
-    cells: dict[Any, Any] = field(default_factory=dict)
-    """Cells by key. A prefetched key that is absent has none."""
-
-
 class TableCore(ABC):
     """
     Changes and runs of one state, common to all tables.
@@ -81,30 +71,27 @@ class TableCore(ABC):
         """Changed cells by namespace and key; those of a map are dictionaries by user key."""
         self._void = self._cells[VOID_NAMESPACE]
         self._key_groups: dict[Any, int] = {}
-        self._read_ahead = ReadAhead()
+        self._prefetched: set[Any] = set()
+        self._prefetched_cells: dict[Any, Any] = {}
+        """Cells of the prefetched keys without a namespace; a key without state has none."""
         self._limit = _INITIAL_LIMIT
         self._positions = PositionEncoder(keys, runs.state.key_serializer)
 
     def advance_to(self, key_group: int) -> None:
         """Seal the changes if that frees enough memory."""
-        if self.is_changed and len(self._key_groups) >= self._limit // 4:
+        if len(self._key_groups) >= self._limit // 4:
             self.seal()
-
-    @property
-    def is_changed(self) -> bool:
-        """Return whether there are unsealed changes."""
-        return bool(self._key_groups)
 
     def seal(self) -> None:
         """Add the changes to the runs as sorted rows."""
-        if self.is_changed:
+        if self._key_groups:
             changes = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items() if cells]
             if changes:
                 self.runs.add(_joined_rows(self.runs.layout, changes))
             self._cells.clear()
             self._void = self._cells[VOID_NAMESPACE]
             # Prefetched cells of changed keys are outdated.
-            self._read_ahead.keys.difference_update(self._key_groups)
+            self._prefetched.difference_update(self._key_groups)
             self._key_groups.clear()
             self._limit = _INITIAL_LIMIT
             self._on_seal()
@@ -115,7 +102,8 @@ class TableCore(ABC):
 
         :param key_list: Keys as Python values, in the same order.
         """
-        self._read_ahead = ReadAhead(set(key_list), self._stored_cells(self._normalized(keys), key_list))
+        self._prefetched_cells = self._stored_cells(self._normalized(keys), key_list)
+        self._prefetched = set(key_list)
 
     def keys(self, namespace: str) -> Iterator[Any]:
         """Return the distinct keys of a namespace. Later changes are not visible."""
@@ -183,9 +171,8 @@ class ArrowValueTable(TableCore):
         value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
             return None if value is _REMOVED else value
-        ahead = self._read_ahead
-        if is_void and key in ahead.keys:
-            return ahead.cells.get(key)
+        if is_void and key in self._prefetched:
+            return self._prefetched_cells.get(key)
         return self._load(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
@@ -216,7 +203,7 @@ class ArrowValueTable(TableCore):
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
         self.seal()
-        self._read_ahead = ReadAhead()
+        self._prefetched, self._prefetched_cells = set(), {}
         values, keys = single(values), self._normalized(keys)
         groups = single(keys.key_groups).cast(pa.int32())
         columns = [single(column) for column in keys.columns]
@@ -241,7 +228,7 @@ class ArrowValueTable(TableCore):
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
         keys, deleted = list(cells), _tombstone_mask(cells.values())
         values = self._freezing.write([None if value is _REMOVED else value for value in cells.values()])
-        groups = _key_groups_of(keys, self._key_groups)
+        groups = pa.array([self._key_groups[key] for key in keys], pa.int32())
         return _changed_rows(
             self.runs.layout, groups, self._keys.to_columns_of_normalized(keys), namespace, values, deleted
         )
@@ -322,9 +309,8 @@ class ArrowMapTable(TableCore):
         value = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _UNKNOWN)
         if value is not _UNKNOWN:
             return value
-        ahead = self._read_ahead
-        if namespace == VOID_NAMESPACE and key in ahead.keys:
-            return ahead.cells.get(key, _NO_CELLS).get(user_key, _REMOVED)
+        if namespace == VOID_NAMESPACE and key in self._prefetched:
+            return self._prefetched_cells.get(key, _NO_CELLS).get(user_key, _REMOVED)
         return self._load(key, key_group, namespace, user_key)
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
@@ -334,9 +320,8 @@ class ArrowMapTable(TableCore):
 
     def _stored_entries(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
         """Return the entries of a key without unsealed changes."""
-        ahead = self._read_ahead
-        if namespace == VOID_NAMESPACE and key in ahead.keys:
-            known: dict[Any, Any] = ahead.cells.get(key, _NO_CELLS)
+        if namespace == VOID_NAMESPACE and key in self._prefetched:
+            known: dict[Any, Any] = self._prefetched_cells.get(key, _NO_CELLS)
             return known
         found: dict[Any, Any] = {}
         target = Target(self._positions.key(key, key_group), namespace)
@@ -357,7 +342,7 @@ class ArrowMapTable(TableCore):
         values = [value for entries in keys.values() for value in entries.values()]
         return _changed_rows(
             self.runs.layout,
-            _key_groups_of(owners, self._key_groups),
+            pa.array([self._key_groups[key] for key in owners], pa.int32()),
             self._keys.to_columns_of_normalized(owners),
             namespace,
             self._freezing.write([None if value is _REMOVED else value for value in values]),
@@ -407,8 +392,3 @@ def _tombstone_mask(values: Iterable[Any]) -> Any:
     """Return a boolean Arrow array that marks removed values, or ``None`` if there are none."""
     mask = [value is _REMOVED for value in values]
     return pa.array(mask, pa.bool_()) if any(mask) else None
-
-
-def _key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
-    """Return the key groups of keys as an Arrow array."""
-    return pa.array([key_groups[key] for key in keys], pa.int32())

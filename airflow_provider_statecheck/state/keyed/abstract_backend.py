@@ -272,7 +272,7 @@ class AbstractKeyedStateBackend(ABC):
 
     def get_keys(self, name: str, namespace: str = VOID_NAMESPACE) -> Iterator[Any]:
         """
-        Return the distinct keys that have state under a name.
+        Return the distinct keys that have state under a name, which may be expired.
 
         :raises InvalidConfigurationError: if the namespace is ``None``.
         """
@@ -316,7 +316,7 @@ class AbstractKeyedStateBackend(ABC):
         return (*(state.schema() for state in self._registered.values()), *self._unclaimed().values())
 
     def prefetch(self, keys: KeyBatch) -> None:  # noqa: B027
-        """Notify the backend that keys are accessed next, so that it can read all of their states at once."""
+        """Notify the backend that keys are accessed next, so that it can read all of their registered states at once."""
 
     def advance_to(self, key_group: int) -> None:  # noqa: B027
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
@@ -329,7 +329,7 @@ class AbstractKeyedStateBackend(ABC):
 
     @abstractmethod
     def num_entries(self) -> int:
-        """Return the number of pairs of key and namespace with state, summed over all states."""
+        """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
 
     @abstractmethod
     def snapshot(
@@ -364,11 +364,11 @@ class AbstractKeyedStateBackend(ABC):
         wanted = RegisteredState.of(descriptor)
         known = self._registered.get(wanted.name)
         if known is not None:
-            require_same_state(known, wanted)
+            _require_same_state(known, wanted)
             return known
         restored = self._unclaimed().get(wanted.name)
         if restored is not None:
-            wanted = reconfigured(wanted, restored)
+            wanted = _reconfigured(wanted, restored)
         self._tables[wanted.name] = self._create_table(wanted)
         self._registered[wanted.name] = wanted
         return wanted
@@ -411,12 +411,7 @@ _STATES: Mapping[StateKind, type[State]] = {
 _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
 
 
-def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
-    """
-    Require a descriptor that is equal to the first one of its name.
-
-    :raises InvalidConfigurationError: for another kind, other types or another time to live.
-    """
+def _require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
     difference = _difference(known, wanted)
     if difference:
         raise InvalidConfigurationError(
@@ -425,12 +420,8 @@ def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
         )
 
 
-def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
-    """
-    Return a state with serializers reconfigured for its restored data.
-
-    :raises StateMigrationError: for another kind or incompatible types.
-    """
+def _reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
+    """Return a state with serializers reconfigured for its restored data."""
     if restored.kind is not wanted.kind:
         raise StateMigrationError(
             f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use another "

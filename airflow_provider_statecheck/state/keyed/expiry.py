@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.descriptors import StateTtlConfig, StateVisibility, UpdateType
+from airflow_provider_statecheck.state.keyed.registered_state import MapTable, StateTable
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlValue
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
@@ -53,36 +54,29 @@ class TimeToLive:
         return pc.fill_null(pc.less_equal(pc.struct_field(stored, "last_access_ms"), oldest), False)
 
 
-class _TtlTable:
+class TtlCells:
     """
-    Table of ``TtlValue`` that hides expired values and removes those that it reads.
+    State table that hides expired values and removes those that it reads.
 
-    Its keys include those of expired values that were not removed yet.
+    :param table: Table of ``TtlValue``.
     """
 
-    def __init__(self, table: Any, time_to_live: TimeToLive) -> None:
+    def __init__(self, table: StateTable, time_to_live: TimeToLive) -> None:
         self._table = table
         self._ttl = time_to_live
         self.remove = table.remove
-        self.keys = table.keys
 
-    def get(self, *address: Any) -> Any:
+    def get(self, key: Any, key_group: int, namespace: str) -> Any:
         """Return the value, or ``None`` if there is none or it is expired."""
-        stored = self._table.get(*address)
-        return stored.value if stored is not None and self._is_visible(address, stored) else None
-
-    def _is_visible(self, address: tuple[Any, ...], stored: TtlValue) -> bool:
-        """Return whether a stored value is visible, after the read has renewed or removed it."""
+        stored = self._table.get(key, key_group, namespace)
+        if stored is None:
+            return None
         if self._ttl.is_expired(stored):
-            self._table.remove(*address)
-            return self._ttl.shows_expired
+            self.remove(key, key_group, namespace)
+            return stored.value if self._ttl.shows_expired else None
         if self._ttl.renews_on_read:
-            self._table.put(*address, self._ttl.stamped(stored.value))
-        return True
-
-
-class TtlCells(_TtlTable):
-    """State table whose values expire."""
+            self.put(key, key_group, namespace, stored.value)
+        return stored.value
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
         self._table.put(key, key_group, namespace, self._ttl.stamped(value))
@@ -106,31 +100,54 @@ class TtlCells(_TtlTable):
         self._table.put_batch(keys, self._ttl.stamped_column(values))
 
 
-class TtlEntries(_TtlTable):
-    """Map table whose entries expire separately."""
+class TtlEntries:
+    """
+    Map table that hides expired entries and removes those that it reads.
 
-    def __init__(self, table: Any, time_to_live: TimeToLive) -> None:
-        super().__init__(table, time_to_live)
+    :param table: Table of ``TtlValue``.
+    """
+
+    def __init__(self, table: MapTable, time_to_live: TimeToLive) -> None:
+        self._table = table
+        self._ttl = time_to_live
+        self.remove = table.remove
         self.clear = table.clear
 
-    def contains(self, *address: Any) -> bool:
+    def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
+        """Return the value of an entry, or ``None`` if there is none or it is expired."""
+        stored = self._table.get(key, key_group, namespace, user_key)
+        if stored is None or not self._is_visible(key, key_group, namespace, user_key, stored):
+            return None
+        return stored.value
+
+    def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
         """Return whether there is a visible entry."""
-        stored = self._table.get(*address)
-        return stored is not None and self._is_visible(address, stored)
+        stored = self._table.get(key, key_group, namespace, user_key)
+        return stored is not None and self._is_visible(key, key_group, namespace, user_key, stored)
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
         self._table.put(key, key_group, namespace, user_key, self._ttl.stamped(value))
 
-    def entries(self, *scope: Any) -> Iterator[tuple[Any, Any]]:
+    def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
         """Return the visible entries. Each is read when the iterator reaches it."""
-        entries = self._table.entries(*scope)
+        entries = self._table.entries(key, key_group, namespace)
         return (
-            (user_key, stored.value) for user_key, stored in entries if self._is_visible((*scope, user_key), stored)
+            (user_key, stored.value)
+            for user_key, stored in entries
+            if self._is_visible(key, key_group, namespace, user_key, stored)
         )
 
-    def is_empty(self, *scope: Any) -> bool:
+    def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
         """Return whether the key has no visible entry."""
-        return next(self.entries(*scope), None) is None
+        return next(self.entries(key, key_group, namespace), None) is None
+
+    def _is_visible(self, key: Any, key_group: int, namespace: str, user_key: Any, stored: TtlValue) -> bool:
+        if self._ttl.is_expired(stored):
+            self.remove(key, key_group, namespace, user_key)
+            return self._ttl.shows_expired
+        if self._ttl.renews_on_read:
+            self.put(key, key_group, namespace, user_key, stored.value)
+        return True
 
 
 def timed_cells(values: Any, times: Any) -> Any:

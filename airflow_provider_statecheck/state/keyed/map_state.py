@@ -7,9 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.keyed.registered_state import (
-    KeyContext,
     MapTable,
-    RegisteredState,
     no_key,
     own_user_key_with,
 )
@@ -31,13 +29,11 @@ class MapState(State, Generic[K, V]):
     __slots__ = ("_own_user_key", "_user_keys")
     _table: MapTable
 
-    def __init__(
-        self, table: Any, context: KeyContext, namespace: str, state: RegisteredState, descriptor: Any, operator: str
-    ) -> None:
-        super().__init__(table, context, namespace, state, descriptor, operator)
-        assert state.key_serializer is not None  # noqa: S101 - the state is a map
-        self._user_keys = state.key_serializer
-        self._own_user_key = own_user_key_with(state.key_serializer)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        assert self._state.key_serializer is not None  # noqa: S101 - the state is a map
+        self._user_keys = self._state.key_serializer
+        self._own_user_key = own_user_key_with(self._user_keys)
 
     def get(self, user_key: K) -> V | None:
         """Return the value of a user key, or ``None``. Modifying it does not change the state."""

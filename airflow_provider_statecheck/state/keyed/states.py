@@ -1,9 +1,4 @@
-"""
-Keyed states of user functions, except for map state, and batches of keys.
-
-All accesses but those of batches refer to the current key, and raise ``CoordinatorError`` without one. Modifying a value that was read does
-not change the state.
-"""
+"""Keyed states of user functions, except for map state, and batches of keys."""
 
 from __future__ import annotations
 
@@ -99,7 +94,8 @@ class CellState(State):
     __slots__ = ()
 
     def _value(self) -> Any:
-        return self._thawed(self._cell())
+        cell, thaw = self._cell(), self._thaw
+        return cell if thaw is None or cell is None else thaw(cell)
 
     def _set_value(self, value: Any) -> None:
         self._set_cell(self._frozen(value))
