@@ -28,8 +28,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskWriting
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -123,7 +122,7 @@ class _Job:
     def _save_subtask(self, checkpoint_id: int, operator_id: OperatorId, subtask: int) -> None:
         owned = key_group_range_of(subtask, SUBTASKS, GROUPS)
         backend: Any = ArrowStateBackend().create_keyed_state_backend(
-            self._environment(subtask), ATTEMPT.job_id, operator_id, SERIALIZER, GROUPS, owned
+            self._environment(), ATTEMPT.job_id, operator_id, SERIALIZER, GROUPS, owned
         )
         batch = self._batch(owned)
         for number in range(STATES):
@@ -142,14 +141,10 @@ class _Job:
         )
         view.make_durable([state])
 
-    def _environment(self, subtask: int) -> StateEnvironment:
+    def _environment(self) -> StateEnvironment:
         return StateEnvironment(
             storage=self._storage,
-            subtask_index=subtask,
-            parallelism=SUBTASKS,
-            max_parallelism=GROUPS,
             now_ms=lambda: 0,
-            epoch=ATTEMPT.epoch,
         )
 
     def _batch(self, owned: KeyGroupRange) -> KeyBatch:

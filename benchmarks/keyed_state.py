@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -39,11 +38,7 @@ class Subtask:
         """Open the state like an increment."""
         environment = StateEnvironment(
             storage=self._storage,
-            subtask_index=0,
-            parallelism=1,
-            max_parallelism=KEY_GROUPS,
             now_ms=lambda: 0,
-            epoch=1,
         )
         return ArrowStateBackend().create_keyed_state_backend(
             environment, "job", "operator", KEYS, KEY_GROUPS, KeyGroupRange(0, KEY_GROUPS - 1), restored=restored

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracl
 from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, PythonKeys, StateQuery
 from airflow_provider_statecheck.queryable.reads import KvStateServer
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -16,8 +16,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.state.backends.loading import BACKENDS
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import BACKENDS, StateEnvironment
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import decode_schemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -58,11 +57,7 @@ class StateContent:
         for subtask in range(parallelism):
             environment = StateEnvironment(
                 storage=self.storage,
-                subtask_index=subtask,
-                parallelism=parallelism,
-                max_parallelism=groups,
                 now_ms=lambda: 0,
-                epoch=1,
                 schemas=schemas,
             )
             yield (

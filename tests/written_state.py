@@ -20,8 +20,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
@@ -141,11 +140,7 @@ class StatefulJob:
     def _opened(self, index: int, parallelism: int, handles: Iterable[Any]) -> Any:
         environment = StateEnvironment(
             storage=self.storage,
-            subtask_index=index,
-            parallelism=parallelism,
-            max_parallelism=self.max_parallelism,
             now_ms=lambda: self.now_ms,
-            epoch=1,
         )
         owned = key_group_range_of(index, parallelism, self.max_parallelism)
         opened = self.backend.create_keyed_state_backend(

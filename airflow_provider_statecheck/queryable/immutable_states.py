@@ -22,6 +22,7 @@ from airflow_provider_statecheck.state.arrow.runs import (
     FileRun,
     FoundRows,
     PositionEncoder,
+    Reading,
     Target,
     newest_rows,
     rows_of_each,
@@ -30,7 +31,7 @@ from airflow_provider_statecheck.state.arrow.state_runs import merge_tables, wit
 from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.map_state import MapState
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, RegisteredState, StateValues
+from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, RegisteredState
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
     FoldingState,
@@ -160,7 +161,6 @@ def immutable_state(reply: StateReply, descriptor: Any) -> Any:
     _require_kind(reply, descriptor)
     served, wanted = registered(reply.schema), copy.deepcopy(replace(RegisteredState.of(descriptor), ttl=None))
     restored = _Restored.of(reply, served.serializer, wanted.serializer)
-    values = StateValues(replace(wanted, serializer=restored.serializer), operator="")
     if wanted.key_serializer is not None and served.key_serializer is not None:
         user_keys = _Restored.of(reply, served.key_serializer, wanted.key_serializer, "keys of a map")
         table: Any = _EntryTable(_entries(reply.value, user_keys, restored))
@@ -168,8 +168,8 @@ def immutable_state(reply: StateReply, descriptor: Any) -> Any:
         table = _CellTable(restored.frozen(reply.value))
     else:
         table = _CellTable(restored.frozen([reply.value])[0])
-    argument = _refused if wanted.is_map else descriptor
-    return _VIEWS[wanted.kind](table, _context(reply.keys[0]), "", values, argument)
+    state = replace(wanted, serializer=restored.serializer)
+    return _VIEWS[wanted.kind](table, _context(reply.keys[0]), "", state, descriptor, "")
 
 
 class _CellTable:
@@ -303,8 +303,8 @@ class OpenedState:
         reader = StateReader(storage, content, StateView(namespaces=True))
         self._columns = reader.columns
         self._state = self._columns.state
-        self._read_cells = self._state.cell_serializer.from_arrow
-        self._is_short = _has_fixed_width(self._state.cell_serializer.arrow_type)
+        self._read_elements = self._state.element.from_arrow
+        self._is_short = _has_fixed_width(self._state.cell_type)
         self._positions = PositionEncoder(self._columns.keys, self._state.key_serializer)
         self._oldest_ms = None if self._state.ttl is None else content.taken_at_ms - self._state.ttl.ttl_ms
         self._runs = tuple(_runs(reader, files, cache))
@@ -361,12 +361,13 @@ class OpenedState:
         stored = block.values.slice(row, 1)
         if not self._is_short and block.nbytes > _SHORT_BYTES and stored.nbytes > _SHORT_BYTES:
             about_to_wait()  # for the conversion
-        cell: Any = self._read_cells(stored)[0]
-        if self._oldest_ms is None:
-            return cell
-        if self._state.kind is not StateKind.LIST:
-            return cell.value if cell.last_access_ms > self._oldest_ms else ABSENT
-        return [each.value for each in cell if each.last_access_ms > self._oldest_ms] or ABSENT
+        is_list = self._state.kind is StateKind.LIST
+        found: list[Any] = self._read_elements(stored.flatten() if is_list else stored)
+        if self._oldest_ms is not None:
+            found = [each.value for each in found if each.last_access_ms > self._oldest_ms]
+        if not found:
+            return ABSENT
+        return found if is_list else found[0]
 
     def _maps(self, targets: Sequence[Target]) -> list[Any]:
         about_to_wait()  # for the conversion of any number of entries
@@ -392,7 +393,7 @@ def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[
     for parts in reader.files(reader.content.all_key_groups).runs:
         for part in parts:
             files.require_allowed(part.handle)
-        yield FileRun(parts, files, cache, reader.form)
+        yield FileRun(parts, Reading(files, cache), reader.form)
 
 
 def _has_fixed_width(arrow_type: Any) -> bool:

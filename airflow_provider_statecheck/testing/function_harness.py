@@ -18,8 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     key_group_range_of,
 )
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.backends.loading import backend_of_stage
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend, StateEnvironment
+from airflow_provider_statecheck.state.backends import StateBackend, StateEnvironment, backend_of_stage
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -203,11 +202,7 @@ class FunctionHarness:
 def _environment(now_ms: Callable[[], int]) -> StateEnvironment:
     return StateEnvironment(
         storage=CheckpointStorage.open(f"memory://statecheck-{_NAME}"),
-        subtask_index=0,
-        parallelism=1,
-        max_parallelism=_KEY_GROUPS,
         now_ms=now_ms,
-        epoch=1,
         operator_name=_NAME,
     )
 
@@ -245,6 +240,7 @@ class KeyedHarness:
         self.storage = storage
         self.keys = KeySerializer(tuple(KeyField(f"k{index}", key_type) for index, key_type in enumerate(types)))
         self.now_ms = 1_000_000
+        self.environment = StateEnvironment(storage=storage, now_ms=lambda: self.now_ms, operator_name=OPERATOR)
         self._checkpoint_id = 0
         self._opened: list[AbstractKeyedStateBackend] = []
 
@@ -253,18 +249,14 @@ class KeyedHarness:
     ) -> AbstractKeyedStateBackend:
         """Return the keyed state backend of a subtask."""
         key_groups = key_group_range_of(index, parallelism, KEY_GROUPS)
-        return self.open_range(key_groups, restored, index, parallelism)
+        return self.open_range(key_groups, restored)
 
     def open_range(
-        self,
-        key_groups: KeyGroupRange,
-        restored: Sequence[KeyedStateHandle] = (),
-        index: int = 0,
-        parallelism: int = 1,
+        self, key_groups: KeyGroupRange, restored: Sequence[KeyedStateHandle] = ()
     ) -> AbstractKeyedStateBackend:
         """Return the keyed state backend of a range of key groups."""
         opened = self.backend.create_keyed_state_backend(
-            self._environment(index, parallelism),
+            self.environment,
             ATTEMPT.job_id,
             ATTEMPT.operator_id,
             self.keys,
@@ -324,17 +316,6 @@ class KeyedHarness:
         """Dispose of all opened backends."""
         for backend in self._opened:
             backend.dispose()
-
-    def _environment(self, index: int, parallelism: int) -> StateEnvironment:
-        return StateEnvironment(
-            storage=self.storage,
-            subtask_index=index,
-            parallelism=parallelism,
-            max_parallelism=KEY_GROUPS,
-            now_ms=lambda: self.now_ms,
-            epoch=ATTEMPT.epoch,
-            operator_name=OPERATOR,
-        )
 
 
 class Concatenate:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+from airflow_provider_statecheck.state.backends import StateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.function_harness import KeyedHarness

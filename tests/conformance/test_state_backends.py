@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend, MemoryStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+from airflow_provider_statecheck.state.backends import (
+    ArrowStateBackend,
+    FsStateBackend,
+    MemoryStateBackend,
+    StateBackend,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.state_backend_contract import StateBackendContract
 

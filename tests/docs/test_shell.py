@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Match
 from airflow_provider_statecheck.configuration import SECTION, reject_unused_keys, state_backend_settings
 from airflow_provider_statecheck.gateway.verbs import MOUNT_PATH
 from airflow_provider_statecheck.get_provider_info import get_provider_info
-from airflow_provider_statecheck.state.backends.loading import backend_of_stage
+from airflow_provider_statecheck.state.backends import backend_of_stage
 from tests.docs.pages import PAGES, ROOT, Block, all_blocks, code_spans, name_of
 
 LANGUAGES = ("bash", "console", "sh")

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOpe
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
 from airflow_provider_statecheck.spark.stages.stage_run import stage_settings_of
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.loading import (
+from airflow_provider_statecheck.state.backends import (
     ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,

@@ -65,7 +65,7 @@ def probe_schemas(
 
     :raises InvalidConfigurationError: if a function cannot be pickled.
     """
-    from airflow_provider_statecheck.state.backends.loading import MemoryStateBackend
+    from airflow_provider_statecheck.state.backends import MemoryStateBackend
 
     context = SubtaskContext(
         job_id="0" * 32,

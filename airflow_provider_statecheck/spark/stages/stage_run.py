@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
-    from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+    from airflow_provider_statecheck.state.backends import StateBackend
 
 
 log = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class StageRun:
         )
 
     def _state_backend(self) -> StateBackend:
-        from airflow_provider_statecheck.state.backends.loading import backend_of_stage
+        from airflow_provider_statecheck.state.backends import backend_of_stage
 
         return backend_of_stage(self._stage.state_backend, self._settings.state_config)
 

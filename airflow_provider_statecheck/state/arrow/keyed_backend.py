@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -22,7 +22,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError
-from airflow_provider_statecheck.lazy import np
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
@@ -47,15 +46,13 @@ from airflow_provider_statecheck.state.arrow.restore import (
     StateRowForm,
     restored_files,
 )
-from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
+from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading, SortedRun
 from airflow_provider_statecheck.state.arrow.state_runs import (
     CapturedRuns,
     LocalSpill,
-    Reading,
     StateRuns,
     merge_runs,
     runs_to_merge,
-    schema_of,
     unexpired,
 )
 from airflow_provider_statecheck.state.arrow.tables import ArrowMapTable, ArrowValueTable
@@ -68,13 +65,14 @@ from airflow_provider_statecheck.state.keyed.abstract_backend import (
 )
 from airflow_provider_statecheck.state.keyed.registered_state import MapTable, RegisteredState, StateTable
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema
+from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import discard_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
-_COPIED_AT_ONCE = 8 << 20
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.backends import StateEnvironment
 
 
 class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
@@ -85,6 +83,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     backend was restored from them. Reads and later snapshots need these files: those of a checkpoint may be deleted only after
     the backend was notified of a later one, and no snapshot captured before is still being written.
 
+    :param restored: Handles to restore. Only the metadata of their files is read; raises also as :func:`restored_files`.
     :param settings: Sizes and compression; the defaults if ``None``.
     :param incremental: Whether snapshots reference the files of earlier ones.
     :param streams: Streams of the state in snapshots; those of the checkpoint if ``None``.
@@ -93,72 +92,42 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
 
     def __init__(
         self,
-        *,
+        environment: StateEnvironment,
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        now_ms: Callable[[], int],
-        storage: CheckpointStorage,
+        restored: Sequence[KeyedStateHandle] = (),
+        *,
         settings: ArrowStateSettings | None = None,
         incremental: bool = True,
         streams: CheckpointStreamFactory | None = None,
-        operator_name: str = "",
     ) -> None:
-        super().__init__(
-            key_serializer=key_serializer,
-            number_of_key_groups=number_of_key_groups,
-            key_group_range=key_group_range,
-            now_ms=now_ms,
-            operator_name=operator_name,
-        )
-        self._storage = storage
+        super().__init__(environment, key_serializer, number_of_key_groups, key_group_range)
+        self._storage = environment.storage
         self._settings = settings or ArrowStateSettings()
         self._spill = LocalSpill()
-        files = PartBytes(storage.allowing(self._spill.uri))
+        files = PartBytes(self._storage.allowing(self._spill.uri))
         self._reading = Reading(files, BlockCache(self._settings.cache_bytes), self._settings)
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
-        self._carried: dict[str, StateFiles] = {}
-        self._exclusive: frozenset[StreamStateHandle] = frozenset()
+        # This subtask writes a state without files in the format of the others, because one may later restore the files of all.
+        known = () if environment.schemas is None else environment.schemas.keyed
+        found = restored_files(restored, self._storage, key_serializer, number_of_key_groups, key_group_range)
+        self._carried = {state.name: StateFiles(state, ()) for state in known} | found
+        self._exclusive = frozenset(stream for handle in restored for _, stream in handle.private)
         self._incremental = incremental
         self._streams = streams
-
-    def restore(self, handles: Sequence[KeyedStateHandle], schemas: OperatorSchemas | None = None) -> None:
-        """
-        Restore the state of handles. Only the metadata of their files is read.
-
-        :param schemas: Schemas of the restored state of all subtasks. This subtask writes a state without files in the same
-            format, because another subtask may later restore the files of both.
-        :raises CheckpointNotFoundError: if snapshot metadata is missing.
-        :raises CorruptStateError: if snapshot metadata is corrupt.
-        :raises IncompatibleCheckpointError: if a backend outside of this package or a newer version wrote the state, or
-            with another number of key groups.
-        :raises StateMigrationError: if the keys have another type.
-        :raises StorageError: if the storage fails.
-        """
-        found = restored_files(
-            handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
-        )
-        known = () if schemas is None else schemas.keyed
-        self._carried = {state.name: StateFiles(state, ()) for state in known} | found
-        self._exclusive = frozenset(stream for handle in handles for _, stream in handle.private)
 
     def advance_to(self, key_group: int) -> None:
         for table in self._tables.values():
             table.advance_to(key_group)
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """
-        Read all registered states of the keys at once.
-
-        Later accesses to these keys need no search, until the next call. Other keys are looked up one by one.
-        """
         key_list = self.key_serializer.from_columns(keys.columns)
         for table in self._tables.values():
             table.prefetch(keys, key_list)
 
     def num_entries(self) -> int:
-        """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
         carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
         own: Iterator[int] = (table.num_entries() for table in self._tables.values())
         return sum(own) + sum(carried)
@@ -192,15 +161,11 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
             for captured, files in zip(snapshot.states, snapshot.files, strict=False):
                 captured.state.confirm(captured, files.runs)
             for before, after in zip(snapshot.carried, snapshot.carried_files, strict=False):
-                self._move(before, after)
-
-    def _move(self, before: StateFiles, after: StateFiles) -> None:
-        """Use other files of a restored state that had no descriptor when they were written."""
-        name = before.state.name
-        if self._carried.get(name) is before:
-            self._carried[name] = after
-        elif name in self._tables:
-            self._tables[name].runs.move(before.runs, after.runs)
+                name = before.state.name
+                if self._carried.get(name) is before:
+                    self._carried[name] = after
+                elif name in self._tables:
+                    self._tables[name].runs.move(before.runs, after.runs)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Forget the files of an aborted checkpoint; later snapshots write their rows again."""
@@ -221,22 +186,22 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
 
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         user_keys = None if state.key_serializer is None else state.key_serializer.arrow_type
-        layout = StateLayout.of(self.key_serializer, state.cell_serializer.arrow_type, user_keys)
+        layout = StateLayout.of(self.key_serializer, state.cell_type, user_keys)
         restored = self._carried.get(state.name) or StateFiles(state.schema(), ())
         form = StateRowForm(state, restored.state, layout, self._now_ms())
         for part in chain.from_iterable(restored.runs):
-            form.require(part)
+            form.migration(part.state)
         runs = StateRuns(form, self._reading, restored.runs)
         self._carried.pop(state.name, None)
         table = ArrowMapTable if state.is_map else ArrowValueTable
-        return table(state, self.key_serializer, runs, self._memory_budget, self._spill_if_full)
+        return table(self.key_serializer, runs, self._memory_budget, self._spill_if_full)
 
     def _positions_of(self, files: StateFiles) -> Iterator[Any]:
         """Return the rows of a state without values, in the types in which they were written."""
         parts = [part for run in files.runs for part in run]
         user_keys = parts[0].schema.field(USER_KEY).type if parts and files.state.key is not None else None
         form = PositionForm(self.key_serializer, user_keys)
-        runs = [FileRun(run, self._reading.files, self._reading.cache, form) for run in files.runs]
+        runs = [FileRun(run, self._reading, form) for run in files.runs]
         return merge_runs(form.layout, runs, keep_deletions=False)
 
     def _memory_budget(self) -> int:
@@ -285,7 +250,9 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
             carried = tuple(map(self._stayed_or_copied, self.carried))
             named = [state for state in (*files, *carried) if state.runs]
             handle = self._handle(named) if named else None
-            self._finish()
+            with self._lock:
+                self._require_running()
+                self._is_done = True
         self.files, self.carried_files = files, carried
         new_bytes = sum(written.state_size for written in self._written)
         return SnapshotResult(handle, new_bytes, tuple(map(_size_of, named)))
@@ -297,7 +264,7 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
 
     def _write_state(self, captured: CapturedRuns) -> StateFiles:
         state, fresh, base = captured.state, captured.fresh, captured.base
-        rewritten = max(_runs_to_migrate(base), self._runs_to_move(base))
+        rewritten = self._runs_to_rewrite(base)
         if not fresh and not rewritten:
             return StateFiles(state.schema, tuple(run.parts for run in base))
         merged = runs_to_merge(sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), base)
@@ -306,10 +273,11 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         unmerged = tuple(run.parts for run in base[count:])
         return StateFiles(state.schema, (parts, *unmerged) if parts else unmerged)
 
-    def _runs_to_move(self, base: Sequence[FileRun]) -> int:
-        """Return the number of newest runs to rewrite so that no run needs a file that may not stay."""
-        moving = (number for number, run in enumerate(base, 1) if not all(map(self._may_stay, run.parts)))
-        return max(moving, default=0)
+    def _runs_to_rewrite(self, base: Sequence[FileRun]) -> int:
+        """Return the number of newest runs to rewrite so that all rows are current, and all files may stay."""
+        # The next release migrates only from the types of this one, and an added or removed time to live applies once.
+        stay = (run.is_current and all(map(self._may_stay, run.parts)) for run in base)
+        return max((number for number, stays in enumerate(stay, 1) if not stays), default=0)
 
     def _may_stay(self, part: Part) -> bool:
         """Return whether the snapshot may reference a file, which also keeps the unused bytes of a merged file alive."""
@@ -321,14 +289,12 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
         return StateFiles(files.state, tuple(tuple(chain.from_iterable(parts)) for parts in runs))
 
     def _copied(self, part: Part) -> Parts:
-        reading = self.reading
-        run = FileRun((part,), reading.files, BlockCache(0), RowForm())
-        tables = (table for blocks in _read_together(part) for table in run.tables(blocks))
-        return self._written_by(PartWriter(part.schema, part.state, self._open, reading.settings), tables)
+        run = FileRun((part,), Reading(self.reading.files), RowForm())
+        writer = PartWriter(part.schema, part.state, self._open, self.reading.settings)
+        return self._written_by(writer, run.all_tables())
 
     def _write_run(self, state: StateRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
-        schema = schema_of(state.layout, merged, keep_deletions=keep_deletions)
-        writer = PartWriter(schema, state.schema, self._open, self.reading.settings)
+        writer = state.writer(merged, self._open, keep_deletions=keep_deletions)
         tables = merge_runs(state.layout, merged, keep_deletions=keep_deletions)
         # An expired row is kept while an older run may hold a value that it shadows.
         kept = tables if keep_deletions else (unexpired(state.state, table, self.now_ms) for table in tables)
@@ -381,21 +347,9 @@ class ArrowSnapshot(StateSnapshot[KeyedStateHandle]):
                 raise _cancelled_error() from error
             raise
 
-    def _finish(self) -> None:
-        with self._lock:
-            self._require_running()
-            self._is_done = True
-
     def _require_running(self) -> None:
         if self._is_cancelled:
             raise _cancelled_error()
-
-
-def _read_together(part: Part) -> Iterator[list[int]]:
-    """Return the numbers of the blocks of a part, in lists of about ``_COPIED_AT_ONCE`` bytes."""
-    ends = np.cumsum(part.lengths) // _COPIED_AT_ONCE
-    for _, blocks in groupby(range(len(ends)), key=lambda block: int(ends[block])):
-        yield list(blocks)
 
 
 def _cancelled_error() -> SnapshotCancelledError:
@@ -410,15 +364,6 @@ def _size_of(files: StateFiles) -> StateSize:
     is_countable = len(files.runs) == 1 and files.state.kind is not StateKind.MAP
     return StateSize(
         files.state.name,
-        sum(int(part.rows.sum()) - part.deletions for part in parts) if is_countable else None,
+        sum(int(part.blocks["rows"].sum()) - part.deletions for part in parts) if is_countable else None,
         sum(part.handle.state_size for part in parts),
     )
-
-
-def _runs_to_migrate(base: Sequence[FileRun]) -> int:
-    """
-    Return the number of newest runs to rewrite so that all rows have the current types and time to live.
-
-    The next release migrates only from the types of this one, and an added or removed time to live applies once.
-    """
-    return max((number for number, run in enumerate(base, 1) if not run.is_current), default=0)

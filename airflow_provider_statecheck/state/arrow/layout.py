@@ -88,6 +88,15 @@ def position_columns(table: Any) -> list[Any]:
     return columns
 
 
+def with_namespaces(positions: Any) -> Any:
+    """Return sort keys with a namespace column, filled with the void namespace."""
+    names = positions.schema.names
+    if NAMESPACE in names:
+        return positions
+    void = pa.repeat(pa.scalar("", pa.string()), positions.num_rows)
+    return positions.add_column(len(names) - (USER_KEY in names), NAMESPACE, void)
+
+
 def single(column: Any) -> Any:
     """Return a column as one Arrow array."""
     if not isinstance(column, pa.ChunkedArray):
@@ -305,6 +314,11 @@ class Block:
             if column[high - 1] != wanted:
                 high = bisect_right(column, wanted, low, high)
         return low, high
+
+    @property
+    def num_deleted(self) -> int:
+        """Return the number of tombstones."""
+        return 0 if self._deleted is None else int(self._deleted.true_count)
 
     def is_deleted(self, row: int) -> bool:
         """Return whether a row is a tombstone."""

@@ -10,11 +10,11 @@ The metadata of a snapshot is an Arrow IPC file with one row per state. Restored
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -30,8 +30,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     StorageError,
 )
-from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.arrow.layout import NAMESPACE
+from airflow_provider_statecheck.lazy import np, pa
 from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
@@ -45,6 +44,8 @@ _MAX_RANGE = 8 << 20
 _MAX_REQUESTS = 4
 
 
+BLOCK_FIELDS = [("offset", "i8"), ("length", "i4"), ("rows", "i4"), ("checksum", "u4")]
+"""Offset of a block in its file, its size in bytes, its number of rows, and the CRC-32 of its bytes, as a numpy type."""
 Footer = tuple[int, int, int]
 """Offset, length and CRC-32 of the footer of a file."""
 
@@ -62,14 +63,8 @@ class Part:
     """Arrow schema of the file."""
     firsts: Any
     """Table with the sort key of the first row of each block."""
-    offsets: Any
-    """Offset of each block in the file, as a numpy array."""
-    lengths: Any
-    """Size of each block in bytes."""
-    rows: Any
-    """Number of rows of each block."""
-    checksums: Any
-    """CRC-32 of each block."""
+    blocks: Any
+    """Numpy array with the fields of :data:`BLOCK_FIELDS` for each block."""
     raw_bytes: int
     """Size of the rows in memory, in bytes."""
     deletions: int
@@ -78,14 +73,14 @@ class Part:
     """Place of the footer of a Parquet file; ``None`` for an Arrow IPC file."""
 
     @property
+    def offsets(self) -> Any:
+        """Return the offset of each block in the file, as a numpy array."""
+        return self.blocks["offset"]
+
+    @property
     def key_groups(self) -> Any:
         """Return the key group of each block, as a numpy array."""
         return self.firsts.column(0).to_numpy()
-
-    @property
-    def has_namespaces(self) -> bool:
-        """Return whether the rows have a namespace column."""
-        return NAMESPACE in self.schema.names
 
     def within(self, owned: KeyGroupRange) -> Part | None:
         """Return this part with only the blocks of a range of key groups, or ``None`` if it has none."""
@@ -102,14 +97,11 @@ class Part:
             return self
         if not chosen.any():
             return None
-        share = float(self.rows[chosen].sum()) / float(self.rows.sum())
+        share = float(self.blocks["rows"][chosen].sum()) / float(self.blocks["rows"].sum())
         return replace(
             self,
             firsts=self.firsts.filter(pa.array(chosen)),
-            offsets=self.offsets[chosen],
-            lengths=self.lengths[chosen],
-            rows=self.rows[chosen],
-            checksums=self.checksums[chosen],
+            blocks=self.blocks[chosen],
             raw_bytes=int(self.raw_bytes * share),
             deletions=-int(-self.deletions * share // 1),
         )
@@ -240,14 +232,10 @@ def _location(handle: FileStateHandle | SegmentFileStateHandle) -> tuple[str, in
     return handle.uri, handle.start
 
 
-def shown_location(handle: StreamStateHandle) -> str:
-    """Return the file of a handle for messages."""
-    return "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
-
-
 def corrupt_part(part: Part, what: str, found: str) -> CorruptStateError:
     """Return the error of a part whose bytes are not those that were written."""
-    uri = shown_location(part.handle)
+    handle = part.handle
+    uri = "the checkpoint" if isinstance(handle, ByteStreamStateHandle) else redact(_location(handle)[0])
     return CorruptStateError(
         f"Expected {what} of state {part.state.name} in {uri}, found {found}; the file is corrupt or truncated, restore from "
         f"another checkpoint.",
@@ -272,7 +260,6 @@ VERSION = 1
 _FORMAT_KEY = b"format"
 _KEY_TYPE_KEY = b"key"
 _GROUPS_KEY = b"number_of_key_groups"
-_BLOCK_COLUMNS = ("offset", "length", "rows", "checksum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,10 +347,9 @@ def _encode_part(part: Part, version: int) -> dict[str, Any]:
 
 
 def _encode_blocks(part: Part) -> bytes:
-    numbers = (part.offsets, part.lengths, part.rows, part.checksums)
     table = part.firsts
-    for name, column in zip(_BLOCK_COLUMNS, numbers, strict=True):
-        table = table.append_column(name, pa.array(column))
+    for name, _ in BLOCK_FIELDS:
+        table = table.append_column(name, pa.array(np.ascontiguousarray(part.blocks[name])))
     return _ipc(table.replace_schema_metadata({b"file": part.schema.serialize().to_pybytes()}))
 
 
@@ -379,23 +365,21 @@ def _decode_state(row: Mapping[str, Any], streams: Mapping[str, StreamStateHandl
 
 def _decode_part(
     described: Mapping[str, Any],
-    blocks: bytes,
+    index: bytes,
     versions: Sequence[StateSchema],
     streams: Mapping[str, StreamStateHandle],
 ) -> Part:
-    table = pa.ipc.open_file(pa.py_buffer(blocks)).read_all().combine_chunks()
-    schema = pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"file"]))
-    offsets, lengths, rows, checksums = (table.column(name).to_numpy() for name in _BLOCK_COLUMNS)
+    table = pa.ipc.open_file(pa.py_buffer(index)).read_all().combine_chunks()
+    blocks = np.empty(table.num_rows, BLOCK_FIELDS)
+    for name, _ in BLOCK_FIELDS:
+        blocks[name] = table.column(name).to_numpy()
     return Part(
         path=described["path"],
         handle=streams[described["path"]],
         state=versions[described["state"]],
-        schema=schema,
-        firsts=table.drop_columns(list(_BLOCK_COLUMNS)).replace_schema_metadata(None),
-        offsets=offsets,
-        lengths=lengths,
-        rows=rows,
-        checksums=checksums,
+        schema=pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"file"])),
+        firsts=table.drop_columns([*blocks.dtype.names]).replace_schema_metadata(None),
+        blocks=blocks,
         raw_bytes=described["raw_bytes"],
         deletions=described["deletions"],
         footer=_footer_of(described, streams[described["path"]]) if "footer" in described else None,
@@ -403,7 +387,7 @@ def _decode_part(
 
 
 def _footer_of(described: Mapping[str, Any], stream: StreamStateHandle) -> Footer:
-    offset, length, checksum = map(index, described["footer"])
+    offset, length, checksum = map(operator.index, described["footer"])
     if not 0 <= offset <= offset + length <= stream.state_size:
         raise ValueError(f"a footer of {length} bytes at {offset} of {stream.state_size} bytes")
     return offset, length, checksum

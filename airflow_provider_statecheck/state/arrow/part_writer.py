@@ -27,7 +27,14 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_names,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import Footer, Part, PartBytes, Parts, corrupt_part
+from airflow_provider_statecheck.state.arrow.part_files import (
+    BLOCK_FIELDS,
+    Footer,
+    Part,
+    PartBytes,
+    Parts,
+    corrupt_part,
+)
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import conformed, with_elements
@@ -36,6 +43,7 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 
 _MAGIC_SIZE = 8
 _PREFIX_SIZE = 8
+BlockNumbers = tuple[int, int, int, int]
 
 
 class PartWriter:
@@ -63,12 +71,8 @@ class PartWriter:
         self._open_file = open_file or ArrowPartFile
         self._pending: Any = None
         self._file: PartFile | None = None
-        self._parts: list[Part] = []
-
-    @property
-    def parts(self) -> Parts:
-        """Return the complete parts."""
-        return tuple(self._parts)
+        self.parts: list[Part] = []
+        """Complete parts."""
 
     def write_all(self, tables: Iterable[Any]) -> Parts:
         """
@@ -86,7 +90,7 @@ class PartWriter:
             if self._file is not None:
                 self._file.abort()
             raise
-        return self.parts
+        return tuple(self.parts)
 
     def _append(self, table: Any) -> None:
         if table.num_rows == 0:
@@ -121,7 +125,7 @@ class PartWriter:
     def _close_file(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            self._parts.append(file.close(self._state))
+            self.parts.append(file.close(self._state))
 
 
 class PartFile(ABC):
@@ -136,7 +140,7 @@ class PartFile(ABC):
         self._sink = PartSink(stream)
         self._position_names = position_names(schema.names)
         self._firsts: list[Any] = []
-        self._blocks: list[tuple[int, int, int, int]] = []
+        self._blocks: list[BlockNumbers] = []
         self._raw_bytes = 0
         self._deletions = 0
 
@@ -161,17 +165,13 @@ class PartFile(ABC):
             self.abort()
             raise
         handle = handle_of(self._sink.stream)
-        offsets, lengths, rows, checksums = zip(*self._blocks, strict=True)
         return Part(
             path=self._path_of(handle),
             handle=handle,
             state=state,
             schema=self._schema,
             firsts=pa.concat_tables(self._firsts).combine_chunks(),
-            offsets=np.array(offsets, np.int64),
-            lengths=np.array(lengths, np.int32),
-            rows=np.array(rows, np.int32),
-            checksums=np.array(checksums, np.uint32),
+            blocks=np.array(self._blocks, BLOCK_FIELDS),
             raw_bytes=self._raw_bytes,
             deletions=self._deletions,
             footer=footer,
@@ -182,8 +182,8 @@ class PartFile(ABC):
         self._sink.stream.close()
 
     @abstractmethod
-    def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
-        """Write a block, and return its offset, length, number of rows and checksum."""
+    def _write_block(self, rows: Any) -> BlockNumbers:
+        """Write a block, and return its fields of :data:`BLOCK_FIELDS`."""
 
     @abstractmethod
     def _write_end(self) -> Footer | None:
@@ -217,7 +217,7 @@ class ArrowPartFile(PartFile):
         options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
 
-    def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
+    def _write_block(self, rows: Any) -> BlockNumbers:
         self._writer.write_batch(rows.to_batches()[0])
         written = self._sink.store()
         # Arrow writes the header of the file with the first block.

@@ -28,7 +28,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
 from airflow_provider_statecheck.state.arrow.part_files import Part, SnapshotMeta, StateFiles, decode_meta
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_with
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import (
     StateSchema,
@@ -36,6 +36,7 @@ from airflow_provider_statecheck.state.schemas import (
     compatibility_of_keys,
     schema_of_all,
 )
+from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -129,7 +130,7 @@ class RowForm:
         """Return the converted rows."""
         return table
 
-    def firsts(self, part: Part, *, namespace: bool) -> Any:
+    def firsts(self, part: Part) -> Any:
         """Return the first sort key of each block."""
         return part.firsts
 
@@ -158,9 +159,6 @@ class PositionForm(RowForm):
         table = table.set_column(index, VALUE, pa.nulls(table.num_rows))
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
-    def firsts(self, part: Part, *, namespace: bool) -> Any:
-        return _with_namespace(self.layout, part.firsts, namespace=namespace)
-
 
 class StateRowForm(RowForm):
     """
@@ -178,50 +176,46 @@ class StateRowForm(RowForm):
         self._now_ms = now_ms
         self._migrations: list[tuple[StateSchema, CellMigration | None]] = []
 
-    def require(self, part: Part) -> None:
-        """
-        Require a part with compatible types.
-
-        :raises StateMigrationError: if the types are incompatible.
-        """
-        self._migration(part.state)
-
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
         """
         Return the rows in the current types. Expired rows become tombstones.
 
         :raises StateMigrationError: if the migrated user keys of a map have another order.
         """
-        migration = self._migration(part.state)
+        migration = self.migration(part.state)
         if migration is not None:
             table = self._migrated(migration, table)
         return self.layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
-    def firsts(self, part: Part, *, namespace: bool) -> Any:
-        table, migration = part.firsts, self._migration(part.state)
+    def firsts(self, part: Part) -> Any:
+        table, migration = part.firsts, self.migration(part.state)
         if migration is not None and migration.migrate_keys is not None:
             index = table.schema.get_field_index(USER_KEY)
             table = table.set_column(index, USER_KEY, migration.migrate_keys(single(table.column(index))))
-        return _with_namespace(self.layout, table, namespace=namespace)
+        return table
 
     def deletions(self, part: Part) -> int:
-        migration = self._migration(part.state)
-        return part.deletions if migration is None or not migration.lets_expire else max(1, part.deletions)
+        migration = self.migration(part.state)
+        lets_expire = migration is not None and migration.lifetime_ms is not None and self.state.ttl is None
+        return max(1, part.deletions) if lets_expire else part.deletions
 
     def is_current(self, part: Part) -> bool:
-        return self._migration(part.state) is None
+        return self.migration(part.state) is None
 
-    def _migration(self, old: StateSchema) -> CellMigration | None:
+    def migration(self, old: StateSchema) -> CellMigration | None:
+        """
+        Return the migration of rows with a schema, or ``None`` if they are current.
+
+        :raises StateMigrationError: if the types are incompatible.
+        """
         for known, migration in self._migrations:
             if known is old or known == old:
                 return migration
-        migration = None if old == self.schema else CellMigration.of(self._with_last_ttl(old), self.state, self._now_ms)
+        # Rows of all releases expire after the last known time to live.
+        rows = replace(old, ttl_ms=self._restored.ttl_ms) if old.expires and self._restored.expires else old
+        migration = None if old == self.schema else CellMigration.of(rows, self.state, self._now_ms)
         self._migrations.append((old, migration))
         return migration
-
-    def _with_last_ttl(self, old: StateSchema) -> StateSchema:
-        """Return the schema of the rows with the last known time to live."""
-        return replace(old, ttl_ms=self._restored.ttl_ms) if old.expires and self._restored.expires else old
 
     def _migrated(self, migration: CellMigration, table: Any) -> Any:
         columns = dict(zip(table.schema.names, table.columns, strict=True))
@@ -245,13 +239,6 @@ class StateRowForm(RowForm):
             )
 
 
-def _with_namespace(layout: StateLayout, table: Any, *, namespace: bool) -> Any:
-    if not namespace or NAMESPACE in table.schema.names:
-        return table
-    void = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
-    return table.add_column(1 + len(layout.key_fields), NAMESPACE, void)
-
-
 @dataclass(frozen=True, slots=True)
 class CellMigration:
     """
@@ -261,24 +248,12 @@ class CellMigration:
     dropped.
     """
 
-    is_list: bool
+    state: RegisteredState
     migrate: _Migrate | None
     migrate_keys: _Migrate | None
     lifetime_ms: int | None
     """Time to live of the restored values in milliseconds; ``None`` if they do not carry the time of their last use."""
-    has_times: bool
-    """Whether migrated values carry the time of their last use."""
     now_ms: int
-
-    @property
-    def had_times(self) -> bool:
-        """Return whether restored values carry the time of their last use."""
-        return self.lifetime_ms is not None
-
-    @property
-    def lets_expire(self) -> bool:
-        """Return whether the migration may find expired rows."""
-        return self.had_times and not self.has_times
 
     @classmethod
     def of(cls, old: StateSchema, new: RegisteredState, now_ms: int) -> CellMigration | None:
@@ -287,44 +262,30 @@ class CellMigration:
 
         :raises StateMigrationError: if the types are incompatible.
         """
-        migration = cls(
-            is_list=new.kind is StateKind.LIST,
-            migrate=compatibility_of(new.name, new.serializer, old.value).migrate,
-            migrate_keys=_key_migration(old, new),
-            lifetime_ms=old.ttl_ms,
-            has_times=new.ttl is not None,
-            now_ms=now_ms,
-        )
-        changes = migration.migrate or migration.migrate_keys or migration.had_times is not migration.has_times
-        return migration if changes else None
+        migrate, migrate_keys = compatibility_of(new.name, new.serializer, old.value).migrate, None
+        if new.key_serializer is not None and old.key is not None:
+            migrate_keys = compatibility_of_keys(new.name, new.key_serializer, old.key).migrate
+        changes = migrate or migrate_keys or old.expires is not (new.ttl is not None)
+        return cls(new, migrate, migrate_keys, old.ttl_ms, now_ms) if changes else None
 
     def migrated(self, cells: Any) -> tuple[Any, Any]:
         """Return migrated cells, and a boolean array that marks expired ones; ``None`` if no cell is expired."""
-        return self._lists(cells) if self.is_list else self._elements(cells)
+        if self.state.kind is not StateKind.LIST:
+            return self._elements(cells)
+        elements, expired = self._elements(cells.flatten())
+        if expired is None:
+            return with_elements(cells, elements), None
+        lists = lists_with(cells, elements, pc.invert(expired))
+        return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
 
     def _elements(self, elements: Any) -> tuple[Any, Any]:
-        values = pc.struct_field(elements, "value") if self.had_times else elements
-        new = values if self.migrate is None else self.migrate(values)
-        if not self.had_times and not self.has_times:
-            return new, None
-        now = pa.scalar(self.now_ms, pa.int64())
-        times = pc.struct_field(elements, "last_access_ms") if self.had_times else pa.repeat(now, len(elements))
-        if self.lifetime_ms is None or self.has_times:
+        migrate = self.migrate or (lambda values: values)
+        if self.lifetime_ms is None:
+            new = migrate(elements)
+            now = pa.scalar(self.now_ms, pa.int64())
+            return (new if self.state.ttl is None else timed_cells(new, pa.repeat(now, len(new)))), None
+        new, times = migrate(pc.struct_field(elements, "value")), pc.struct_field(elements, "last_access_ms")
+        if self.state.ttl is not None:
             return timed_cells(new, times), None
         # A null timestamp belongs to a null value.
         return new, pc.fill_null(pc.less_equal(times, self.now_ms - self.lifetime_ms), True)
-
-    def _lists(self, cells: Any) -> tuple[Any, Any]:
-        elements, expired = self._elements(cells.flatten())
-        parents = pc.list_parent_indices(cells)
-        if expired is None:
-            return lists_of(elements, parents, len(cells)), None
-        live = pc.invert(expired)
-        lists = lists_of(elements.filter(live), parents.filter(live), len(cells))
-        return lists, pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
-
-
-def _key_migration(old: StateSchema, new: RegisteredState) -> _Migrate | None:
-    if new.key_serializer is None or old.key is None:
-        return None
-    return compatibility_of_keys(new.name, new.key_serializer, old.key).migrate

@@ -6,8 +6,8 @@ import hashlib
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
 from sys import getsizeof
@@ -23,6 +23,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
     NAMESPACE,
+    ArrowStateSettings,
     Block,
     BlockCache,
     BlockKey,
@@ -32,6 +33,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     row_tuples,
     single,
+    with_namespaces,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts, corrupt_part
 from airflow_provider_statecheck.state.arrow.part_writer import RowGroups
@@ -49,10 +51,21 @@ FoundRow = tuple[Block, int]
 
 _BLOCK_ROWS = 1 << 16
 _CHUNK_BLOCKS = 64
+_BYTES_AT_ONCE = 8 << 20
 _BLOCK_INDEX_BYTES = 400
 """Size of the tuples that locate a block in memory, in bytes."""
 _DENSE_KEYS_PER_BLOCK = 2
 """Number of keys per block from which all candidate blocks are read without a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Resources for reading runs, which the runs of a backend share."""
+
+    files: PartBytes
+    cache: BlockCache = field(default_factory=lambda: BlockCache(0))
+    """Cache of single blocks; by default none is cached."""
+    settings: ArrowStateSettings = field(default_factory=ArrowStateSettings)
 
 
 class SortedRun(ABC):
@@ -98,24 +111,26 @@ class FileRun(SortedRun):
     :param form: Conversion of rows to the current types.
     """
 
-    def __init__(self, parts: Parts, files: PartBytes, cache: BlockCache, form: RowForm) -> None:
+    def __init__(self, parts: Parts, reading: Reading, form: RowForm) -> None:
         self.parts = parts
-        self._files = files
-        self._cache = cache
+        self._files = reading.files
+        self._cache = reading.cache
         self._form = form
         self.raw_bytes = sum(part.raw_bytes for part in parts)
         self.deletions = sum(form.deletions(part) for part in parts)
         self.is_current = all(form.is_current(part) for part in parts)
-        self.has_namespaces = any(part.has_namespaces for part in parts)
+        self.has_namespaces = any(NAMESPACE in part.schema.names for part in parts)
         self._parquet: dict[str, RowGroups] = {}
 
     @cached_property
     def _block_locations(self) -> list[tuple[int, int]]:
-        return [(i, j) for i, part in enumerate(self.parts) for j in range(len(part.offsets))]
+        return [(i, j) for i, part in enumerate(self.parts) for j in range(len(part.blocks))]
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        tables = (self._form.firsts(part, namespace=self.has_namespaces) for part in self.parts)
+        tables: Iterable[Any] = map(self._form.firsts, self.parts)
+        if self.has_namespaces:
+            tables = map(with_namespaces, tables)
         return list(chain.from_iterable(row_tuples(position_columns(table)) for table in tables))
 
     @cached_property
@@ -128,7 +143,7 @@ class FileRun(SortedRun):
 
     @cached_property
     def block_rows(self) -> Any:
-        return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
+        return np.concatenate([part.blocks["rows"] for part in self.parts]).astype(np.int64)
 
     @cached_property
     def _block_keys(self) -> list[BlockKey]:
@@ -145,8 +160,7 @@ class FileRun(SortedRun):
     @property
     def index_bytes(self) -> int:
         """Return the approximate size of the index of the blocks in memory, in bytes."""
-        columns = ((p.firsts, p.offsets, p.lengths, p.rows, p.checksums) for p in self.parts)
-        sizes: int = sum(column.nbytes for column in chain.from_iterable(columns))
+        sizes: int = sum(part.firsts.nbytes + part.blocks.nbytes for part in self.parts)
         return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
     def block(self, number: int) -> Block:
@@ -166,6 +180,12 @@ class FileRun(SortedRun):
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         return self._tables(numbers, memoryview)
 
+    def all_tables(self) -> Iterator[Any]:
+        """Return all blocks as tables, and read about ``_BYTES_AT_ONCE`` at once."""
+        ends = np.cumsum(np.concatenate([part.blocks["length"] for part in self.parts])) // _BYTES_AT_ONCE
+        for _, numbers in groupby(range(len(ends)), key=ends.tolist().__getitem__):
+            yield from self.tables(list(numbers))
+
     def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
         locations = (self._block_locations[number] for number in numbers)
         return [
@@ -175,7 +195,7 @@ class FileRun(SortedRun):
         ]
 
     def _read(self, part: Part, rows: list[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
-        pieces = [(int(part.offsets[row]), int(part.lengths[row])) for row in rows]
+        pieces = [part.blocks[row].item()[:2] for row in rows]
         found = map(bytes_of, self._files.read(part.handle, pieces))
         decode = _batch_of if part.footer is None else self._row_groups(part).rows
         tables = (_verified(part, row, data, decode) for row, data in zip(rows, found, strict=True))
@@ -194,13 +214,14 @@ def _source_of(handle: StreamStateHandle) -> Any:
 
 
 def _verified(part: Part, row: int, data: memoryview | bytes, decode: Callable[[Part, int, Any], Any]) -> Any:
-    if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
-        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", "bytes that do not match the checksum")
+    block = part.blocks[row]
+    if len(data) != block["length"] or zlib.crc32(data) != block["checksum"]:
+        raise corrupt_part(part, f"rows at offset {block['offset']}", "bytes that do not match the checksum")
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
         return decode(part, row, data)
     except (pa.ArrowException, OSError, LookupError) as error:
-        raise corrupt_part(part, f"rows at offset {part.offsets[row]}", f"other data ({error!r})") from error
+        raise corrupt_part(part, f"rows at offset {block['offset']}", f"other data ({error!r})") from error
 
 
 def _batch_of(part: Part, row: int, data: memoryview | bytes) -> Any:
@@ -220,7 +241,7 @@ class MemoryRun(SortedRun):
         pieces = (t.slice(start, _BLOCK_ROWS) for t in tables for start in range(0, t.num_rows, _BLOCK_ROWS))
         self._blocks = [Block(piece) for piece in pieces]
         self.raw_bytes = sum(block.nbytes for block in self._blocks)
-        self.deletions = sum(_count_deletions(block.table) for block in self._blocks)
+        self.deletions = sum(block.num_deleted for block in self._blocks)
         self.has_namespaces = any(NAMESPACE in block.table.schema.names for block in self._blocks)
 
     @cached_property
@@ -250,10 +271,6 @@ def _key_group(table: Any, row: int) -> int:
     return int(table.column(KEY_GROUP)[row].as_py())
 
 
-def _count_deletions(table: Any) -> int:
-    return pc.sum(table.column(DELETED)).as_py() or 0 if DELETED in table.schema.names else 0
-
-
 @dataclass(frozen=True, slots=True)
 class MatchedRows:
     """Rows of some keys."""
@@ -272,19 +289,15 @@ def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[M
         chunk = blocks[first : first + _CHUNK_BLOCKS]
         start = int(np.searchsorted(groups, run.block_key_groups[chunk[0]], "left"))
         end = int(np.searchsorted(groups, run.block_last_key_groups[chunk[-1]], "right"))
-        table = _read_blocks(layout, run, chunk)
+        tables = run.tables(chunk)
+        deleted = any(DELETED in table.schema.names for table in tables)
+        conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
+        table = pa.concat_tables(conformed).combine_chunks()
         wanted = tuple(single(column).slice(start, end - start) for column in keys.columns)
         indexes = _key_indexes([single(table.column(name)) for name in layout.key_names], wanted)
         rows = np.flatnonzero(indexes >= 0)
         if len(rows):
             yield MatchedRows(table.take(pa.array(rows)), indexes[rows] + start)
-
-
-def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
-    tables = run.tables(numbers)
-    deleted = any(DELETED in table.schema.names for table in tables)
-    conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
-    return pa.concat_tables(conformed).combine_chunks()
 
 
 def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
@@ -295,15 +308,10 @@ def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
     if len(groups) >= _DENSE_KEYS_PER_BLOCK * len(candidates):
         return candidates.tolist()
     blocks: set[int] = set()
-    for position in positions_of(keys):
+    columns = (part for column in (keys.key_groups, *keys.columns) for part in order_columns(single(column)))
+    for position in row_tuples(list(columns)):
         blocks.update(blocks_at(run, position))
     return sorted(blocks)
-
-
-def positions_of(keys: KeyBatch) -> list[tuple[Any, ...]]:
-    """Return the start of the sort key of each key, as comparable tuples."""
-    columns = [keys.key_groups, *keys.columns]
-    return row_tuples([part for column in columns for part in order_columns(single(column))])
 
 
 def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
@@ -358,7 +366,9 @@ class PositionEncoder:
         self._keys = keys
         self._user_keys = user_keys
         self._is_scalar = len(keys.fields) == 1
-        self._is_naturally_ordered = _have_natural_order(keys.arrow_types)
+        # Python values of these types have the same order as rows.
+        plain = (pa.types.is_integer, pa.types.is_string, pa.types.is_binary)
+        self._is_naturally_ordered = all(any(test(each) for test in plain) for each in keys.arrow_types)
 
     def key(self, key: Any, key_group: int) -> Position:
         """Return the start of the sort key of a normalized key."""
@@ -375,11 +385,6 @@ class PositionEncoder:
         """
         assert self._user_keys is not None  # noqa: S101 - the state is a map
         return row_tuples(order_columns(self._user_keys.to_arrow([user_key]), nullable=True))[0]
-
-
-def _have_natural_order(types: Sequence[Any]) -> bool:
-    """Return whether Python values of the types have the same order as rows."""
-    return all(pa.types.is_integer(t) or pa.types.is_string(t) or pa.types.is_binary(t) for t in types)
 
 
 def rows_in(run: SortedRun, target: Target) -> Iterator[FoundRows]:

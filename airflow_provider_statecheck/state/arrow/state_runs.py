@@ -21,19 +21,17 @@ from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
     NAMESPACE,
     VALUE,
-    ArrowStateSettings,
-    BlockCache,
     StateLayout,
     order_codes,
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.part_files import Parts
 from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm
-from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, SortedRun, find_rows
+from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, Reading, SortedRun, find_rows
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_of
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState, lists_with
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
@@ -45,15 +43,6 @@ _WINDOW_BYTES = 16 << 20
 _MAX_ROWS_PER_RUN = 1 << 16
 _SIZE_RATIO = 1.0
 _MAX_SPACE_AMPLIFICATION = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Shared resources for reading the runs of a backend."""
-
-    files: PartBytes
-    cache: BlockCache
-    settings: ArrowStateSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,7 @@ class StateRuns:
 
     def file_run(self, parts: Parts) -> FileRun:
         """Return a run in files."""
-        return FileRun(parts, self._reading.files, self._reading.cache, self._form)
+        return FileRun(parts, self._reading, self._form)
 
     def rows(self) -> Iterator[Any]:
         """Return the current rows as sorted tables. Later changes are not visible."""
@@ -170,23 +159,23 @@ class StateRuns:
             merged = merge_runs(self.layout, (newest, older), keep_deletions=True)
             self.fresh = (MemoryRun(list(merged)), *self.fresh[2:])
 
-    def _spill_run(self, runs: tuple[SortedRun, ...], open_stream: OpenStream) -> FileRun:
-        writer = PartWriter(schema_of(self.layout, runs), self.schema, open_stream, self._reading.settings)
+    def writer(self, runs: Sequence[SortedRun], open_stream: OpenStream, *, keep_deletions: bool) -> PartWriter:
+        """Return a writer of the rows of merged runs."""
+        deleted = keep_deletions and any(run.deletions for run in runs)
+        schema = self.layout.schema(namespace=any(run.has_namespaces for run in runs), deleted=deleted)
+        return PartWriter(schema, self.schema, open_stream, self._reading.settings)
+
+    def _spill_run(self, runs: Sequence[SortedRun], open_stream: OpenStream) -> FileRun:
+        writer = self.writer(runs, open_stream, keep_deletions=True)
         return self.file_run(writer.write_all(merge_runs(self.layout, runs, keep_deletions=True)))
-
-
-def schema_of(layout: StateLayout, runs: tuple[SortedRun, ...], *, keep_deletions: bool = True) -> Any:
-    """Return the Arrow schema of merged runs."""
-    deleted = keep_deletions and any(run.deletions for run in runs)
-    return layout.schema(namespace=any(run.has_namespaces for run in runs), deleted=deleted)
 
 
 def _follows(run: SortedRun, key_group: int) -> bool:
     return int(run.block_last_key_groups[-1]) < key_group
 
 
-def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
-    """Return the live rows of the keys without a namespace."""
+def live_values(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
+    """Return the live rows of the keys without a namespace, of a state with one row per key."""
     indexes = np.arange(len(keys))
     for run in runs.all:
         missing = np.ones(len(indexes), bool)
@@ -201,14 +190,16 @@ def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Mat
             keys = keys.take(pa.array(np.flatnonzero(missing)))
 
 
-def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
-    """Return the live rows of the keys in all namespaces and with all user keys."""
-    results = [found for run in runs.all for found in find_rows(runs.layout, run, keys)]
+def live_entries(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
+    """Return the live rows of the keys without a namespace, of a map."""
+    results = [_in_void_namespace(found) for run in runs.all for found in find_rows(runs.layout, run, keys)]
     if not results:
         return
     deleted = any(DELETED in found.rows.schema.names for found in results)
     tables = [
-        runs.layout.conform(found.rows, namespace=True, deleted=deleted).append_column(_KEY_INDEX, pa.array(found.keys))
+        runs.layout.conform(found.rows, namespace=False, deleted=deleted).append_column(
+            _KEY_INDEX, pa.array(found.keys)
+        )
         for found in results
     ]
     merged = merge_tables(tables)
@@ -283,7 +274,7 @@ def unexpired(state: RegisteredState, table: Any, now_ms: int) -> Any:
         return table.filter(pc.greater(pc.struct_field(cells, "last_access_ms"), oldest))
     elements = cells.flatten()
     live = pc.greater(pc.struct_field(elements, "last_access_ms"), oldest)
-    lists = lists_of(elements.filter(live), pc.list_parent_indices(cells).filter(live), len(cells)).cast(cells.type)
+    lists = lists_with(cells, elements, live).cast(cells.type)
     shortened = table.set_column(table.schema.get_field_index(VALUE), VALUE, lists)
     return shortened.filter(pc.greater(pc.list_value_length(lists), 0))
 
@@ -386,11 +377,7 @@ class LocalSpill:
     def __init__(self) -> None:
         self._path = Path(tempfile.gettempdir(), f"statecheck-state-{uuid.uuid4().hex}")
         self._is_created = False
-
-    @property
-    def uri(self) -> str:
-        """Return the URI of the directory."""
-        return f"file://{self._path}"
+        self.uri = f"file://{self._path}"
 
     def open_stream(self) -> LocalStream:
         """

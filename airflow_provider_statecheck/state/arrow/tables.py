@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -30,15 +29,15 @@ from airflow_provider_statecheck.state.arrow.layout import (
     position_columns,
     single,
 )
-from airflow_provider_statecheck.state.arrow.runs import MatchedRows, PositionEncoder, Target, newest_row, rows_in
+from airflow_provider_statecheck.state.arrow.runs import PositionEncoder, Target, newest_row, rows_in
 from airflow_provider_statecheck.state.arrow.state_runs import (
     StateRuns,
-    live_rows,
-    live_rows_in_void_namespace,
+    live_entries,
+    live_values,
     merge_tables,
     without_tombstones,
 )
-from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE, RegisteredState
+from airflow_provider_statecheck.state.keyed.registered_state import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
@@ -52,15 +51,6 @@ _REMOVED = object()
 """Marker of a removed value in memory."""
 
 
-@dataclass(slots=True)
-class ReadAhead:
-    """Prefetched cells of some keys."""
-
-    keys: set[Any] = field(default_factory=set)
-    cells: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """Cells by namespace and key. A prefetched key that is absent has no cells."""
-
-
 class TableCore(ABC):
     """
     Changes and runs of one state, common to all tables.
@@ -70,50 +60,50 @@ class TableCore(ABC):
     """
 
     def __init__(
-        self,
-        state: RegisteredState,
-        keys: KeySerializer,
-        runs: StateRuns,
-        budget_bytes: Callable[[], int],
-        on_seal: Callable[[], None],
+        self, keys: KeySerializer, runs: StateRuns, budget_bytes: Callable[[], int], on_seal: Callable[[], None]
     ) -> None:
-        self.state = state
         self.runs = runs
         self._keys = keys
-        self._freezing = state.cells
+        self._freezing = runs.state.cells
         self._budget_bytes = budget_bytes
         self._on_seal = on_seal
         self._cells: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         """Changed cells by namespace and key; those of a map are dictionaries by user key."""
         self._void = self._cells[VOID_NAMESPACE]
         self._key_groups: dict[Any, int] = {}
-        self._read_ahead = ReadAhead()
+        self._prefetched: set[Any] = set()
+        self._prefetched_cells: dict[Any, Any] = {}
+        """Cells of the prefetched keys without a namespace; a key without state has none."""
         self._limit = _INITIAL_LIMIT
-        self._positions = PositionEncoder(keys, state.key_serializer)
+        self._positions = PositionEncoder(keys, runs.state.key_serializer)
 
     def advance_to(self, key_group: int) -> None:
         """Seal the changes if that frees enough memory."""
-        if self.is_changed and len(self._key_groups) >= self._limit // 4:
+        if len(self._key_groups) >= self._limit // 4:
             self.seal()
-
-    @property
-    def is_changed(self) -> bool:
-        """Return whether there are unsealed changes."""
-        return bool(self._key_groups)
 
     def seal(self) -> None:
         """Add the changes to the runs as sorted rows."""
-        if self.is_changed:
+        if self._key_groups:
             changes = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items() if cells]
             if changes:
                 self.runs.add(_joined_rows(self.runs.layout, changes))
             self._cells.clear()
             self._void = self._cells[VOID_NAMESPACE]
             # Prefetched cells of changed keys are outdated.
-            self._read_ahead.keys.difference_update(self._key_groups)
+            self._prefetched.difference_update(self._key_groups)
             self._key_groups.clear()
             self._limit = _INITIAL_LIMIT
             self._on_seal()
+
+    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
+        """
+        Read the cells of keys without a namespace for fast access.
+
+        :param key_list: Keys as Python values, in the same order.
+        """
+        self._prefetched_cells = self._stored_cells(self._normalized(keys), key_list)
+        self._prefetched = set(key_list)
 
     def keys(self, namespace: str) -> Iterator[Any]:
         """Return the distinct keys of a namespace. Later changes are not visible."""
@@ -125,6 +115,10 @@ class TableCore(ABC):
         """Return the number of pairs of key and namespace with state."""
         self.seal()
         return count_owners(self.runs.rows())
+
+    @abstractmethod
+    def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
+        """Return the cells of keys in the runs, by key."""
 
     @abstractmethod
     def _rows_of(self, namespace: str, cells: Any) -> Any:
@@ -172,13 +166,13 @@ class ArrowValueTable(TableCore):
     """State table with changes in a dictionary by key."""
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
-        cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
+        is_void = namespace == VOID_NAMESPACE
+        cells = self._void if is_void else self._cells.get(namespace, _NO_CELLS)
         value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
             return None if value is _REMOVED else value
-        ahead = self._read_ahead
-        if key in ahead.keys:
-            return ahead.cells.get(namespace, _NO_CELLS).get(key)
+        if is_void and key in self._prefetched:
+            return self._prefetched_cells.get(key)
         return self._load(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
@@ -196,7 +190,7 @@ class ArrowValueTable(TableCore):
 
     def get_batch(self, keys: KeyBatch) -> Any:
         self.seal()
-        results = list(self._live_rows(self._normalized(keys)))
+        results = list(live_values(self.runs, self._normalized(keys)))
         rows = np.full(len(keys), -1, np.int64)
         start = 0
         for found in results:
@@ -209,7 +203,7 @@ class ArrowValueTable(TableCore):
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
         self.seal()
-        self._read_ahead = ReadAhead()
+        self._prefetched, self._prefetched_cells = set(), {}
         values, keys = single(values), self._normalized(keys)
         groups = single(keys.key_groups).cast(pa.int32())
         columns = [single(column) for column in keys.columns]
@@ -220,37 +214,21 @@ class ArrowValueTable(TableCore):
         self.runs.add(table)
         self._on_seal()
 
-    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
-        """
-        Read the values of keys for fast access by :meth:`get`.
-
-        :param key_list: Keys as Python values, in the same order.
-        """
-        ahead = ReadAhead(set(key_list))
-        for found in self._live_rows(self._normalized(keys), all_namespaces=True):
+    def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
+        stored: dict[Any, Any] = {}
+        for found in live_values(self.runs, keys):
             cells = self._freezing.read(single(found.rows.column(VALUE)))
-            owners = [key_list[index] for index in found.keys.tolist()]
-            if NAMESPACE not in found.rows.schema.names:
-                ahead.cells.setdefault(VOID_NAMESPACE, {}).update(zip(owners, cells, strict=True))
-                continue
-            for key, namespace, cell in zip(owners, found.rows.column(NAMESPACE).to_pylist(), cells, strict=True):
-                ahead.cells.setdefault(namespace, {})[key] = cell
-        self._read_ahead = ahead
+            stored.update(zip([key_list[index] for index in found.keys.tolist()], cells, strict=True))
+        return stored
 
     def _load(self, key: Any, key_group: int, namespace: str) -> Any:
         found = newest_row(self.runs.all, Target(self._positions.key(key, key_group), namespace))
         return None if found is None else self._value(*found)
 
-    def _live_rows(self, keys: KeyBatch, *, all_namespaces: bool = False) -> Iterator[MatchedRows]:
-        """Return the live rows of keys."""
-        if all_namespaces and any(run.has_namespaces for run in self.runs.all):
-            return live_rows(self.runs, keys)
-        return live_rows_in_void_namespace(self.runs, keys)
-
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
         keys, deleted = list(cells), _tombstone_mask(cells.values())
         values = self._freezing.write([None if value is _REMOVED else value for value in cells.values()])
-        groups = _key_groups_of(keys, self._key_groups)
+        groups = pa.array([self._key_groups[key] for key in keys], pa.int32())
         return _changed_rows(
             self.runs.layout, groups, self._keys.to_columns_of_normalized(keys), namespace, values, deleted
         )
@@ -271,8 +249,8 @@ class ArrowMapTable(TableCore):
 
     @cached_property
     def _user_key_serializer(self) -> TypeSerializer[Any]:
-        assert self.state.key_serializer is not None  # noqa: S101 - the state is a map
-        return self.state.key_serializer
+        assert self.runs.state.key_serializer is not None  # noqa: S101 - the state is a map
+        return self.runs.state.key_serializer
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         value = self._find(key, key_group, namespace, user_key)
@@ -313,20 +291,14 @@ class ArrowMapTable(TableCore):
         for user_key, _ in self.entries(key, key_group, namespace):
             self.remove(key, key_group, namespace, user_key)
 
-    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
-        """
-        Read the entries of keys for fast access by :meth:`get`.
-
-        :param key_list: Keys as Python values, in the same order.
-        """
-        ahead = ReadAhead(set(key_list))
-        for found in live_rows(self.runs, self._normalized(keys)):
+    def _stored_cells(self, keys: KeyBatch, key_list: list[Any]) -> dict[Any, Any]:
+        stored: dict[Any, dict[Any, Any]] = {}
+        for found in live_entries(self.runs, keys):
             cells = self._freezing.read(single(found.rows.column(VALUE)))
             user_keys = self._user_key_serializer.from_arrow(single(found.rows.column(USER_KEY)))
-            namespaces = found.rows.column(NAMESPACE).to_pylist()
-            for index, namespace, user_key, cell in zip(found.keys.tolist(), namespaces, user_keys, cells, strict=True):
-                ahead.cells.setdefault(namespace, {}).setdefault(key_list[index], {})[user_key] = cell
-        self._read_ahead = ahead
+            for index, user_key, cell in zip(found.keys.tolist(), user_keys, cells, strict=True):
+                stored.setdefault(key_list[index], {})[user_key] = cell
+        return stored
 
     def _changed_entries(self, key: Any, namespace: str) -> dict[Any, Any]:
         entries: dict[Any, Any] = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS)
@@ -337,9 +309,8 @@ class ArrowMapTable(TableCore):
         value = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _UNKNOWN)
         if value is not _UNKNOWN:
             return value
-        ahead = self._read_ahead
-        if key in ahead.keys:
-            return ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _REMOVED)
+        if namespace == VOID_NAMESPACE and key in self._prefetched:
+            return self._prefetched_cells.get(key, _NO_CELLS).get(user_key, _REMOVED)
         return self._load(key, key_group, namespace, user_key)
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
@@ -349,9 +320,8 @@ class ArrowMapTable(TableCore):
 
     def _stored_entries(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
         """Return the entries of a key without unsealed changes."""
-        ahead = self._read_ahead
-        if key in ahead.keys:
-            known: dict[Any, Any] = ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS)
+        if namespace == VOID_NAMESPACE and key in self._prefetched:
+            known: dict[Any, Any] = self._prefetched_cells.get(key, _NO_CELLS)
             return known
         found: dict[Any, Any] = {}
         target = Target(self._positions.key(key, key_group), namespace)
@@ -372,7 +342,7 @@ class ArrowMapTable(TableCore):
         values = [value for entries in keys.values() for value in entries.values()]
         return _changed_rows(
             self.runs.layout,
-            _key_groups_of(owners, self._key_groups),
+            pa.array([self._key_groups[key] for key in owners], pa.int32()),
             self._keys.to_columns_of_normalized(owners),
             namespace,
             self._freezing.write([None if value is _REMOVED else value for value in values]),
@@ -422,8 +392,3 @@ def _tombstone_mask(values: Iterable[Any]) -> Any:
     """Return a boolean Arrow array that marks removed values, or ``None`` if there are none."""
     mask = [value is _REMOVED for value in values]
     return pa.array(mask, pa.bool_()) if any(mask) else None
-
-
-def _key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
-    """Return the key groups of keys as an Arrow array."""
-    return pa.array([key_groups[key] for key in keys], pa.int32())

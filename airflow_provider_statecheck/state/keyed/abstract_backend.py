@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange
@@ -29,12 +28,10 @@ from airflow_provider_statecheck.state.keyed.registered_state import (
     MapTable,
     RegisteredState,
     StateTable,
-    StateValues,
 )
 from airflow_provider_statecheck.state.keyed.states import (
     AggregatingState,
     BatchState,
-    CellState,
     DefaultedValueState,
     FoldingState,
     ListState,
@@ -43,7 +40,7 @@ from airflow_provider_statecheck.state.keyed.states import (
     TtlListState,
     ValueState,
 )
-from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.serializers.serializer import (
     Outcome,
@@ -53,6 +50,7 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.backends import StateEnvironment
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 T = TypeVar("T")
@@ -86,11 +84,6 @@ class SnapshotResult(Generic[Handle]):
     def empty(cls) -> SnapshotResult[Handle]:
         """Return the result of a snapshot without state."""
         return cls()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there was no state."""
-        return self.handle is None
 
 
 class StateSnapshot(Protocol[Handle]):
@@ -163,22 +156,17 @@ class AbstractKeyedStateBackend(ABC):
 
     A backend belongs to one thread. Only the snapshots that it returns may run in another one.
 
-    :param key_serializer: Serializer of the keys.
     :param number_of_key_groups: Maximum parallelism of the operator.
     :param key_group_range: Key groups of the subtask.
-    :param now_ms: Returns the time for expiry in milliseconds.
-    :param operator_name: Operator name for errors.
     :raises InvalidConfigurationError: if the range exceeds the number of key groups.
     """
 
     def __init__(
         self,
-        *,
+        environment: StateEnvironment,
         key_serializer: KeySerializer,
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
-        now_ms: Callable[[], int],
-        operator_name: str = "",
     ) -> None:
         if key_group_range.end >= number_of_key_groups:
             raise InvalidConfigurationError(
@@ -188,9 +176,9 @@ class AbstractKeyedStateBackend(ABC):
         self.key_serializer = key_serializer
         self.number_of_key_groups = number_of_key_groups
         self.key_group_range = key_group_range
-        self.operator_name = operator_name
+        self.operator_name = environment.operator_name
         self.store = KeyedStateStore(self.get_partitioned_state)
-        self._now_ms = now_ms
+        self._now_ms = environment.now_ms
         # Cached, because set_current_key reads them for each element.
         self._first, self._last = key_group_range.start, key_group_range.end
         self._is_composite = len(key_serializer.fields) > 1
@@ -234,7 +222,10 @@ class AbstractKeyedStateBackend(ABC):
             key = self.key_serializer.normalized(key)
             key_group = self.key_serializer.key_group_of_normalized(key, self.number_of_key_groups)
         if not self._first <= key_group <= self._last:
-            raise _foreign_key_error(key, key_group, self.key_group_range)
+            raise InvalidConfigurationError(
+                f"Expected a key of the key groups {self._first} to {self._last}, found {key!r} of key group {key_group}; "
+                f"partition the keys by key group."
+            )
         context = self._context
         context.key = key
         context.key_group = key_group
@@ -281,7 +272,7 @@ class AbstractKeyedStateBackend(ABC):
 
     def get_keys(self, name: str, namespace: str = VOID_NAMESPACE) -> Iterator[Any]:
         """
-        Return the distinct keys that have state under a name.
+        Return the distinct keys that have state under a name, which may be expired.
 
         :raises InvalidConfigurationError: if the namespace is ``None``.
         """
@@ -314,9 +305,7 @@ class AbstractKeyedStateBackend(ABC):
         """
         self.get_partitioned_state(descriptor)
         state = self._registered[descriptor.name]
-        return BatchState(
-            descriptor, state, self._tables[state.name], self.key_group_range, self._now_ms, self.operator_name
-        )
+        return BatchState(descriptor, state, self._unexpired(state), self.key_group_range, self.operator_name)
 
     def registered_states(self) -> tuple[RegisteredState, ...]:
         """Return the states with a descriptor, in the order of registration."""
@@ -325,6 +314,9 @@ class AbstractKeyedStateBackend(ABC):
     def schemas(self) -> tuple[StateSchema, ...]:
         """Return the schemas of all states, including restored states without a descriptor."""
         return (*(state.schema() for state in self._registered.values()), *self._unclaimed().values())
+
+    def prefetch(self, keys: KeyBatch) -> None:  # noqa: B027
+        """Notify the backend that keys are accessed next, so that it can read all of their registered states at once."""
 
     def advance_to(self, key_group: int) -> None:  # noqa: B027
         """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
@@ -337,7 +329,7 @@ class AbstractKeyedStateBackend(ABC):
 
     @abstractmethod
     def num_entries(self) -> int:
-        """Return the number of pairs of key and namespace with state, summed over all states."""
+        """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
 
     @abstractmethod
     def snapshot(
@@ -372,28 +364,31 @@ class AbstractKeyedStateBackend(ABC):
         wanted = RegisteredState.of(descriptor)
         known = self._registered.get(wanted.name)
         if known is not None:
-            require_same_state(known, wanted)
+            _require_same_state(known, wanted)
             return known
         restored = self._unclaimed().get(wanted.name)
         if restored is not None:
-            wanted = reconfigured(wanted, restored)
+            wanted = _reconfigured(wanted, restored)
         self._tables[wanted.name] = self._create_table(wanted)
         self._registered[wanted.name] = wanted
         return wanted
 
     def _created(self, descriptor: StateDescriptor[Any], state: RegisteredState, namespace: str) -> State:
         """Return a new state of a descriptor over the table of its name."""
-        table, context, values = self._tables[state.name], self._context, StateValues(state, self.operator_name)
-        ttl = None if state.ttl is None else TimeToLive(state.ttl, self._now_ms)
-        if state.key_serializer is not None:
-            check_null_key = partial(state.key_serializer.to_arrow, [None])
-            entries = table if ttl is None else TtlEntries(table, ttl)
-            return MapState(entries, context, namespace, values, check_null_key)
-        if state.kind is StateKind.LIST and ttl is not None:
-            return TtlListState(table, context, namespace, values, descriptor, time_to_live=ttl)
+        table, of_key = self._unexpired(state), (self._context, namespace, state, descriptor, self.operator_name)
+        if state.ttl is not None and state.kind is StateKind.LIST:
+            return TtlListState(table, *of_key, time_to_live=TimeToLive(state.ttl, self._now_ms))
         has_default = isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None
-        kind = DefaultedValueState if has_default else _CELL_STATES[state.kind]
-        return kind(table if ttl is None else TtlCells(table, ttl), context, namespace, values, descriptor)
+        kind = DefaultedValueState if has_default else _STATES[state.kind]
+        return kind(table, *of_key)
+
+    def _unexpired(self, state: RegisteredState) -> Any:
+        """Return the table of a state, which hides expired cells but not expired elements of lists."""
+        table = self._tables[state.name]
+        if state.ttl is None or state.kind is StateKind.LIST:
+            return table
+        ttl = TimeToLive(state.ttl, self._now_ms)
+        return TtlEntries(table, ttl) if state.is_map else TtlCells(table, ttl)
 
 
 def _require_namespace(namespace: str | None) -> None:
@@ -403,31 +398,20 @@ def _require_namespace(namespace: str | None) -> None:
         )
 
 
-def _foreign_key_error(key: Any, key_group: int, owned: KeyGroupRange) -> InvalidConfigurationError:
-    return InvalidConfigurationError(
-        f"Expected a key of the key groups {owned.start} to {owned.end}, found {key!r} of key group {key_group}; partition "
-        f"the keys by key group."
-    )
-
-
-_CELL_STATES: Mapping[StateKind, type[CellState]] = {
+_STATES: Mapping[StateKind, type[State]] = {
     StateKind.VALUE: ValueState,
     StateKind.LIST: ListState,
     StateKind.REDUCING: ReducingState,
     StateKind.AGGREGATING: AggregatingState,
     StateKind.FOLDING: FoldingState,
+    StateKind.MAP: MapState,
 }
 
 
 _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
 
 
-def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
-    """
-    Require a descriptor that is equal to the first one of its name.
-
-    :raises InvalidConfigurationError: for another kind, other types or another time to live.
-    """
+def _require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
     difference = _difference(known, wanted)
     if difference:
         raise InvalidConfigurationError(
@@ -436,12 +420,8 @@ def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
         )
 
 
-def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
-    """
-    Return a state with serializers reconfigured for its restored data.
-
-    :raises StateMigrationError: for another kind or incompatible types.
-    """
+def _reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
+    """Return a state with serializers reconfigured for its restored data."""
     if restored.kind is not wanted.kind:
         raise StateMigrationError(
             f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use another "

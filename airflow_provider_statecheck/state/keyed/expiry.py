@@ -36,10 +36,6 @@ class TimeToLive:
         """Return whether a stored value is expired."""
         return stored.last_access_ms + self._lifetime <= self._now_ms()
 
-    def renewed(self, stored: TtlValue) -> TtlValue:
-        """Return the stored form of a live value after a read; the same object if reads do not renew."""
-        return self.stamped(stored.value) if self.renews_on_read else stored
-
     def after_read(self, stored: list[TtlValue]) -> list[TtlValue]:
         """Return the live values after a read; the same list if nothing changes."""
         live = [value for value in stored if not self.is_expired(value)]
@@ -62,14 +58,13 @@ class TtlCells:
     """
     State table that hides expired values and removes those that it reads.
 
-    Its keys include those of expired values that were not removed yet.
-
     :param table: Table of ``TtlValue``.
     """
 
     def __init__(self, table: StateTable, time_to_live: TimeToLive) -> None:
         self._table = table
         self._ttl = time_to_live
+        self.remove = table.remove
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
         """Return the value, or ``None`` if there is none or it is expired."""
@@ -77,21 +72,14 @@ class TtlCells:
         if stored is None:
             return None
         if self._ttl.is_expired(stored):
-            self._table.remove(key, key_group, namespace)
+            self.remove(key, key_group, namespace)
             return stored.value if self._ttl.shows_expired else None
-        renewed = self._ttl.renewed(stored)
-        if renewed is not stored:
-            self._table.put(key, key_group, namespace, renewed)
+        if self._ttl.renews_on_read:
+            self.put(key, key_group, namespace, stored.value)
         return stored.value
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
         self._table.put(key, key_group, namespace, self._ttl.stamped(value))
-
-    def remove(self, key: Any, key_group: int, namespace: str) -> None:
-        self._table.remove(key, key_group, namespace)
-
-    def keys(self, namespace: str) -> Iterator[Any]:
-        return self._table.keys(namespace)
 
     def get_batch(self, keys: KeyBatch) -> Any:
         """Return an Arrow array of the values of distinct keys; null for a key without a visible value."""
@@ -116,14 +104,14 @@ class TtlEntries:
     """
     Map table that hides expired entries and removes those that it reads.
 
-    Its keys include those of expired entries that were not removed yet.
-
     :param table: Table of ``TtlValue``.
     """
 
     def __init__(self, table: MapTable, time_to_live: TimeToLive) -> None:
         self._table = table
         self._ttl = time_to_live
+        self.remove = table.remove
+        self.clear = table.clear
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         """Return the value of an entry, or ``None`` if there is none or it is expired."""
@@ -140,9 +128,6 @@ class TtlEntries:
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
         self._table.put(key, key_group, namespace, user_key, self._ttl.stamped(value))
 
-    def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
-        self._table.remove(key, key_group, namespace, user_key)
-
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
         """Return the visible entries. Each is read when the iterator reaches it."""
         entries = self._table.entries(key, key_group, namespace)
@@ -156,19 +141,12 @@ class TtlEntries:
         """Return whether the key has no visible entry."""
         return next(self.entries(key, key_group, namespace), None) is None
 
-    def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        self._table.clear(key, key_group, namespace)
-
-    def keys(self, namespace: str) -> Iterator[Any]:
-        return self._table.keys(namespace)
-
     def _is_visible(self, key: Any, key_group: int, namespace: str, user_key: Any, stored: TtlValue) -> bool:
         if self._ttl.is_expired(stored):
-            self._table.remove(key, key_group, namespace, user_key)
+            self.remove(key, key_group, namespace, user_key)
             return self._ttl.shows_expired
-        renewed = self._ttl.renewed(stored)
-        if renewed is not stored:
-            self._table.put(key, key_group, namespace, user_key, renewed)
+        if self._ttl.renews_on_read:
+            self.put(key, key_group, namespace, user_key, stored.value)
         return True
 
 

@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.keyed.registered_state import KeyContext, MapTable, StateValues, no_key
+from airflow_provider_statecheck.state.keyed.registered_state import (
+    MapTable,
+    no_key,
+    own_user_key_with,
+)
+from airflow_provider_statecheck.state.keyed.states import State
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -14,34 +19,21 @@ T = TypeVar("T")
 View = TypeVar("View")
 
 
-class MapState(Generic[K, V]):
+class MapState(State, Generic[K, V]):
     """
     Keyed state with one map per key. Values may be ``None``; an empty map is equal to no map.
 
     Accesses without a current key raise ``CoordinatorError``.
-
-    :param values: Conversion between values and cells.
-    :param check_null_key: Raises if the serializer of the user keys cannot encode ``None``.
     """
 
-    __slots__ = ("_check_null_key", "_context", "_get", "_namespace", "_put", "_table", "_thaw", "_values")
+    __slots__ = ("_own_user_key", "_user_keys")
+    _table: MapTable
 
-    def __init__(
-        self,
-        table: MapTable,
-        context: KeyContext,
-        namespace: str,
-        values: StateValues,
-        check_null_key: Callable[[], Any],
-    ) -> None:
-        self._table = table
-        self._context = context
-        self._namespace = namespace
-        self._values = values
-        self._thaw = values.thaw
-        self._check_null_key = check_null_key
-        self._get = table.get
-        self._put = table.put
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        assert self._state.key_serializer is not None  # noqa: S101 - the state is a map
+        self._user_keys = self._state.key_serializer
+        self._own_user_key = own_user_key_with(self._user_keys)
 
     def get(self, user_key: K) -> V | None:
         """Return the value of a user key, or ``None``. Modifying it does not change the state."""
@@ -84,10 +76,9 @@ class MapState(Generic[K, V]):
 
     def remove(self, user_key: K) -> None:
         """Remove an entry, if there is one."""
-        self._table.remove(*self._scope(), user_key)
+        self._remove(*self._scope(), user_key)
 
     def clear(self) -> None:
-        """Remove the state of the current key."""
         self._table.clear(*self._scope())
 
     def is_empty(self) -> bool:
@@ -118,25 +109,19 @@ class MapState(Generic[K, V]):
             table.put(*scope, *self._frozen(scope[0], user_key, value))
 
         cells: Iterator[tuple[Any, Any]] = table.entries(*scope)
-        entries = (MapEntry(user_key, self._values.thawed(cell), put) for user_key, cell in cells)
+        entries = (MapEntry(user_key, self._thawed(cell), put) for user_key, cell in cells)
         return MapIterator(entries, view, lambda user_key: table.remove(*scope, user_key))
 
     def _frozen(self, key: Any, user_key: Any, value: Any) -> tuple[Any, Any]:
-        values = self._values
         try:
             if user_key is None:
-                self._check_null_key()
-            elif values.own_user_key is not None:
-                user_key = values.own_user_key(user_key)
-            return user_key, None if value is None else values.freeze(value)
+                # The serializer decides whether ``None`` is a key.
+                self._user_keys.to_arrow([None])
+            else:
+                user_key = self._own_user_key(user_key)
+            return user_key, None if value is None else self._freeze(value)
         except UnsupportedStateError as error:
-            raise values.misfit(key, error) from error
-
-    def _scope(self) -> tuple[Any, int, str]:
-        context = self._context
-        if context.key_group < 0:
-            raise no_key()
-        return context.key, context.key_group, self._namespace
+            raise self._misfit(key, error) from error
 
 
 class MapEntry(Generic[K, V]):

@@ -10,23 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, UnsupportedStateError
-from airflow_provider_statecheck.lazy import np, pa
+from airflow_provider_statecheck.lazy import np, pa, pc
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind, StateTtlConfig
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer
 from airflow_provider_statecheck.state.serializers.nested_columns import list_array, nulls_of, offsets_of
-from airflow_provider_statecheck.state.serializers.serializer import (
-    Compatibility,
-    Freezing,
-    Own,
-    SerializerSnapshot,
-    TypeSerializer,
-)
+from airflow_provider_statecheck.state.serializers.serializer import Freezing, Own, TypeSerializer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +60,23 @@ class RegisteredState:
         return self.kind is StateKind.MAP
 
     @property
-    def cell_serializer(self) -> TypeSerializer[Any]:
-        """
-        Return the serializer of the cells of a table.
+    def element(self) -> TypeSerializer[Any]:
+        """Return the serializer of a value, a list element or a map value; with a time to live, each is a ``TtlValue``."""
+        return self.serializer if self.ttl is None else TtlSerializer(self.serializer)
 
-        A cell is a value, a list or a map value. With a time to live, values and elements are ``TtlValue``.
-        """
-        element = self.serializer if self.ttl is None else TtlSerializer(self.serializer)
-        return ListCellSerializer(element) if self.kind is StateKind.LIST else element
+    @property
+    def cell_type(self) -> Any:
+        """Return the Arrow type of the cells of a table, which are values, lists or map values."""
+        element = self.element.arrow_type
+        return pa.list_(element) if self.kind is StateKind.LIST else element
 
     @property
     def cells(self) -> Freezing:
-        """Return the conversion between frozen cells and Arrow columns."""
-        return self.cell_serializer.freezing()
+        """Return the conversion between frozen cells and Arrow columns. The elements of a list are frozen one by one."""
+        cells = self.element.freezing()
+        if self.kind is not StateKind.LIST:
+            return cells
+        return cells._replace(read=partial(_read_lists, cells.read), write=partial(_write_lists, cells.write))
 
     def schema(self) -> StateSchema:
         """Return the schema, which later versions are compared with."""
@@ -89,36 +88,6 @@ class RegisteredState:
             ttl_ms=None if self.ttl is None else self.ttl.ttl_ms,
             queryable_name=self.queryable_name,
         )
-
-
-class StateValues:
-    """
-    Conversion between values and frozen cells, equal for all backends.
-
-    Stored cells share no mutable objects with user code. Modifying a value after a write or a read does not change the
-    state.
-
-    :param operator: Operator name for errors.
-    """
-
-    __slots__ = ("_operator", "_state", "freeze", "own_user_key", "thaw")
-
-    def __init__(self, state: RegisteredState, operator: str) -> None:
-        self._state = state
-        self._operator = operator
-        # Called for each element. A ``thaw`` of ``None`` saves the call for immutable values.
-        freezing = state.serializer.freezing()
-        self.freeze = freezing.freeze
-        self.thaw = freezing.thaw
-        self.own_user_key = None if state.key_serializer is None else own_user_key_with(state.key_serializer)
-
-    def thawed(self, cell: Any) -> Any:
-        """Return the value of a frozen cell, ``None`` for ``None``."""
-        return cell if self.thaw is None or cell is None else self.thaw(cell)
-
-    def misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
-        """Return the error of a value that does not fit the type of the state."""
-        return misfit(self._state.title, self._operator, error, key=key)
 
 
 NO_KEY_GROUP = -1
@@ -147,76 +116,34 @@ class KeyContext:
             raise no_key()
 
 
-class ListCellSerializer(TypeSerializer[list[Any]]):
-    """
-    Serializer of the lists of a list state.
-
-    Its snapshots are those of the element type, because a list state evolves with its elements.
-    """
-
-    is_immutable = False
-
-    def __init__(self, element: TypeSerializer[Any]) -> None:
-        self.element = element
-
-    @property
-    def arrow_type(self) -> Any:
-        return pa.list_(self.element.arrow_type)
-
-    def to_arrow(self, values: Sequence[list[Any] | None]) -> Any:
-        return self._lists_of(values, self.element.to_arrow)
-
-    def from_arrow(self, array: Any) -> list[list[Any] | None]:
-        return _lists_from(array, self.element.from_arrow)
-
-    def freezing(self) -> Freezing:
-        """Return the frozen form of lists: mutable lists, owned by the state, of frozen elements."""
-        element = self.element.freezing()
-        return Freezing(
-            lambda value: list(map(element.freeze, value)),
-            lambda frozen: list(map(element.thawed, frozen)),
-            lambda array: _lists_from(array, element.read),
-            lambda frozen: self._lists_of(frozen, element.write),
-        )
-
-    def copy(self, value: list[Any]) -> list[Any]:
-        return [self.element.copy(element) for element in value]
-
-    def snapshot(self) -> SerializerSnapshot:
-        """Return the snapshot of the element type."""
-        return self.element.snapshot()
-
-    def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Return the compatibility of the element type; a migration applies to elements."""
-        return self.element.resolve_compatibility(old)
-
-    def _lists_of(self, values: Sequence[list[Any] | None], write: Callable[[list[Any]], Any]) -> Any:
-        flat = write(list(chain.from_iterable(value or () for value in values)))
-        return list_array(offsets_of(values), flat, nulls_of(values))
+def _write_lists(write: Callable[[Sequence[Any]], Any], values: Sequence[list[Any] | None]) -> Any:
+    elements = write(list(chain.from_iterable(value or () for value in values)))
+    return list_array(offsets_of(values), elements, nulls_of(values))
 
 
-def _lists_from(array: Any, read: Callable[[Any], list[Any]]) -> list[list[Any] | None]:
-    flat = read(array.flatten())
+def _read_lists(read: Callable[[Any], list[Any]], array: Any) -> list[list[Any] | None]:
+    elements = read(array.flatten())
     values: list[list[Any] | None] = []
     start = 0
     for length in array.value_lengths().to_pylist():
         end = start + (length or 0)
-        values.append(None if length is None else flat[start:end])
+        values.append(None if length is None else elements[start:end])
         start = end
     return values
 
 
-def lists_of(elements: Any, parents: Any, length: int) -> Any:
+def lists_with(lists: Any, elements: Any, kept: Any) -> Any:
     """
-    Group elements into lists.
+    Return lists with other elements, without some of them.
 
-    :param elements: Arrow array of elements.
-    :param parents: Arrow array with the index of each element's list, ascending.
-    :param length: Number of lists, including empty ones.
+    :param lists: Arrow array of lists.
+    :param elements: Arrow array of as many elements as the lists have.
+    :param kept: Boolean Arrow array that marks the elements to keep.
     """
-    lengths = np.bincount(parents.to_numpy(zero_copy_only=False), minlength=length)
+    owners = pc.list_parent_indices(lists).filter(kept)
+    lengths = np.bincount(owners.to_numpy(zero_copy_only=False), minlength=len(lists))
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype("int32")
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements.filter(kept))
 
 
 def own_user_key_with(serializer: TypeSerializer[Any]) -> Own:

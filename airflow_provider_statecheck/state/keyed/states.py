@@ -1,30 +1,25 @@
-"""
-Keyed states of user functions, except for map state, and batches of keys.
-
-All accesses but those of batches refer to the current key, and raise ``CoordinatorError`` without one. Modifying a value that was read does
-not change the state.
-"""
+"""Keyed states of user functions, except for map state, and batches of keys."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.descriptors import AggregateFunction, StateDescriptor, StateKind
-from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells
+from airflow_provider_statecheck.state.keyed.expiry import TimeToLive
 from airflow_provider_statecheck.state.keyed.registered_state import (
     KeyContext,
     RegisteredState,
     StateTable,
-    StateValues,
     misfit,
     no_key,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
-from airflow_provider_statecheck.state.serializers.nested_columns import conformed
+from airflow_provider_statecheck.state.serializers.nested_columns import conformed, filled
 
 T = TypeVar("T")
 In = TypeVar("In")
@@ -32,46 +27,74 @@ Out = TypeVar("Out")
 Acc = TypeVar("Acc")
 
 
-class State(Protocol):
-    """State of the current key. Each access raises ``CoordinatorError`` without a current key."""
-
-    def clear(self) -> None:
-        """Remove the state of the current key."""
-        ...
-
-
-class CellState:
+class State:
     """
-    Access to the cell of the current key.
+    State of the current key. Each access raises ``CoordinatorError`` without a current key.
 
-    A cell is the frozen form of a value. The methods of the table are bound once, because each element accesses them.
+    Stored cells share no mutable objects with user code: modifying a value after a write or a read does not change the
+    state. The methods of the table are bound once, because each element accesses them.
 
-    :param values: Conversion between values and cells.
+    :param state: Types of the state.
     :param descriptor: Descriptor with the default or the functions of the state.
+    :param operator: Operator name for errors; empty if unknown.
     """
 
-    __slots__ = ("_context", "_descriptor", "_freeze", "_get", "_namespace", "_put", "_remove", "_thaw", "_values")
+    __slots__ = (
+        "_context",
+        "_descriptor",
+        "_freeze",
+        "_get",
+        "_namespace",
+        "_operator",
+        "_put",
+        "_remove",
+        "_state",
+        "_table",
+        "_thaw",
+    )
 
     def __init__(
-        self, table: StateTable, context: KeyContext, namespace: str, values: StateValues, descriptor: Any
+        self, table: Any, context: KeyContext, namespace: str, state: RegisteredState, descriptor: Any, operator: str
     ) -> None:
         self._context = context
-        self._descriptor = descriptor
         self._namespace = namespace
-        self._values = values
-        self._freeze = values.freeze
-        self._thaw = values.thaw
+        self._state = state
+        self._descriptor = descriptor
+        self._operator = operator
+        freezing = state.serializer.freezing()
+        self._freeze = freezing.freeze
+        # ``None`` saves the call for immutable values.
+        self._thaw = freezing.thaw
+        self._table = table
         self._get = table.get
         self._put = table.put
         self._remove = table.remove
 
     def clear(self) -> None:
         """Remove the state of the current key."""
-        self._context.require()
-        self._remove(self._context.key, self._context.key_group, self._namespace)
+        self._remove(*self._scope())
+
+    def _scope(self) -> tuple[Any, int, str]:
+        context = self._context
+        if context.key_group < 0:
+            raise no_key()
+        return context.key, context.key_group, self._namespace
+
+    def _thawed(self, cell: Any) -> Any:
+        return cell if self._thaw is None or cell is None else self._thaw(cell)
+
+    def _misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
+        return misfit(self._state.title, self._operator, error, key=key)
+
+
+class CellState(State):
+    """Access to the cell of the current key, the frozen form of a value."""
+
+    __slots__ = ()
 
     def _value(self) -> Any:
-        return self._values.thawed(self._cell())
+        cell, thaw = self._cell(), self._thaw
+        return cell if thaw is None or cell is None else thaw(cell)
 
     def _set_value(self, value: Any) -> None:
         self._set_cell(self._frozen(value))
@@ -80,7 +103,7 @@ class CellState:
         try:
             return self._freeze(value)
         except UnsupportedStateError as error:
-            raise self._values.misfit(self._context.key, error) from error
+            raise self._misfit(self._context.key, error) from error
 
     def _cell(self) -> Any:
         context = self._context
@@ -126,7 +149,7 @@ class ValueState(CellState, Generic[T]):
         try:
             cell = self._freeze(value)
         except UnsupportedStateError as error:
-            raise self._values.misfit(context.key, error) from error
+            raise self._misfit(context.key, error) from error
         self._put(context.key, context.key_group, self._namespace, cell)
 
 
@@ -138,7 +161,7 @@ class DefaultedValueState(ValueState[T]):
     def value(self) -> T | None:
         """Return the value, or a copy of the default if the key has none."""
         cell = self._cell()
-        value: T | None = self._descriptor.default if cell is None else self._values.thawed(cell)
+        value: T | None = self._descriptor.default if cell is None else self._thawed(cell)
         return value
 
 
@@ -153,7 +176,7 @@ class ListState(CellState, Generic[T]):
 
     def get(self) -> Iterable[T]:
         """Return the elements in the order in which they were added."""
-        return self._thawed(self._cell() or ())
+        return self._elements_of(self._cell() or ())
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over the elements."""
@@ -202,7 +225,7 @@ class ListState(CellState, Generic[T]):
     def _stored(self, elements: list[T]) -> list[Any]:
         return list(map(self._frozen, elements))
 
-    def _thawed(self, cells: Iterable[Any]) -> tuple[T, ...]:
+    def _elements_of(self, cells: Iterable[Any]) -> tuple[T, ...]:
         return tuple(cells if self._thaw is None else map(self._thaw, cells))
 
     def _replace(self, stored: list[Any]) -> None:
@@ -253,37 +276,46 @@ class TtlListState(ListState[T]):
         live = self._ttl.after_read(cell)
         if live is not cell:
             self._replace(live)
-        return self._thawed(element.value for element in (cell if self._ttl.shows_expired else live))
+        return self._elements_of(element.value for element in (cell if self._ttl.shows_expired else live))
 
     def _stored(self, elements: list[T]) -> list[Any]:
         return [self._ttl.stamped(cell) for cell in super()._stored(elements)]
 
 
-class ReducingState(CellState, Generic[T]):
-    """Reduction of the values added to a key. Accesses without a current key raise ``CoordinatorError``."""
+class AddingState(CellState, ABC, Generic[In, Out]):
+    """Keyed state with one accumulator per key. Accesses without a current key raise ``CoordinatorError``."""
 
     __slots__ = ()
 
-    def get(self) -> T | None:
-        """Return the reduction, or ``None`` if no value was added."""
-        value: T | None = self._value()
-        return value
+    def get(self) -> Out | None:
+        """Return the result of the added values, or ``None`` if no value was added."""
+        result: Out | None = self._value()
+        return result
 
-    def add(self, value: T | None) -> None:
+    def add(self, value: In | None) -> None:
         """
-        Reduce a value into the state; ``None`` clears the state. The first value is stored unchanged.
+        Add a value to the accumulator; ``None`` clears the state.
 
-        :raises UnsupportedStateError: if the result does not fit the type of the state.
+        :raises UnsupportedStateError: if the new accumulator does not fit the type of the state.
         """
         if value is None:
             self.clear()
-            return
-        old = self._value()
-        reduced = value if old is None else self._descriptor.reduce_function(old, value)
-        if reduced is None:
-            self.clear()
         else:
-            self._set_value(reduced)
+            self._set_value(self._added(self._value(), value))
+
+    @abstractmethod
+    def _added(self, accumulator: Any, value: In) -> Any:
+        """
+        Return an accumulator with a value.
+
+        :param accumulator: Accumulator of the values so far, ``None`` if there are none.
+        """
+
+
+class ReducingState(AddingState[T, T], Generic[T]):
+    """Reduction of the values added to a key. The first value is stored unchanged; a reduction to ``None`` clears the state."""
+
+    __slots__ = ()
 
     def merge_from(self, source: ReducingState[T]) -> None:
         """Reduce the value of another namespace into this one, and clear the other."""
@@ -292,30 +324,24 @@ class ReducingState(CellState, Generic[T]):
             source.clear()
             self.add(value)
 
+    def _added(self, accumulator: Any, value: T) -> Any:
+        return value if accumulator is None else self._descriptor.reduce_function(accumulator, value)
 
-class AggregatingState(CellState, Generic[In, Out]):
-    """Aggregate of the values added to a key. Accesses without a current key raise ``CoordinatorError``."""
+    def _set_value(self, value: Any) -> None:
+        if value is None:
+            self.clear()
+        else:
+            self._set_cell(self._frozen(value))
+
+
+class AggregatingState(AddingState[In, Out], Generic[In, Out]):
+    """Aggregate of the values added to a key, whose result is that of the aggregate function."""
 
     __slots__ = ()
 
     def get(self) -> Out | None:
-        """Return the result, or ``None`` if no value was added."""
         accumulator = self._value()
         return None if accumulator is None else self._functions.get_result(accumulator)
-
-    def add(self, value: In | None) -> None:
-        """
-        Add a value to the accumulator; ``None`` clears the state.
-
-        :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
-        """
-        if value is None:
-            self.clear()
-            return
-        accumulator = self._value()
-        if accumulator is None:
-            accumulator = self._functions.create_accumulator()
-        self._set_value(self._functions.add(value, accumulator))
 
     def merge_from(self, source: AggregatingState[In, Out]) -> None:
         """Merge the accumulator of another namespace into this one, and clear the other."""
@@ -327,7 +353,11 @@ class AggregatingState(CellState, Generic[In, Out]):
         if current is None:
             self._set_cell(added)
         else:
-            self._set_value(self._functions.merge(self._values.thawed(current), self._values.thawed(added)))
+            self._set_value(self._functions.merge(self._thawed(current), self._thawed(added)))
+
+    def _added(self, accumulator: Any, value: In) -> Any:
+        functions = self._functions
+        return functions.add(value, functions.create_accumulator() if accumulator is None else accumulator)
 
     @property
     def _functions(self) -> AggregateFunction[In, Any, Out]:
@@ -335,33 +365,13 @@ class AggregatingState(CellState, Generic[In, Out]):
         return functions
 
 
-class FoldingState(CellState, Generic[T, Acc]):
-    """
-    Fold of the values added to a key. New code should use an ``AggregatingState``.
-
-    Accesses without a current key raise ``CoordinatorError``.
-    """
+class FoldingState(AddingState[T, Acc], Generic[T, Acc]):
+    """Fold of the values added to a key. New code should use an ``AggregatingState``."""
 
     __slots__ = ()
 
-    def get(self) -> Acc | None:
-        """Return the accumulator, or ``None`` if no value was added."""
-        value: Acc | None = self._value()
-        return value
-
-    def add(self, value: T | None) -> None:
-        """
-        Fold a value into the accumulator; ``None`` clears the state.
-
-        :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
-        """
-        if value is None:
-            self.clear()
-            return
-        accumulator = self._value()
-        if accumulator is None:
-            accumulator = self._descriptor.initial
-        self._set_value(self._descriptor.fold_function(accumulator, value))
+    def _added(self, accumulator: Any, value: T) -> Any:
+        return self._descriptor.fold_function(self._descriptor.initial if accumulator is None else accumulator, value)
 
 
 _BATCH_KINDS = (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
@@ -373,7 +383,7 @@ class BatchState:
 
     It shares its cells with the state of single keys.
 
-    :param now_ms: Returns the time for expiry in milliseconds.
+    :param table: Table of the state, without expired cells.
     :param operator: Operator name for errors.
     :raises InvalidConfigurationError: for a list, map or folding state.
     """
@@ -384,7 +394,6 @@ class BatchState:
         state: RegisteredState,
         table: StateTable,
         key_group_range: KeyGroupRange,
-        now_ms: Callable[[], int],
         operator: str,
     ) -> None:
         if state.kind not in _BATCH_KINDS:
@@ -392,7 +401,7 @@ class BatchState:
                 f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
                 f"key."
             )
-        self._table = table if state.ttl is None else TtlCells(table, TimeToLive(state.ttl, now_ms))
+        self._table = table
         self._state = state
         self._arrow_type = state.serializer.arrow_type
         self._key_group_range = key_group_range
@@ -408,7 +417,7 @@ class BatchState:
         """
         self._require_owned(keys)
         values = self._table.get_batch(keys)
-        return values if self._default is None else _with_default(values, self._default)
+        return values if self._default is None else filled(values, self._default)
 
     def put(self, keys: KeyBatch, values: Any) -> None:
         """
@@ -452,10 +461,3 @@ def _require_ordered(key_groups: Any) -> None:
         raise InvalidConfigurationError(
             "Expected keys in the order of their key groups, found another order; sort them by key group."
         )
-
-
-def _with_default(values: Any, default: Any) -> Any:
-    if not values.null_count:
-        return values
-    rows = pc.if_else(pc.is_null(values), len(values), pa.array(range(len(values)), pa.int64()))
-    return pa.concat_arrays([values, default]).take(rows)

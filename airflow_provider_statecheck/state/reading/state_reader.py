@@ -17,15 +17,13 @@ from airflow_provider_statecheck.state.arrow.layout import (
     NAMESPACE,
     USER_KEY,
     VALUE,
-    ArrowStateSettings,
-    BlockCache,
     StateLayout,
     single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
-from airflow_provider_statecheck.state.arrow.runs import FileRun
-from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns, unexpired
+from airflow_provider_statecheck.state.arrow.runs import FileRun, Reading
+from airflow_provider_statecheck.state.arrow.state_runs import StateRuns, unexpired
 from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -41,8 +39,6 @@ MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS, EXPIRES_AT = "last_access", "expires_at"
 CHANGE, BEFORE, AFTER = "change", "before", "after"
 _RESERVED = frozenset({KEY_GROUP, EXPIRES_AT, NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE, BEFORE, AFTER})
-_BLOCKS_AT_ONCE = 64
-"""Blocks of a state file per table."""
 
 
 def read_state(
@@ -157,16 +153,12 @@ class StateReader:
         if not runs:
             return
         with closing(PartBytes(self._storage)) as files:
-            reading = Reading(files, BlockCache(0), ArrowStateSettings())
-            yield from StateRuns(self.form, reading, runs).rows()
+            yield from StateRuns(self.form, Reading(files), runs).rows()
 
     def written(self, parts: Parts) -> Iterator[Any]:
         """Return all rows of the parts, including deletion markers."""
         with closing(PartBytes(self._storage)) as files:
-            run = FileRun(parts, files, BlockCache(0), self.form)
-            count = len(run.block_rows)
-            for start in range(0, count, _BLOCKS_AT_ONCE):
-                yield from run.tables(range(start, min(count, start + _BLOCKS_AT_ONCE)))
+            yield from FileRun(parts, Reading(files), self.form).all_tables()
 
     @cached_property
     def form(self) -> StateRowForm:
@@ -257,9 +249,7 @@ class StateColumns:
     def layout(self) -> StateLayout:
         """Return the column layout of the state backend."""
         user_keys = self.state.key_serializer
-        return StateLayout.of(
-            self.keys, self.state.cell_serializer.arrow_type, None if user_keys is None else user_keys.arrow_type
-        )
+        return StateLayout.of(self.keys, self.state.cell_type, None if user_keys is None else user_keys.arrow_type)
 
     @cached_property
     def schema(self) -> Any:

@@ -119,7 +119,7 @@ def resolve_part(new: TypeSerializer[Any], old: SerializerSnapshot, default: Any
     if verdict.outcome is Outcome.INCOMPATIBLE:
         return verdict
     reason = "; ".join(filter(None, (verdict.reason, "the default replaces None")))
-    return after_migration(reason, lambda array: _filled(migrated(verdict, array), default()), merges=True)
+    return after_migration(reason, lambda array: filled(migrated(verdict, array), default()), merges=True)
 
 
 def require_no_none(part: TypeSerializer[Any], array: Any, place: str) -> None:
@@ -133,7 +133,12 @@ def require_no_none(part: TypeSerializer[Any], array: Any, place: str) -> None:
         raise UnsupportedStateError(f"Expected {place} to have a value, found None; declare its type as optional.")
 
 
-def _filled(array: Any, default: Any) -> Any:
+def filled(array: Any, default: Any) -> Any:
+    """
+    Return an array with a default in place of nulls.
+
+    :param default: Arrow array of one value of the same type.
+    """
     if not array.null_count:
         return array
     both = pa.concat_arrays([array, default])

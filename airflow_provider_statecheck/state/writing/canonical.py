@@ -31,10 +31,11 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.lazy import pa
-from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, ArrowStateSettings, BlockCache, single
+from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, single
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, StateFiles
 from airflow_provider_statecheck.state.arrow.restore import is_known
-from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, Reading, StateRuns, merge_tables
+from airflow_provider_statecheck.state.arrow.runs import Reading
+from airflow_provider_statecheck.state.arrow.state_runs import LocalSpill, StateRuns, merge_tables
 from airflow_provider_statecheck.state.operator.backend import read_restored
 from airflow_provider_statecheck.state.reading.checkpoint_states import (
     CheckpointStates,
@@ -202,8 +203,7 @@ class CanonicalCopies(StateCopies):
         """Return the rows of a state in their new key groups, for the range of each writer."""
         ranges = [each.owned for each in files]
         reader = self._reader(content)
-        reading = Reading(spilled, BlockCache(0), ArrowStateSettings())
-        runs = tuple(StateRuns(reader.form, reading) for _ in ranges)
+        runs = tuple(StateRuns(reader.form, Reading(spilled)) for _ in ranges)
         for table in self._rows_in_new_groups(reader, files[0].max_parallelism):
             for each, part in zip(runs, split_by_ranges(table, ranges), strict=True):
                 each.add(part)

@@ -45,7 +45,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Footer, SnapshotMeta, StateFiles, encode_meta
-from airflow_provider_statecheck.state.arrow.part_writer import PartFile, PartWriter
+from airflow_provider_statecheck.state.arrow.part_writer import BlockNumbers, PartFile, PartWriter
 from airflow_provider_statecheck.state.arrow.restore import CANONICAL_ID
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
@@ -242,7 +242,7 @@ class ParquetPartFile(PartFile):
         state = self._columns.state.schema()
         return pa.scalar(min(state.ttl_ms * 1000, _LONGEST_US), pa.duration("us")) if state.ttl_ms is not None else None
 
-    def _write_block(self, rows: Any) -> tuple[int, int, int, int]:
+    def _write_block(self, rows: Any) -> BlockNumbers:
         stored = self._stored(rows)
         with storing():
             self._writer.write_table(stored, row_group_size=rows.num_rows)

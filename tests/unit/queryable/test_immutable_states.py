@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.queryable.immutable_states import immutable_state
 from airflow_provider_statecheck.queryable.queries import ABSENT
-from airflow_provider_statecheck.state.backends.loading import MemoryStateBackend
+from airflow_provider_statecheck.state.backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,

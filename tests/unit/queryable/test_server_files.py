@@ -35,7 +35,7 @@ from airflow_provider_statecheck.queryable.queries import ABSENT
 from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings, Block
 from airflow_provider_statecheck.state.arrow.part_files import LocalFiles
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent

@@ -30,8 +30,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -88,11 +87,7 @@ class Operator:
     def open(self, groups: int, owned: KeyGroupRange, restored: Any = (), index: int = 0) -> Any:
         environment = StateEnvironment(
             storage=self.storage,
-            subtask_index=index,
-            parallelism=1,
-            max_parallelism=groups,
             now_ms=lambda: self.now_ms,
-            epoch=1,
         )
         return self.backend.create_keyed_state_backend(environment, "job", UID, KEYS, groups, owned, restored=restored)
 

@@ -27,7 +27,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, PlannedOperator
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.contexts import (
     KeyedBatchContext,
@@ -246,11 +246,7 @@ class OperatorRun:
         context = self.context
         return StateEnvironment(
             storage=self._storage,
-            subtask_index=context.subtask,
-            parallelism=context.parallelism,
-            max_parallelism=context.max_parallelism,
             now_ms=lambda: context.now_ms,
-            epoch=context.epoch,
             schemas=self.task.schemas,
             operator_name=self.task.uid,
         )
@@ -333,7 +329,8 @@ class ProcessRun(FunctionRun):
 
     def _process_elements(self, chunk: KeyedChunk) -> Elements:
         backend, function = self.keyed, self.function.process_element
-        self._prefetch(chunk)
+        # Backends that read from storage fetch the state of all keys of a chunk at once.
+        self.keyed.prefetch(chunk.keys)
         context: KeyedContext[Any] = KeyedContext()
         rows, times = rows_of(chunk.table), times_of(chunk.table, self.task.time_column)
         output: list[Any] = []
@@ -369,12 +366,6 @@ class ProcessRun(FunctionRun):
                 f"Expected process_batch of {self.task.uid!r} to return the columns {self.task.output_schema.names}, found "
                 f"{table.schema.names}: {error}; change the function or its output=."
             ) from error
-
-    def _prefetch(self, chunk: KeyedChunk) -> None:
-        # Backends that read from storage fetch the state of all keys of a chunk at once.
-        prefetch = getattr(self.keyed, "prefetch", None)
-        if prefetch is not None:
-            prefetch(chunk.keys)
 
     def _keys_with_state(self) -> Iterator[Any]:
         seen: set[Any] = set()

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import (
 )
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.spark.stages.increment_loop import require_all_
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator, PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage import KeyNode, MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.state.backends.loading import load_state_backend
+from airflow_provider_statecheck.state.backends import load_state_backend
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.spark.stages.loop_without_spark import Splits

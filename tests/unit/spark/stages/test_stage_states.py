@@ -25,7 +25,7 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import Opera
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain, TaskReport
 from airflow_provider_statecheck.spark.stages.stage import MapNode
 from airflow_provider_statecheck.spark.stages.stage_state import StageStates
-from airflow_provider_statecheck.state.backends.loading import MemoryStateBackend
+from airflow_provider_statecheck.state.backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
 from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
 from airflow_provider_statecheck.state.schemas import OperatorSchemas

@@ -17,8 +17,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
@@ -66,11 +65,7 @@ class Job:
     ) -> ArrowKeyedStateBackend:
         environment = StateEnvironment(
             storage=self.storage,
-            subtask_index=0,
-            parallelism=1,
-            max_parallelism=GROUPS,
             now_ms=lambda: self.now_ms,
-            epoch=1,
             schemas=schemas,
         )
         return ArrowStateBackend(self.settings).create_keyed_state_backend(

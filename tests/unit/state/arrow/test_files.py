@@ -147,7 +147,7 @@ def test_one_key_is_one_read_of_one_block(tmp_path: Path) -> None:
     backend.set_current_key(1_234)
     assert state.value() == 1_234
     assert len(memory.ranges) == 1
-    assert memory.ranges[0] in {int(length) for part in parts for length in part.lengths}
+    assert memory.ranges[0] in {int(length) for part in parts for length in part.blocks["length"]}
     assert state.value() == 1_234
     assert len(memory.ranges) == 1
 

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
 from airflow_provider_statecheck.exceptions import BackendRestoreError, StorageError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.state_runs import runs_to_merge
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateTtlConfig, ValueStateDescriptor
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend, StateSize
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend
+from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.functions.contexts import (
     FunctionInitializationContext,

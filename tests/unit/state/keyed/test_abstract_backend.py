@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.backends.loading import MemoryStateBackend
+from airflow_provider_statecheck.state.backends import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -51,8 +51,8 @@ def test_cells_of_state_that_expires_have_times() -> None:
     timed = pa.struct([("value", pa.int64()), ("last_access_ms", pa.int64())])
     value: Any = ValueStateDescriptor("v", int, ttl=TTL)
     elements: Any = ListStateDescriptor("l", int, ttl=TTL)
-    assert RegisteredState.of(value).cell_serializer.arrow_type == timed
-    assert RegisteredState.of(elements).cell_serializer.arrow_type == pa.list_(timed)
+    assert RegisteredState.of(value).cell_type == timed
+    assert RegisteredState.of(elements).cell_type == pa.list_(timed)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_restored_state_goes_on_with_a_reconfigured_serializer(keyed: KeyedHarne
 
 def test_backends_are_named_without_loading_arrow() -> None:
     code = (
-        "import sys; import airflow_provider_statecheck.state.backends.loading, "
+        "import sys; import airflow_provider_statecheck.state.backends, "
         "airflow_provider_statecheck.state.arrow.keyed_backend; "
         "print([name for name in ('pyarrow', 'numpy', 'xxhash', 'airflow') if name in sys.modules])"
     )

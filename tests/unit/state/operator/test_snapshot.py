@@ -44,7 +44,7 @@ def test_without_any_registered_state_nothing_is_saved(
     storage: CheckpointStorage, streams: FsCheckpointStreamFactory
 ) -> None:
     result = DefaultOperatorStateBackend().snapshot(1, 0, streams).run()
-    assert result.is_empty
+    assert result.handle is None
     assert result.new_bytes == 0
     assert files(storage) == []
 

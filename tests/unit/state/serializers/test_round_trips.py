@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.state.keyed.registered_state import ListCellSerializer
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.serializers.custom_serializer import TtlSerializer, TtlValue
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from tests.unit.state.serializers.record_types import Colour, Frozen, Item, Level, Order, Point, Renamed, WithLateField
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -235,51 +235,28 @@ def test_the_copy_of_a_missing_optional_value_is_none(wanted: Any) -> None:
     assert serializer_of(wanted | None).copy(None) is None
 
 
-TEXTS = ListCellSerializer(serializer_of(str))
+TEXTS = RegisteredState(name="texts", kind=StateKind.LIST, serializer=serializer_of(str))
 
 
 @given(st.lists(st.none() | st.lists(st.text(max_size=3), max_size=4), max_size=6))
 def test_lists_come_back_as_they_were(values: list[list[str] | None]) -> None:
-    array = TEXTS.to_arrow(values)
-    assert array.type == TEXTS.arrow_type
+    array = TEXTS.cells.write(values)
+    assert array.type == TEXTS.cell_type
     assert array.null_count == values.count(None)
-    assert TEXTS.from_arrow(array) == values
+    assert TEXTS.cells.read(array) == values
 
 
 @given(st.lists(st.none() | st.lists(st.text(max_size=3), max_size=4), min_size=2, max_size=6), st.integers(0, 3))
 def test_part_of_a_column_comes_back_as_it_was(values: list[list[str] | None], start: int) -> None:
-    array = TEXTS.to_arrow(values).slice(start, 2)
-    assert TEXTS.from_arrow(array) == values[start : start + 2]
+    array = TEXTS.cells.write(values).slice(start, 2)
+    assert TEXTS.cells.read(array) == values[start : start + 2]
 
 
 def test_list_with_nulls_below_which_there_are_values_is_read() -> None:
     array = pa.ListArray.from_arrays(
         pa.array([0, 2, 3], pa.int32()), pa.array(["a", "b", "c"]), mask=pa.array([True, False])
     )
-    assert TEXTS.from_arrow(array) == [None, ["c"]]
-
-
-def test_copy_shares_nothing() -> None:
-    lists = ListCellSerializer(serializer_of(list[int]))
-    original = [[1], [2]]
-    copy = lists.copy(original)
-    copy[0].append(3)
-    copy.append([4])
-    assert original == [[1], [2]]
-
-
-@pytest.mark.parametrize(
-    ("old", "outcome"),
-    [
-        (pa.int64(), Outcome.COMPATIBLE_AS_IS),
-        (pa.int32(), Outcome.COMPATIBLE_AFTER_MIGRATION),
-        (pa.string(), Outcome.INCOMPATIBLE),
-    ],
-)
-def test_lists_evolve_as_their_elements_do(old: pa.DataType, outcome: Outcome) -> None:
-    lists = ListCellSerializer(serializer_of(pa.int64()))
-    assert lists.resolve_compatibility(serializer_of(old).snapshot()).outcome is outcome
-    assert lists.snapshot() == serializer_of(pa.int64()).snapshot()
+    assert TEXTS.cells.read(array) == [None, ["c"]]
 
 
 @dataclass

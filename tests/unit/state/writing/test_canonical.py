@@ -42,7 +42,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, decode_meta, encode_meta
-from airflow_provider_statecheck.state.backends.loading import ArrowStateBackend, FsStateBackend
+from airflow_provider_statecheck.state.backends import ArrowStateBackend, FsStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -478,8 +478,10 @@ def test_forged_description_is_refused(
 
 
 def _at(part: Any, data: bytes, offset: int) -> Any:
-    checksum = zlib.crc32(data[offset : offset + int(part.lengths[0])])
-    return replace(part, offsets=part.offsets * 0 + offset, checksums=part.checksums * 0 + checksum)
+    blocks = part.blocks.copy()
+    blocks["offset"] = offset
+    blocks["checksum"] = zlib.crc32(data[offset : offset + int(blocks["length"][0])])
+    return replace(part, blocks=blocks)
 
 
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])

@@ -1,34 +1,35 @@
 """
-The state backends of this package, and loading of backends by name, entry point or dotted path.
+State backends: their contract, the backends of this package, and loading by name, entry point or dotted path.
 
-The backends share the format of their files. ``arrow`` writes incremental snapshots, and the others write full ones: in
-files of each checkpoint, or in its metadata.
+The backends of this package share the format of their files. ``arrow`` writes incremental snapshots, and the others write full
+ones: in files of each checkpoint, or in its metadata.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.config import STORAGE_KEYS, CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import parse_directory
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, OperatorStateHandle
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import (
+    BackendRestoreError,
+    InvalidConfigurationError,
+    StateCheckError,
+    StateMigrationError,
+)
 from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
 from airflow_provider_statecheck.state.arrow.layout import PREFIX as ARROW_PREFIX, ArrowStateSettings
-from airflow_provider_statecheck.state.backends.state_backend import (
-    ConfigurableStateBackend,
-    StateBackend,
-    StateBackendFactory,
-    StateEnvironment,
-    restoring,
-)
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -51,6 +52,110 @@ DEFAULT_BACKEND = "arrow"
 ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
 # Base of a storage that only resolves pointers, which are absolute.
 _NO_DIRECTORY = "memory://statecheck-without-directory"
+
+
+@runtime_checkable
+class StateBackend(Protocol):
+    """
+    Factory of the keyed and operator state of subtasks.
+
+    A backend is pickled from the driver to the executors, so it holds only plain values.
+    """
+
+    def create_keyed_state_backend(
+        self,
+        environment: StateEnvironment,
+        job_id: str,
+        operator_identifier: str,
+        key_serializer: KeySerializer,
+        number_of_key_groups: int,
+        key_group_range: KeyGroupRange,
+        kv_registry: Any = None,
+        *,
+        restored: Sequence[KeyedStateHandle] = (),
+    ) -> AbstractKeyedStateBackend:
+        """
+        Create the keyed state of one subtask.
+
+        :param kv_registry: Registry of queryable states, if any.
+        :param restored: Handles to restore; keys of other subtasks are skipped.
+        :raises InvalidConfigurationError: if the range exceeds the number of key groups.
+        :raises BackendRestoreError: if the state cannot be read; no resources are leaked.
+        :raises StateMigrationError: if the keys have another type.
+        """
+        ...
+
+    def create_operator_state_backend(
+        self,
+        environment: StateEnvironment,
+        operator_identifier: str,
+        *,
+        restored: Sequence[OperatorStateHandle] = (),
+    ) -> DefaultOperatorStateBackend:
+        """
+        Create the operator state of one subtask.
+
+        :raises BackendRestoreError: if the state cannot be read.
+        """
+        ...
+
+    def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
+        """
+        Return the checkpoint of a pointer, of any job.
+
+        :param storage_options: Options of the filesystem.
+        :raises InvalidConfigurationError: if the pointer is missing or empty.
+        :raises StorageError: if the pointer is not a URI, or the storage fails.
+        :raises CheckpointNotFoundError: if there is no checkpoint.
+        """
+        ...
+
+
+@runtime_checkable
+class ConfigurableStateBackend(Protocol):
+    """State backend whose unset fields can be taken from a configuration."""
+
+    def configure(self, config: Mapping[str, Any]) -> StateBackend:
+        """
+        Return this backend with its unset fields taken from a configuration.
+
+        :raises InvalidConfigurationError: for an invalid setting.
+        """
+        ...
+
+
+@runtime_checkable
+class StateBackendFactory(Protocol):
+    """Factory of backends from a configuration. ``state.backend`` may name one by its dotted path."""
+
+    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
+        """
+        Create a backend.
+
+        :raises InvalidConfigurationError: for an invalid setting.
+        """
+        ...
+
+    def get_identifier(self) -> str:
+        """Return the name of the backend in configurations."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEnvironment:
+    """What a backend needs of the attempt in which it runs."""
+
+    storage: CheckpointStorage
+    """Storage of the restored state."""
+    now_ms: Callable[[], int]
+    """
+    Returns the time for expiry in milliseconds; by default the logical date of the run, so that a rerun expires the
+    same values.
+    """
+    operator_name: str = ""
+    """Operator name for errors."""
+    schemas: OperatorSchemas | None = None
+    """Schemas of the restored state of all subtasks, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +193,17 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
-        backend = ArrowKeyedStateBackend(
-            key_serializer=key_serializer,
-            number_of_key_groups=number_of_key_groups,
-            key_group_range=key_group_range,
-            now_ms=environment.now_ms,
-            storage=environment.storage,
-            settings=self.settings,
-            incremental=self.incremental is not False,
-            streams=self.streams,
-            operator_name=environment.operator_name,
-        )
-        with restoring(operator_identifier):
-            backend.restore(restored, environment.schemas)
-        return backend
+        with _restoring(operator_identifier):
+            return ArrowKeyedStateBackend(
+                environment,
+                key_serializer,
+                number_of_key_groups,
+                key_group_range,
+                restored,
+                settings=self.settings,
+                incremental=self.incremental is not False,
+                streams=self.streams,
+            )
 
     @override
     def create_operator_state_backend(
@@ -111,13 +213,31 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         *,
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
-        with restoring(operator_identifier):
+        with _restoring(operator_identifier):
             return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
 
     @override
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
         base = _NO_DIRECTORY if not pointer or not storage_options else pointer
         return resolve_checkpoint(CheckpointStorage.open(base, **storage_options), pointer)
+
+
+@contextlib.contextmanager
+def _restoring(operator_identifier: str) -> Iterator[None]:
+    """
+    Raise failures of a restore as ``BackendRestoreError``. Configuration and migration errors are not wrapped.
+
+    :param operator_identifier: Uid of the operator.
+    :raises BackendRestoreError: if the state cannot be read.
+    """
+    try:
+        yield
+    except (BackendRestoreError, InvalidConfigurationError, StateMigrationError):
+        raise
+    except (StateCheckError, OSError) as error:
+        raise BackendRestoreError(
+            f"The state backend of {operator_identifier} could not be restored: {error}", failures=(error,)
+        ) from error
 
 
 def _is_incremental(config: Mapping[str, Any]) -> bool:

@@ -30,14 +30,14 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.state.backends.loading import (
+from airflow_provider_statecheck.state.backends import (
     AbstractFileStateBackend,
     ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
     load_state_backend,
+    restoring,
 )
-from airflow_provider_statecheck.state.backends.state_backend import restoring
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
@@ -233,7 +233,7 @@ def test_pointer_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
 
 def test_operator_state_is_restored() -> None:
     keyed = harness(FsStateBackend())
-    environment = keyed._environment(0, 1)
+    environment = keyed.environment
     backend = keyed.backend.create_operator_state_backend(environment, "operator")
     assert isinstance(backend, DefaultOperatorStateBackend)
     descriptor: Any = ListStateDescriptor("l", int)
@@ -397,7 +397,7 @@ def test_errors_that_no_other_copy_would_cure_go_on_unchanged(error: Exception) 
 def test_state_of_other_key_groups_is_refused(keyed: KeyedHarness) -> None:
     handle = saved(keyed)
     groups = 2 * KEY_GROUPS
-    create, of_task = keyed.backend.create_keyed_state_backend, (keyed._environment(0, 1), "job", "operator")
+    create, of_task = keyed.backend.create_keyed_state_backend, (keyed.environment, "job", "operator")
     with pytest.raises(BackendRestoreError, match="maximum parallelism"):
         create(*of_task, keyed.keys, groups, KeyGroupRange(0, groups - 1), restored=[handle])
 

@@ -11,15 +11,15 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.loading import (
+from airflow_provider_statecheck.state.backends import (
     BACKENDS,
     ENTRY_POINT_GROUP,
     ArrowStateBackend,
     FsStateBackend,
     MemoryStateBackend,
+    StateBackend,
     load_state_backend,
 )
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 
 HERE = __name__
 CHECKPOINTS = "execution.checkpointing.dir"

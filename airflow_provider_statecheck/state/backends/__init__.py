@@ -1,1 +1,0 @@
-"""State backends: contract, backends with full snapshots, and loading by name."""
