@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode, require_count
 from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorState,
+    key_group_range_of,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
@@ -34,7 +39,6 @@ from airflow_provider_statecheck.state.serializers.nested_columns import portabl
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, NewRows
 from airflow_provider_statecheck.state.writing.write_savepoint import (
     GivenState,
-    StateTarget,
     WrittenState,
     write_given,
     write_subtask,
@@ -266,23 +270,22 @@ def _report_schema() -> Any:
     return pa.schema([(name, kinds[kind]) for name, kind in (each.split() for each in _REPORT.split(", "))])
 
 
-def _write_handles(data: DataFrame, target: StateTarget, files: CanonicalFiles) -> WrittenState:
-    rows = target.rows
+def _write_handles(data: DataFrame, operator: OperatorState, rows: NewRows, files: CanonicalFiles) -> WrittenState:
     task = SubtaskWriting(
         storage=files.storage,
         directory=files.directory,
         epoch=files.epoch,
-        uid=target.uid,
+        uid=operator.uid,
         schema=rows.state.schema(),
         keys=rows.keys,
         max_parallelism=rows.max_parallelism,
-        parallelism=target.parallelism,
+        parallelism=operator.parallelism,
     )
     key = key_column_names([field.name for field in rows.keys.fields])
-    by_subtask = shuffled(data, key, rows.max_parallelism, target.parallelism)
+    by_subtask = shuffled(data, key, rows.max_parallelism, operator.parallelism)
     reports = by_subtask.mapInArrow(task, _REPORT).collect()
     _raise_data_error([(report.code, report.problem) for report in reports])
-    handles: list[KeyedStateHandle | None] = [None] * target.parallelism
+    handles: list[KeyedStateHandle | None] = [None] * operator.parallelism
     for report in reports:
         handles[report.subtask] = None if report.handle is None else decode(KeyedStateHandle, json.loads(report.handle))
     return handles, sum(report.rows for report in reports)

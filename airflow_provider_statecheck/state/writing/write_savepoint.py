@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -113,11 +113,11 @@ def write_savepoint(
     return write_given(given, table.schema, partial(_write_table, table))
 
 
-def _write_table(data: Any, target: StateTarget, files: CanonicalFiles) -> WrittenState:
-    rows = target.rows.of(data)
-    ranges = key_group_ranges(target.parallelism, target.rows.max_parallelism)
+def _write_table(data: Any, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+    rows = new.of(data)
+    ranges = key_group_ranges(operator.parallelism, new.max_parallelism)
     written = [
-        write_subtask(files, target.uid, target.rows, part, subtask=subtask, parallelism=target.parallelism)
+        write_subtask(files, operator.uid, new, part, subtask=subtask, parallelism=operator.parallelism)
         for subtask, part in enumerate(split_by_ranges(rows, ranges))
     ]
     return written, rows.num_rows
@@ -141,58 +141,55 @@ class GivenState:
     clock: Clock = field(default_factory=SystemClock)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTarget:
-    """State that a savepoint replaces or adds, and the parallelism of its operator."""
-
-    function: str
-    uid: str
-    """Uid of the operator."""
-    rows: NewRows
-    parallelism: int
-
-
 WrittenState = tuple[Sequence[KeyedStateHandle | None], int]
 """Handle of each subtask from :func:`write_subtask`, and number of rows."""
+WriteRows = Callable[[OperatorState, NewRows, CanonicalFiles], WrittenState]
+"""Writes the rows of a state of an operator."""
 
 
-def write_given(given: GivenState, schema: Any, write: Callable[[StateTarget, CanonicalFiles], WrittenState]) -> str:
+def write_given(given: GivenState, schema: Any, write: WriteRows) -> str:
     """
     Write a savepoint to a new directory and return its pointer; raises as :func:`write_savepoint`.
 
     The metadata is written last. The base does not change, and the savepoint does not reference its files.
 
     :param given: The state, its base and the parent directory of the savepoint.
+    :param schema: Arrow schema of the rows.
     """
-    base = None if given.base is None else _load_base(given.base, given)
-    target = _target_of(given, schema, base)
     parent = normalise_savepoint_dir(given.target)
     storage = CheckpointStorage.open(parent, **dict(given.storage_options))
-    if base is not None:
-        storage = storage.within(storage.allowed | base.storage.allowed)
     now = given.clock.now().isoformat()
-    source = _bootstrap(given.stage, now) if base is None else base.document
-    directory = new_savepoint_uri(parent, JobId(source.job_id))
+    base = CheckpointStates(storage, _bootstrap(given.stage, now)) if given.base is None else _load(given.base, given)
+    storage = storage.within(storage.allowed | base.storage.allowed)
+    function = _function_of(base, given)
+    operator = function.operator
+    rows = NewRows(_state(given, function), _keys(given, schema, function), operator.max_parallelism)
+    directory = new_savepoint_uri(parent, JobId(base.document.job_id))
     with deleting_on_failure(storage, directory):
-        written, rows = write(target, CanonicalFiles(storage, directory, source.epoch))
+        written, count = write(operator, rows, CanonicalFiles(storage, directory, base.document.epoch))
         edit = {
             "at": now,
             "by": given.by or _user(),
             "function": given.function,
-            "state": target.rows.state.name,
-            "rows": rows,
+            "state": rows.state.name,
+            "rows": count,
             "base": None if given.base is None else redact(given.base),
         }
-        copies = CanonicalCopies(storage, directory, source, without=(target.uid, target.rows.state.name))
-        document = replace(
-            source,
+        operators = {each.uid: each for each in base.document.operator_states} | {operator.uid: operator}
+        source = replace(
+            base.document,
             properties=CheckpointProperties.for_savepoint(),
-            has_commit=False,
-            snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
-            state=InlineStateHandle(value=_values({} if base is None else base.values(), edit)),
-            operator_states=tuple(_operators(copies, target, base, written)),
+            state=InlineStateHandle(value=_values(base.values(), edit)),
+            operator_states=tuple(operators.values()),
         )
-        write_metadata(storage, directory, document)
+        copied = CanonicalCopies(storage, directory, source, without=(operator.uid, rows.state.name)).of_document(
+            source
+        )
+        states = tuple(
+            _edited(each, function.schemas, rows, written) if each.uid == operator.uid else each
+            for each in copied.operator_states
+        )
+        write_metadata(storage, directory, replace(copied, operator_states=states))
     return directory
 
 
@@ -201,50 +198,41 @@ def _values(values: dict[str, Any], edit: dict[str, Any]) -> dict[str, Any]:
     return values | {STAGE: of_stage | {EDITS: [*of_stage.get(EDITS, ()), edit]}}
 
 
-def _operators(
-    copies: CanonicalCopies,
-    target: StateTarget,
-    base: CheckpointStates | None,
-    written: Sequence[KeyedStateHandle | None],
-) -> Iterator[OperatorState]:
-    function = None if base is None else _function_of(base, target.function)
-    for operator in () if base is None else base.document.operator_states:
-        copied = copies.of_operator(operator)
-        is_edited = function is not None and operator.uid == function.operator.uid
-        yield _with_new(copied, function.schemas, target.rows, written) if function and is_edited else copied
-    if function is None:
-        new = OperatorState(
-            operator_id=operator_id_of(target.uid),
-            uid=target.uid,
-            name=target.function,
-            parallelism=target.parallelism,
-            max_parallelism=target.rows.max_parallelism,
-        )
-        yield _with_new(new, OperatorSchemas(), target.rows, written)
-
-
-def _with_new(
+def _edited(
     operator: OperatorState, schemas: OperatorSchemas, rows: NewRows, written: Sequence[KeyedStateHandle | None]
 ) -> OperatorState:
-    subtasks = dict(operator.subtask_states)
     for index, handle in enumerate(written):
         if handle is not None:
-            found = subtasks.get(index, OperatorSubtaskState())
-            subtasks[index] = replace(found, managed_keyed=(*found.managed_keyed, handle))
-    kept = {index: each for index, each in subtasks.items() if each.has_state}
+            subtask = operator.subtask_states.get(index, OperatorSubtaskState())
+            operator = operator.put_state(index, replace(subtask, managed_keyed=(*subtask.managed_keyed, handle)))
     others = tuple(each for each in schemas.keyed if each.name != rows.state.name)
     now = replace(schemas, key=rows.keys.snapshot(), keyed=(*others, rows.state.schema()))
     encoded = json.dumps(encode_schemas(now), sort_keys=True, separators=(",", ":"))
-    coordinator_state = ByteStreamStateHandle(new_key(), encoded.encode())
-    return replace(operator, subtask_states=kept, coordinator_state=coordinator_state)
+    return replace(operator, coordinator_state=ByteStreamStateHandle(new_key(), encoded.encode()))
 
 
-def _function_of(states: CheckpointStates, uid: str) -> FunctionState | None:
-    found = next((each for each in states.functions() if uid in (each.uid, each.operator.uid)), None)
-    return None if found is None else states.complete(found)
+def _function_of(base: CheckpointStates, given: GivenState) -> FunctionState:
+    """Return the function in the base, or a new one without state."""
+    functions = base.functions()
+    found = next((each for each in functions if given.function in (each.uid, each.operator.uid)), None)
+    known = found or next(iter(functions), None)
+    max_parallelism = _max_parallelism(given, None if known is None else known.operator.max_parallelism)
+    if found is not None:
+        return base.complete(found)
+    parallelism = min(given.parallelism, max_parallelism)
+    require_parallelism(parallelism, max_parallelism)
+    uid = f"{given.stage}/{given.function}"
+    operator = OperatorState(
+        operator_id=operator_id_of(uid),
+        uid=uid,
+        name=given.function,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+    )
+    return FunctionState(uid=given.function, operator=operator, schemas=OperatorSchemas())
 
 
-def _load_base(pointer: str, given: GivenState) -> CheckpointStates:
+def _load(pointer: str, given: GivenState) -> CheckpointStates:
     base = CheckpointStates.load(pointer, given.storage_options, given.allowed_locations)
     base = base.of_stage(given.stage) if base.document.parts else base
     if base.document.uid != given.stage:
@@ -287,37 +275,21 @@ def write_subtask(
     return written.handle(_FIRST)
 
 
-def _target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> StateTarget:
-    function = None if base is None else _function_of(base, given.function)
-    max_parallelism = _max_parallelism(given, base, function)
-    rows = NewRows(_state(given, function), _keys(given, schema, function), max_parallelism)
-    parallelism = min(given.parallelism, max_parallelism) if function is None else function.operator.parallelism
-    require_parallelism(parallelism, max_parallelism)
-    return StateTarget(
-        function=given.function,
-        uid=f"{given.stage}/{given.function}" if function is None else function.operator.uid,
-        rows=rows,
-        parallelism=parallelism,
-    )
-
-
-def _state(given: GivenState, function: FunctionState | None) -> RegisteredState:
+def _state(given: GivenState, function: FunctionState) -> RegisteredState:
     if isinstance(given.state, StateDescriptor):
         # Rows stay Arrow data, and the classes of the user are not needed.
         return registered(RegisteredState.of(given.state).schema())
-    known = () if function is None else function.schemas.keyed
-    found = next((each for each in known if each.name == given.state), None)
-    if found is None:
-        names = ", ".join(each.name for each in known) or "none"
+    known = {each.name: each for each in function.schemas.keyed}
+    if given.state not in known:
         raise UnknownStateError(
-            f"Expected the base to have a state {given.state!r} of function {given.function!r}, found {names}; pass "
-            f"a descriptor to add the state."
+            f"Expected the base to have a state {given.state!r} of function {given.function!r}, found "
+            f"{', '.join(known) or 'none'}; pass a descriptor to add the state."
         )
-    return registered(found)
+    return registered(known[given.state])
 
 
-def _keys(given: GivenState, schema: Any, function: FunctionState | None) -> KeySerializer:
-    known = None if function is None else function.schemas.key
+def _keys(given: GivenState, schema: Any, function: FunctionState) -> KeySerializer:
+    known = function.schemas.key
     if known is None:
         return _keys_of_columns(given.key, schema)
     keys = restored_keys(known)
@@ -342,11 +314,7 @@ def _keys_of_columns(key: Sequence[str] | None, schema: Any) -> KeySerializer:
     return KeySerializer(tuple(KeyField(n, schema.field(c).type) for n, c in zip(key, shown, strict=True)))
 
 
-def _max_parallelism(given: GivenState, base: CheckpointStates | None, function: FunctionState | None) -> int:
-    known = None
-    if base is not None:
-        functions = [function] if function is not None else base.functions()
-        known = next((each.operator.max_parallelism for each in functions), None)
+def _max_parallelism(given: GivenState, known: int | None) -> int:
     wanted = given.max_parallelism
     if known is None and wanted is None:
         raise InvalidConfigurationError(
