@@ -11,7 +11,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStat
 from airflow_provider_statecheck.exceptions import (
     ImmutableStateError,
     InvalidConfigurationError,
-    StateMigrationError,
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
@@ -46,12 +45,10 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     StateView,
     registered,
 )
+from airflow_provider_statecheck.state.schemas import compatibility_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
-    Outcome,
     TypeSerializer,
-    describe,
-    kept_distinct,
     migrated,
     serializer_from_now_on,
 )
@@ -162,7 +159,7 @@ def immutable_state(reply: StateReply, descriptor: Any) -> Any:
     restored = _Restored.of(reply, served.serializer, wanted.serializer)
     values = StateValues(replace(wanted, serializer=restored.serializer), operator="")
     if wanted.key_serializer is not None and served.key_serializer is not None:
-        user_keys = _Restored.of(reply, served.key_serializer, wanted.key_serializer, "keys of a map")
+        user_keys = _Restored.of(reply, served.key_serializer, wanted.key_serializer, are_keys=True)
         table: Any = _EntryTable(_entries(reply.value, user_keys, restored))
     elif wanted.kind is StateKind.LIST:
         table = _CellTable(restored.frozen(reply.value))
@@ -215,16 +212,11 @@ class _Restored(NamedTuple):
 
     @classmethod
     def of(
-        cls, reply: StateReply, served: TypeSerializer[Any], wanted: TypeSerializer[Any], what: str = ""
+        cls, reply: StateReply, served: TypeSerializer[Any], wanted: TypeSerializer[Any], *, are_keys: bool = False
     ) -> _Restored:
-        verdict = wanted.resolve_compatibility(served.snapshot())
-        verdict = kept_distinct(verdict, what) if what else verdict
-        if verdict.outcome is Outcome.INCOMPATIBLE:
-            raise StateMigrationError(
-                f"Expected a descriptor whose types can restore {reply.name!r} of {describe(served.snapshot())}, found "
-                f"{describe(wanted.snapshot())}: {verdict.reason or 'they do not fit'}; use the types of the stage.",
-                state=reply.name,
-            )
+        verdict = compatibility_of(
+            reply.name, wanted, served.snapshot(), are_keys=are_keys, advice="use the descriptor of the stage"
+        )
         return cls(served, serializer_from_now_on(verdict, wanted), verdict)
 
     def array(self, values: Sequence[Any]) -> Any:

@@ -30,12 +30,7 @@ from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import timed_cells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-from airflow_provider_statecheck.state.schemas import (
-    StateSchema,
-    compatibility_of,
-    compatibility_of_keys,
-    schema_of_all,
-)
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, schema_of_all
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -327,4 +322,4 @@ class CellMigration:
 def _key_migration(old: StateSchema, new: RegisteredState) -> _Migrate | None:
     if new.key_serializer is None or old.key is None:
         return None
-    return compatibility_of_keys(new.name, new.key_serializer, old.key).migrate
+    return compatibility_of(new.name, new.key_serializer, old.key, are_keys=True).migrate

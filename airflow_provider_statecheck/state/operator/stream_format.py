@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Incompatib
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import own_user_key_with
-from airflow_provider_statecheck.state.schemas import compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.schemas import compatibility_of
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,
@@ -251,7 +251,7 @@ class ElementSerializers:
         values = _read_column(verdict, self.value, written.column(VALUE))
         if self.key is None or written.key is None:
             return values
-        keys = compatibility_of_keys(self.state, self.key, written.key)
+        keys = compatibility_of(self.state, self.key, written.key, are_keys=True)
         return list(zip(_read_column(keys, self.key, written.column(KEY)), values, strict=True))
 
     def reconfigured(self, pieces: Iterable[WrittenElements]) -> ElementSerializers:
@@ -265,7 +265,7 @@ class ElementSerializers:
             verdict = compatibility_of(self.state, found.value, piece.value)
             found = replace(found, value=serializer_from_now_on(verdict, found.value))
             if found.key is not None and piece.key is not None:
-                verdict = compatibility_of_keys(self.state, found.key, piece.key)
+                verdict = compatibility_of(self.state, found.key, piece.key, are_keys=True)
                 found = replace(found, key=serializer_from_now_on(verdict, found.key))
         return found
 
