@@ -42,7 +42,6 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     MAP_KEY,
     MAP_VALUE,
     StateReader,
-    StateView,
     registered,
 )
 from airflow_provider_statecheck.state.schemas import compatibility_of
@@ -292,7 +291,7 @@ class OpenedState:
 
     def __init__(self, content: StateContent, storage: CheckpointStorage, files: PartBytes, cache: BlockCache) -> None:
         self.content = content
-        reader = StateReader(storage, content, StateView(namespaces=True))
+        reader = StateReader(storage, content, namespaces=True)
         self._columns = reader.columns
         self._state = self._columns.state
         self._read_cells = self._state.cell_serializer.from_arrow
@@ -381,7 +380,7 @@ class OpenedState:
 
 
 def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[FileRun]:
-    for parts in reader.files(reader.content.all_key_groups).runs:
+    for parts in reader.files().runs:
         for part in parts:
             files.require_allowed(part.handle)
         yield FileRun(parts, files, cache, reader.form)

@@ -29,7 +29,6 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import Checkpoi
 from airflow_provider_statecheck.state.reading.snapshot_reader import find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import (
     StateReader,
-    StateView,
     key_column_names,
     milliseconds,
     registered,
@@ -93,7 +92,7 @@ def read_state(
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
     content = states.content(name, uid)
-    view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
+    view = {"now_ms": milliseconds(now), "with_times": with_times, "namespaces": namespaces}
     tasks = _number_of_tasks(spark, content, partitions)
     reading = StateReading(states.storage, content, view, tasks)
     return spark.range(0, tasks, 1, tasks).mapInArrow(reading, reading.spark_schema())
@@ -141,7 +140,8 @@ class StateReading:
 
     storage: CheckpointStorage
     content: StateContent
-    view: StateView
+    view: Mapping[str, Any]
+    """Options of the reader."""
     tasks: int
 
     def spark_schema(self) -> Any:
@@ -152,7 +152,7 @@ class StateReading:
         """
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        return from_arrow_schema(spark_arrow_schema(StateReader(self.storage, self.content, self.view).schema))
+        return from_arrow_schema(spark_arrow_schema(StateReader(self.storage, self.content, **self.view).schema))
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows of the key groups of each task number."""
@@ -161,7 +161,7 @@ class StateReading:
                 yield from self._read(key_group_range_of(number, self.tasks, self.content.max_parallelism))
 
     def _read(self, owned: KeyGroupRange) -> Iterator[Any]:
-        reader = StateReader(self.storage, self.content.within(owned), self.view)
+        reader = StateReader(self.storage, self.content, **self.view)
         for table in reader.tables(owned):
             yield from to_spark_types(table).to_batches(max_chunksize=_BATCH_ROWS)
 

@@ -28,7 +28,6 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     CHANGE,
     StateColumns,
     StateReader,
-    StateView,
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import differing
 from airflow_provider_statecheck.state.serializers.serializer import describe
@@ -71,9 +70,9 @@ def diff_states(
     :raises CorruptStateError: if a state file is corrupt, also while reading.
     :raises StorageError: if the storage fails, also while reading.
     """
-    view = StateView(namespaces=namespaces)
     checkpoints = [CheckpointStates.load(pointer, storage_options, allowed_locations) for pointer in (before, after)]
-    diff = StateDiff(*(StateReader(each.storage, each.content(name, uid), view) for each in checkpoints))
+    readers = (StateReader(each.storage, each.content(name, uid), namespaces=namespaces) for each in checkpoints)
+    diff = StateDiff(*readers)
     return pa.RecordBatchReader.from_batches(diff.schema, diff.batches())
 
 
@@ -103,7 +102,7 @@ class StateDiff:
 
     def batches(self) -> Iterator[Any]:
         """Return the differences as record batches in the order of key groups; raises as the methods of the readers."""
-        for owned in self._before.content.windows(self._before.content.all_key_groups, self._bytes_at_once):
+        for owned in self._before.content.windows(self._bytes_at_once):
             before, after = rows_of_both(self._before, self._after, owned)
             yield from self._compared(before, after).to_batches()
 

@@ -15,7 +15,6 @@ from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
     NAMESPACE,
-    USER_KEY,
     VALUE,
     ArrowStateSettings,
     BlockCache,
@@ -80,40 +79,42 @@ def read_state(
     :raises StorageError: if the storage fails, also while reading.
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
-    view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
-    return StateReader(states.storage, states.content(name, uid), view).record_batches()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateView:
-    """Options of a read of a state."""
-
-    now_ms: int | None = None
-    """Time in milliseconds since the epoch by which expiry is decided; by default that of the checkpoint."""
-    with_times: bool = False
-    """Adds the column ``last_access`` to a state that expires."""
-    namespaces: bool = False
-    """Includes rows of all namespaces and adds the column ``namespace``."""
+    reader = StateReader(
+        states.storage,
+        states.content(name, uid),
+        now_ms=milliseconds(now),
+        with_times=with_times,
+        namespaces=namespaces,
+    )
+    return reader.record_batches()
 
 
 class StateReader:
     """
     Reads the rows of a state, in user-facing columns or in those of the state backend.
 
+    :param now_ms: Time in milliseconds since the epoch by which expiry is decided; by default that of the checkpoint.
+    :param with_times: Adds the column ``last_access`` to a state that expires.
+    :param namespaces: Includes rows of all namespaces and adds the column ``namespace``.
     :raises UnsupportedStateError: if this release does not support a type of the state.
 
     The methods that read raise ``CorruptStateError`` if a state file is corrupt, ``CheckpointNotFoundError`` if one is
     missing, and ``StorageError`` if the storage fails.
     """
 
-    def __init__(self, storage: CheckpointStorage, content: StateContent, view: StateView | None = None) -> None:
-        view = view or StateView()
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        content: StateContent,
+        *,
+        now_ms: int | None = None,
+        with_times: bool = False,
+        namespaces: bool = False,
+    ) -> None:
         self._storage = storage
         self.content = content
-        self.columns = StateColumns(
-            restored_keys(content.key), registered(content.schema), view.with_times, view.namespaces
-        )
-        self.now_ms = content.taken_at_ms if view.now_ms is None else view.now_ms
+        self.columns = StateColumns(restored_keys(content.key), registered(content.schema), with_times, namespaces)
+        self.now_ms = content.taken_at_ms if now_ms is None else now_ms
 
     @property
     def schema(self) -> Any:
@@ -127,25 +128,26 @@ class StateReader:
 
     def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
         """Return the unexpired rows of a range of key groups, by default all, as Arrow tables in user-facing columns."""
-        for table in self.rows(self.content.all_key_groups if owned is None else owned):
+        for table in self.rows(owned):
             shown = self.columns.shown(table, self.now_ms)
             if shown.num_rows:
                 yield shown
 
-    def rows(self, owned: KeyGroupRange) -> Iterator[Any]:
+    def rows(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
         """
-        Return the newest version of each row in a range of key groups, sorted and without removed rows.
+        Return the newest version of each row in a range of key groups, by default all, sorted and without removed rows.
 
         The tables have the columns of the state backend.
         """
         return self.merged(self.files(owned).runs)
 
-    def files(self, owned: KeyGroupRange) -> StateFiles:
+    def files(self, owned: KeyGroupRange | None = None) -> StateFiles:
         """
-        Return the files with rows in a range of key groups.
+        Return the files with rows in a range of key groups, by default all.
 
         :raises UnsupportedStateError: if rows of another release would lose fields in the types of the state.
         """
+        owned = self.content.all_key_groups if owned is None else owned
         handles = self.content.within(owned).handles
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
         files = found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
@@ -284,10 +286,9 @@ class StateColumns:
 
     def named(self, table: Any) -> Any:
         """Return rows of the state backend in these columns."""
-        found = [single(table.column(name)) for name in self.layout.key_names]
-        found += [_namespaces_of(table)] if self.namespaces else []
-        found += [single(table.column(USER_KEY))] if self.state.is_map else []
-        return pa.Table.from_arrays([*found, *self._cells(single(table.column(VALUE)))], schema=self.schema)
+        rows = self.layout.conform(table, namespace=self.namespaces, deleted=False)
+        _, *heads, cells = map(single, rows.columns)
+        return pa.Table.from_arrays([*heads, *self._cells(cells)], schema=self.schema)
 
     @property
     def _value_type(self) -> Any:
@@ -328,12 +329,6 @@ def key_column_names(names: list[str]) -> tuple[str, ...]:
         found.append(shown)
         taken |= {shown.lower()}
     return tuple(found)
-
-
-def _namespaces_of(table: Any) -> Any:
-    if NAMESPACE in table.schema.names:
-        return single(table.column(NAMESPACE))
-    return pa.repeat(pa.scalar("", pa.string()), table.num_rows)
 
 
 def _require_no_namespace(table: Any, name: str) -> None:
