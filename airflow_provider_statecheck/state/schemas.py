@@ -223,11 +223,12 @@ def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
     :param found: Schemas of the state in the files of all subtasks.
     """
     distinct = [each for number, each in enumerate(found) if each not in found[:number]]
-    return next((each for each in distinct if all(_is_exact(other, each) for other in distinct)), found[0])
+    return next((each for each in distinct if all(is_exact(other, each) for other in distinct)), found[0])
 
 
-def _is_exact(old: StateSchema, new: StateSchema) -> bool:
-    return old is new or (old.expires == new.expires and loses_nothing(old, new))
+def is_exact(old: StateSchema, new: StateSchema) -> bool:
+    """Return whether rows of a schema lose nothing, and gain no times, when they are read in another one."""
+    return old == new or (old.expires == new.expires and loses_nothing(old, new))
 
 
 def loses_nothing(old: StateSchema, new: StateSchema) -> bool:

@@ -44,7 +44,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema, loses_nothing, schema_of_all
+from airflow_provider_statecheck.state.schemas import StateSchema, is_exact, schema_of_all
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.serializer import encode_snapshot
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
@@ -232,11 +232,9 @@ class CanonicalCopies(StateCopies):
         if content.schema.expires:
             _require_times(content.schema, reader.files())
         if has_custom(content.schema):
-            runs = reader.files().runs
-            _require_one_type(content.schema, [part.state for parts in runs for part in parts])
-            _require_one_type(
-                content.schema, [s for h in content.handles for s in written_schemas(self.storage, [h]).keyed]
-            )
+            rows = [part.state for parts in reader.files().runs for part in parts]
+            headers = [each for h in content.handles for each in written_schemas(self.storage, [h]).keyed]
+            _require_one_type(content.schema, rows + headers)
         return reader
 
     def _rows_in_new_groups(self, reader: StateReader, max_parallelism: int) -> Iterator[Any]:
@@ -261,10 +259,7 @@ def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
     return {
         name: schema
         for name, schema in common.items()
-        if not has_custom(schema)
-        and all(
-            each.expires == schema.expires and loses_nothing(each, schema) for each in found[name] if each != schema
-        )
+        if not has_custom(schema) and all(is_exact(each, schema) for each in found[name])
     }
 
 
