@@ -192,13 +192,11 @@ def milliseconds(moment: datetime | None) -> int | None:
 
     :raises InvalidConfigurationError: if the datetime has no time zone.
     """
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
+    if moment is not None and moment.tzinfo is None:
         raise InvalidConfigurationError(
             f"Expected a datetime with a time zone, found {moment.isoformat()}; set its tzinfo."
         )
-    return int(moment.timestamp() * 1000)
+    return None if moment is None else int(moment.timestamp() * 1000)
 
 
 def registered(schema: StateSchema) -> RegisteredState:
@@ -270,7 +268,10 @@ class StateColumns:
         fields += [(NAMESPACE, pa.string())] if self.namespaces else []
         if self.state.key_serializer is not None:
             fields.append((MAP_KEY, self.state.key_serializer.arrow_type))
-        return pa.schema([*fields, (self.value_name, self._value_type), *self._time_field()])
+        cells = [(self.value_name, self.state.serializer.arrow_type)]
+        cells += [(LAST_ACCESS, pa.timestamp("us", "UTC"))] if self._has_times else []
+        is_list = self.state.kind is StateKind.LIST
+        return pa.schema([*fields, *((name, pa.list_(kind) if is_list else kind) for name, kind in cells)])
 
     def shown(self, table: Any, now_ms: int) -> Any:
         """
@@ -291,31 +292,20 @@ class StateColumns:
         return pa.Table.from_arrays([*heads, *self._cells(cells)], schema=self.schema)
 
     @property
-    def _value_type(self) -> Any:
-        value = self.state.serializer.arrow_type
-        return pa.list_(value) if self.state.kind is StateKind.LIST else value
-
-    def _time_field(self) -> list[tuple[str, Any]]:
-        if not self.with_times or self.state.ttl is None:
-            return []
-        time = pa.timestamp("us", "UTC")
-        return [(LAST_ACCESS, pa.list_(time) if self.state.kind is StateKind.LIST else time)]
+    def _has_times(self) -> bool:
+        return self.with_times and self.state.ttl is not None
 
     def _cells(self, cells: Any) -> list[Any]:
         """Return the value column, and the time column if requested."""
         if self.state.ttl is None:
             return [cells]
-        if self.state.kind is not StateKind.LIST:
-            return [pc.struct_field(cells, "value"), *self._times(pc.struct_field(cells, "last_access_ms"))]
-        elements = cells.flatten()
-        times = self._times(pc.struct_field(elements, "last_access_ms"))
-        columns = [pc.struct_field(elements, "value"), *times]
-        return [with_elements(cells, column) for column in columns]
-
-    def _times(self, milliseconds: Any) -> list[Any]:
-        if not self.with_times:
-            return []
-        return [milliseconds.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))]
+        is_list = self.state.kind is StateKind.LIST
+        elements = cells.flatten() if is_list else cells
+        columns = [pc.struct_field(elements, "value")]
+        if self._has_times:
+            times = pc.struct_field(elements, "last_access_ms").cast(pa.timestamp("ms", "UTC"))
+            columns.append(times.cast(pa.timestamp("us", "UTC")))
+        return [with_elements(cells, column) for column in columns] if is_list else columns
 
 
 def key_column_names(names: list[str]) -> tuple[str, ...]:
