@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode, require_count
-from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.records import Clock
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
     KeyGroupRange,
@@ -19,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
@@ -37,9 +37,9 @@ from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import portable_type
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, NewRows
 from airflow_provider_statecheck.state.writing.write_savepoint import (
-    GivenState,
+    StateRows,
     WrittenState,
-    write_given,
+    write_savepoint as write_rows,
     write_subtask,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -212,8 +212,9 @@ def write_savepoint(
     :raises CheckpointNotFoundError: if the base or a file of it is missing.
     :raises StorageError: if the storage fails; written files are deleted.
     """
-    given = GivenState(
-        state=state,
+    return write_rows(
+        SparkRows(data),
+        state,
         stage=stage,
         function=function,
         target=target,
@@ -222,11 +223,10 @@ def write_savepoint(
         parallelism=parallelism or tasks_at_once(data.sparkSession),
         base=base,
         by=by,
-        storage_options=storage_options or {},
+        storage_options=storage_options,
         allowed_locations=allowed_locations,
-        clock=clock or SystemClock(),
+        clock=clock,
     )
-    return write_given(given, arrow_schema(data.schema), partial(_write_handles, data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,25 +270,34 @@ def _report_schema() -> Any:
     return pa.schema([(name, kinds[kind]) for name, kind in (each.split() for each in _REPORT.split(", "))])
 
 
-def _write_handles(data: DataFrame, operator: OperatorState, rows: NewRows, files: CanonicalFiles) -> WrittenState:
-    task = SubtaskWriting(
-        storage=files.storage,
-        directory=files.directory,
-        epoch=files.epoch,
-        uid=operator.uid,
-        schema=rows.state.schema(),
-        keys=rows.keys,
-        max_parallelism=rows.max_parallelism,
-        parallelism=operator.parallelism,
-    )
-    key = key_column_names([field.name for field in rows.keys.fields])
-    by_subtask = shuffled(data, key, rows.max_parallelism, operator.parallelism)
-    reports = by_subtask.mapInArrow(task, _REPORT).collect()
-    _raise_data_error([(report.code, report.problem) for report in reports])
-    handles: list[KeyedStateHandle | None] = [None] * operator.parallelism
-    for report in reports:
-        handles[report.subtask] = None if report.handle is None else decode(KeyedStateHandle, json.loads(report.handle))
-    return handles, sum(report.rows for report in reports)
+class SparkRows(StateRows):
+    """Rows of a DataFrame, written by Spark's tasks."""
+
+    def __init__(self, data: DataFrame) -> None:
+        super().__init__(arrow_schema(data.schema))
+        self._data = data
+
+    @override
+    def write(self, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+        task = SubtaskWriting(
+            storage=files.storage,
+            directory=files.directory,
+            epoch=files.epoch,
+            uid=operator.uid,
+            schema=new.state.schema(),
+            keys=new.keys,
+            max_parallelism=new.max_parallelism,
+            parallelism=operator.parallelism,
+        )
+        key = key_column_names([field.name for field in new.keys.fields])
+        by_subtask = shuffled(self._data, key, new.max_parallelism, operator.parallelism)
+        reports = by_subtask.mapInArrow(task, _REPORT).collect()
+        _raise_data_error([(report.code, report.problem) for report in reports])
+        handles: list[KeyedStateHandle | None] = [None] * operator.parallelism
+        for report in reports:
+            encoded = report.handle
+            handles[report.subtask] = None if encoded is None else decode(KeyedStateHandle, json.loads(encoded))
+        return handles, sum(report.rows for report in reports)
 
 
 def _raise_data_error(problems: list[tuple[str | None, str | None]]) -> None:

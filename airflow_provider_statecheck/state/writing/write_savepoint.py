@@ -5,9 +5,9 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, new_savepoint_uri, operator_id_of
@@ -29,6 +29,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
 )
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -63,6 +64,7 @@ def write_savepoint(
     target: str,
     key: Sequence[str] | None = None,
     max_parallelism: int | None = None,
+    parallelism: int = 1,
     base: str | None = None,
     by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -75,14 +77,17 @@ def write_savepoint(
     With a base, the savepoint includes all other state of the base and the positions of its source. Without a base, the
     stage reads its source from the beginning. The base itself does not change.
 
+    The metadata is written last, and the savepoint does not reference files of the base.
+
     :param data: Arrow table or record batch reader with the columns that ``read_state`` returns: those of the key, and
-        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires.
+        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires. Or other :class:`StateRows`.
     :param state: Descriptor of the state, or its name if the base has the state.
     :param stage: Uid of the stage.
     :param function: Uid of the function within the stage.
     :param target: Parent directory of the savepoint; the savepoint gets a new directory in it.
     :param key: Names of the key columns in order, optional if the base has keyed state of the function.
     :param max_parallelism: Number of key groups of the stage, optional with a base.
+    :param parallelism: Number of subtasks of a function that is missing in the base.
     :param base: Pointer to the checkpoint or savepoint that provides all other state.
     :param by: Author of the savepoint in its metadata, by default the user of this process.
     :param storage_options: Options of the filesystem.
@@ -96,101 +101,81 @@ def write_savepoint(
     :raises CheckpointNotFoundError: if the base or one of its files is missing.
     :raises StorageError: if the storage fails; the written files are deleted.
     """
-    table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
-    given = GivenState(
-        state=state,
-        stage=stage,
-        function=function,
-        target=target,
-        key=key,
-        max_parallelism=max_parallelism,
-        base=base,
-        by=by,
-        storage_options=storage_options or {},
-        allowed_locations=allowed_locations,
-        clock=clock or SystemClock(),
-    )
-    return write_given(given, table.schema, partial(_write_table, table))
-
-
-def _write_table(data: Any, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
-    rows = new.of(data)
-    ranges = key_group_ranges(operator.parallelism, new.max_parallelism)
-    written = [
-        write_subtask(files, operator.uid, new, part, subtask=subtask, parallelism=operator.parallelism)
-        for subtask, part in enumerate(split_by_ranges(rows, ranges))
-    ]
-    return written, rows.num_rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenState:
-    """Arguments of :func:`write_savepoint`, of which the parallelism is for an operator that is missing in the base."""
-
-    state: StateDescriptor[Any] | str
-    stage: str
-    function: str
-    target: str
-    key: Sequence[str] | None = None
-    max_parallelism: int | None = None
-    parallelism: int = 1
-    base: str | None = None
-    by: str | None = None
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
-    allowed_locations: Sequence[str] = ()
-    clock: Clock = field(default_factory=SystemClock)
+    given = data if isinstance(data, StateRows) else ArrowRows(data)
+    options, now = dict(storage_options or {}), (clock or SystemClock()).now().isoformat()
+    parent = normalise_savepoint_dir(target)
+    storage = CheckpointStorage.open(parent, **options)
+    if base is None:
+        states = CheckpointStates(storage, _bootstrap(stage, now))
+    else:
+        states = _of_stage(CheckpointStates.load(base, options, allowed_locations), stage)
+    storage = storage.within(storage.allowed | states.storage.allowed)
+    edited = _function_of(states, stage, function, max_parallelism, parallelism)
+    operator = edited.operator
+    new = NewRows(_state(state, edited), _keys(key, given.schema, edited), operator.max_parallelism)
+    directory = new_savepoint_uri(parent, JobId(states.document.job_id))
+    with deleting_on_failure(storage, directory):
+        written, count = given.write(operator, new, CanonicalFiles(storage, directory, states.document.epoch))
+        edit = {
+            "at": now,
+            "by": by or _user(),
+            "function": function,
+            "state": new.state.name,
+            "rows": count,
+            "base": None if base is None else redact(base),
+        }
+        operators = {each.uid: each for each in states.document.operator_states} | {operator.uid: operator}
+        source = replace(
+            states.document,
+            properties=CheckpointProperties.for_savepoint(),
+            state=InlineStateHandle(value=_values(states.values(), edit)),
+            operator_states=tuple(operators.values()),
+        )
+        copies = CanonicalCopies(storage, directory, source, without=(operator.uid, new.state.name))
+        copied = copies.of_document(source)
+        now_with = tuple(
+            _edited(each, edited.schemas, new, written) if each.uid == operator.uid else each
+            for each in copied.operator_states
+        )
+        write_metadata(storage, directory, replace(copied, operator_states=now_with))
+    return directory
 
 
 WrittenState = tuple[Sequence[KeyedStateHandle | None], int]
 """Handle of each subtask from :func:`write_subtask`, and number of rows."""
-WriteRows = Callable[[OperatorState, NewRows, CanonicalFiles], WrittenState]
-"""Writes the rows of a state of an operator."""
 
 
-def write_given(given: GivenState, schema: Any, write: WriteRows) -> str:
+class StateRows(ABC):
     """
-    Write a savepoint to a new directory and return its pointer; raises as :func:`write_savepoint`.
+    Rows of a state in the columns that ``read_state`` returns.
 
-    The metadata is written last. The base does not change, and the savepoint does not reference its files.
-
-    :param given: The state, its base and the parent directory of the savepoint.
     :param schema: Arrow schema of the rows.
     """
-    parent = normalise_savepoint_dir(given.target)
-    storage = CheckpointStorage.open(parent, **dict(given.storage_options))
-    now = given.clock.now().isoformat()
-    base = CheckpointStates(storage, _bootstrap(given.stage, now)) if given.base is None else _load(given.base, given)
-    storage = storage.within(storage.allowed | base.storage.allowed)
-    function = _function_of(base, given)
-    operator = function.operator
-    rows = NewRows(_state(given, function), _keys(given, schema, function), operator.max_parallelism)
-    directory = new_savepoint_uri(parent, JobId(base.document.job_id))
-    with deleting_on_failure(storage, directory):
-        written, count = write(operator, rows, CanonicalFiles(storage, directory, base.document.epoch))
-        edit = {
-            "at": now,
-            "by": given.by or _user(),
-            "function": given.function,
-            "state": rows.state.name,
-            "rows": count,
-            "base": None if given.base is None else redact(given.base),
-        }
-        operators = {each.uid: each for each in base.document.operator_states} | {operator.uid: operator}
-        source = replace(
-            base.document,
-            properties=CheckpointProperties.for_savepoint(),
-            state=InlineStateHandle(value=_values(base.values(), edit)),
-            operator_states=tuple(operators.values()),
-        )
-        copied = CanonicalCopies(storage, directory, source, without=(operator.uid, rows.state.name)).of_document(
-            source
-        )
-        states = tuple(
-            _edited(each, function.schemas, rows, written) if each.uid == operator.uid else each
-            for each in copied.operator_states
-        )
-        write_metadata(storage, directory, replace(copied, operator_states=states))
-    return directory
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+
+    @abstractmethod
+    def write(self, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+        """Write the rows of each subtask of an operator."""
+
+
+class ArrowRows(StateRows):
+    """Rows of an Arrow table or record batch reader."""
+
+    def __init__(self, data: Any) -> None:
+        self._table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
+        super().__init__(self._table.schema)
+
+    @override
+    def write(self, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+        rows = new.of(self._table)
+        ranges = key_group_ranges(operator.parallelism, new.max_parallelism)
+        written = [
+            write_subtask(files, operator.uid, new, part, subtask=subtask, parallelism=operator.parallelism)
+            for subtask, part in enumerate(split_by_ranges(rows, ranges))
+        ]
+        return written, rows.num_rows
 
 
 def _values(values: dict[str, Any], edit: dict[str, Any]) -> dict[str, Any]:
@@ -211,33 +196,33 @@ def _edited(
     return replace(operator, coordinator_state=ByteStreamStateHandle(new_key(), encoded.encode()))
 
 
-def _function_of(base: CheckpointStates, given: GivenState) -> FunctionState:
+def _function_of(
+    states: CheckpointStates, stage: str, function: str, max_parallelism: int | None, parallelism: int
+) -> FunctionState:
     """Return the function in the base, or a new one without state."""
-    functions = base.functions()
-    found = next((each for each in functions if given.function in (each.uid, each.operator.uid)), None)
+    functions = states.functions()
+    found = next((each for each in functions if function in (each.uid, each.operator.uid)), None)
     known = found or next(iter(functions), None)
-    max_parallelism = _max_parallelism(given, None if known is None else known.operator.max_parallelism)
+    groups = _max_parallelism(max_parallelism, None if known is None else known.operator.max_parallelism)
     if found is not None:
-        return base.complete(found)
-    parallelism = min(given.parallelism, max_parallelism)
-    require_parallelism(parallelism, max_parallelism)
-    uid = f"{given.stage}/{given.function}"
+        return states.complete(found)
+    require_parallelism(min(parallelism, groups), groups)
+    uid = f"{stage}/{function}"
     operator = OperatorState(
         operator_id=operator_id_of(uid),
         uid=uid,
-        name=given.function,
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
+        name=function,
+        parallelism=min(parallelism, groups),
+        max_parallelism=groups,
     )
-    return FunctionState(uid=given.function, operator=operator, schemas=OperatorSchemas())
+    return FunctionState(uid=function, operator=operator, schemas=OperatorSchemas())
 
 
-def _load(pointer: str, given: GivenState) -> CheckpointStates:
-    base = CheckpointStates.load(pointer, given.storage_options, given.allowed_locations)
-    base = base.of_stage(given.stage) if base.document.parts else base
-    if base.document.uid != given.stage:
+def _of_stage(base: CheckpointStates, stage: str) -> CheckpointStates:
+    base = base.of_stage(stage) if base.document.parts else base
+    if base.document.uid != stage:
         raise IncompatibleCheckpointError(
-            f"Expected a checkpoint of stage {given.stage!r} as base, found one of {base.document.uid!r}; set the stage of the base."
+            f"Expected a checkpoint of stage {stage!r} as base, found one of {base.document.uid!r}; set the stage of the base."
         )
     return base
 
@@ -275,28 +260,28 @@ def write_subtask(
     return written.handle(_FIRST)
 
 
-def _state(given: GivenState, function: FunctionState) -> RegisteredState:
-    if isinstance(given.state, StateDescriptor):
+def _state(state: StateDescriptor[Any] | str, function: FunctionState) -> RegisteredState:
+    if isinstance(state, StateDescriptor):
         # Rows stay Arrow data, and the classes of the user are not needed.
-        return registered(RegisteredState.of(given.state).schema())
+        return registered(RegisteredState.of(state).schema())
     known = {each.name: each for each in function.schemas.keyed}
-    if given.state not in known:
+    if state not in known:
         raise UnknownStateError(
-            f"Expected the base to have a state {given.state!r} of function {given.function!r}, found "
+            f"Expected the base to have a state {state!r} of function {function.uid!r}, found "
             f"{', '.join(known) or 'none'}; pass a descriptor to add the state."
         )
-    return registered(known[given.state])
+    return registered(known[state])
 
 
-def _keys(given: GivenState, schema: Any, function: FunctionState) -> KeySerializer:
+def _keys(key: Sequence[str] | None, schema: Any, function: FunctionState) -> KeySerializer:
     known = function.schemas.key
     if known is None:
-        return _keys_of_columns(given.key, schema)
+        return _keys_of_columns(key, schema)
     keys = restored_keys(known)
     names = [field.name for field in keys.fields]
-    if given.key is not None and list(given.key) != names:
+    if key is not None and list(key) != names:
         raise StateMigrationError(
-            f"Expected the key {', '.join(names)} of the base, found {', '.join(given.key)}; use the key of "
+            f"Expected the key {', '.join(names)} of the base, found {', '.join(key)}; use the key of "
             f"the base, because the key of existing state cannot change: {describe(known)}."
         )
     return keys
@@ -314,8 +299,7 @@ def _keys_of_columns(key: Sequence[str] | None, schema: Any) -> KeySerializer:
     return KeySerializer(tuple(KeyField(n, schema.field(c).type) for n, c in zip(key, shown, strict=True)))
 
 
-def _max_parallelism(given: GivenState, known: int | None) -> int:
-    wanted = given.max_parallelism
+def _max_parallelism(wanted: int | None, known: int | None) -> int:
     if known is None and wanted is None:
         raise InvalidConfigurationError(
             "Expected max_parallelism, the number of key groups of the stage, found None; set it as for the stage that starts "
