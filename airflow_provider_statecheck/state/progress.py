@@ -63,19 +63,9 @@ class NamedSnapshot:
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
-    def files(self) -> int:
-        """Return the number of files."""
-        return sum(handle.files for handle in self.handles)
-
-    @property
     def seconds(self) -> float:
         """Return the time spent on computing and writing the step."""
         return round(sum(handle.seconds for handle in self.handles), 3)
-
-    @property
-    def newest(self) -> SnapshotHandle:
-        """Return the snapshot, or the part that was written last."""
-        return max(self.handles, key=lambda handle: (handle.epoch, handle.part))
 
 
 def named_snapshots(handles: Iterable[SnapshotHandle]) -> tuple[NamedSnapshot, ...]:

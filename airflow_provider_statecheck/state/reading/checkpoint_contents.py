@@ -248,16 +248,17 @@ class CheckpointContents:
 
     def _snapshot(self, snapshot: NamedSnapshot) -> SnapshotContent:
         manifests = [read_manifest(self.checkpoint.storage, each) for each in snapshot.handles]
+        newest = max(snapshot.handles, key=lambda handle: (handle.epoch, handle.part))
         return SnapshotContent(
             name=snapshot.name,
             scope=describe_scope(snapshot.scope),
             rows=sum(manifest.rows for manifest in manifests),
             size_bytes=snapshot.size_bytes,
-            files=snapshot.files,
+            files=sum(handle.files for handle in snapshot.handles),
             columns=tuple((each.name, each.type_name) for each in dataframe_columns(manifests[0].schema_json)),
             written_by=manifests[0].writer.value,
-            written_at=datetime.fromisoformat(snapshot.newest.created_at),
-            attempt=snapshot.newest.epoch,
+            written_at=datetime.fromisoformat(newest.created_at),
+            attempt=newest.epoch,
             seconds=snapshot.seconds,
             parts=snapshot.parts,
             is_complete=snapshot.is_complete,

@@ -52,11 +52,6 @@ class StateContent:
     taken_at_ms: int
     """Time of the checkpoint in milliseconds since the epoch, by which expiry is decided."""
 
-    @property
-    def all_key_groups(self) -> KeyGroupRange:
-        """Return all key groups of the function."""
-        return KeyGroupRange(0, self.max_parallelism - 1)
-
     def within(self, owned: KeyGroupRange) -> StateContent:
         """Return the content restricted to a range of key groups."""
         return replace(self, handles=handles_within(self.handles, owned))

@@ -281,14 +281,10 @@ def _only_spark_reads(column: DataFrameColumn) -> UnsupportedStateError:
 def _arrow_type(kind: Any) -> Any:
     try:
         return _type_of(kind)
-    except _NoArrowTypeError:
+    except NotImplementedError:
         return None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"Expected a type in Spark's JSON format, found {kind!r:.200}.") from error
-
-
-class _NoArrowTypeError(Exception):
-    """A type that only Spark reads."""
 
 
 def _named_type(name: str) -> Any:
@@ -314,7 +310,7 @@ def _named_type(name: str) -> Any:
     }
     found = next((found for pattern, found in parametric.items() if pattern.fullmatch(name)), plain.get(name))
     if found is None:
-        raise _NoArrowTypeError
+        raise NotImplementedError(name)
     return found
 
 
@@ -330,7 +326,7 @@ def _type_of(kind: Any) -> Any:
     key, value = _type_of(kind["keyType"]), _type_of(kind["valueType"])
     if key == pa.null():
         # The keys of an Arrow map are not null, so their type is not the null type.
-        raise _NoArrowTypeError
+        raise NotImplementedError(str(kind))
     return pa.map_(key, value)
 
 

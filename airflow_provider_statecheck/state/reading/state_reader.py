@@ -147,7 +147,7 @@ class StateReader:
 
         :raises UnsupportedStateError: if rows of another release would lose fields in the types of the state.
         """
-        owned = self.content.all_key_groups if owned is None else owned
+        owned = KeyGroupRange(0, self.content.max_parallelism - 1) if owned is None else owned
         handles = self.content.within(owned).handles
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
         files = found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
