@@ -15,6 +15,7 @@ from airflow_provider_statecheck.lazy import pa, pc
 from airflow_provider_statecheck.state.arrow.layout import (
     KEY_GROUP,
     NAMESPACE,
+    USER_KEY,
     VALUE,
     ArrowStateSettings,
     BlockCache,
@@ -287,9 +288,12 @@ class StateColumns:
 
     def named(self, table: Any) -> Any:
         """Return rows of the state backend in these columns."""
-        rows = self.layout.conform(table, namespace=self.namespaces, deleted=False)
-        _, *heads, cells = map(single, rows.columns)
-        return pa.Table.from_arrays([*heads, *self._cells(cells)], schema=self.schema)
+        if self.namespaces and NAMESPACE not in table.schema.names:
+            table = self.layout.conform(table, namespace=True, deleted=False)
+        found = [single(table.column(name)) for name in self.layout.key_names]
+        found += [single(table.column(NAMESPACE))] if self.namespaces else []
+        found += [single(table.column(USER_KEY))] if self.state.is_map else []
+        return pa.Table.from_arrays([*found, *self._cells(single(table.column(VALUE)))], schema=self.schema)
 
     @property
     def _has_times(self) -> bool:
