@@ -163,9 +163,9 @@ def _states(args: Namespace, pointer: str) -> CheckpointStates:
 
 
 def _reader(args: Namespace, states: CheckpointStates) -> StateReader:
-    from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView
+    from airflow_provider_statecheck.state.reading.state_reader import StateReader
 
-    return StateReader(states.storage, states.content(args.name, args.uid), StateView(namespaces=args.namespaces))
+    return StateReader(states.storage, states.content(args.name, args.uid), namespaces=args.namespaces)
 
 
 def _print_limited(schema: Any, batches: Iterator[Any], args: Namespace) -> int:

@@ -11,7 +11,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStat
 from airflow_provider_statecheck.exceptions import (
     ImmutableStateError,
     InvalidConfigurationError,
-    StateMigrationError,
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
@@ -44,15 +43,12 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     MAP_KEY,
     MAP_VALUE,
     StateReader,
-    StateView,
     registered,
 )
+from airflow_provider_statecheck.state.schemas import compatibility_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
-    Outcome,
     TypeSerializer,
-    describe,
-    kept_distinct,
     migrated,
     serializer_from_now_on,
 )
@@ -162,7 +158,7 @@ def immutable_state(reply: StateReply, descriptor: Any) -> Any:
     served, wanted = registered(reply.schema), copy.deepcopy(replace(RegisteredState.of(descriptor), ttl=None))
     restored = _Restored.of(reply, served.serializer, wanted.serializer)
     if wanted.key_serializer is not None and served.key_serializer is not None:
-        user_keys = _Restored.of(reply, served.key_serializer, wanted.key_serializer, "keys of a map")
+        user_keys = _Restored.of(reply, served.key_serializer, wanted.key_serializer, are_keys=True)
         table: Any = _EntryTable(_entries(reply.value, user_keys, restored))
     elif wanted.kind is StateKind.LIST:
         table = _CellTable(restored.frozen(reply.value))
@@ -215,16 +211,11 @@ class _Restored(NamedTuple):
 
     @classmethod
     def of(
-        cls, reply: StateReply, served: TypeSerializer[Any], wanted: TypeSerializer[Any], what: str = ""
+        cls, reply: StateReply, served: TypeSerializer[Any], wanted: TypeSerializer[Any], *, are_keys: bool = False
     ) -> _Restored:
-        verdict = wanted.resolve_compatibility(served.snapshot())
-        verdict = kept_distinct(verdict, what) if what else verdict
-        if verdict.outcome is Outcome.INCOMPATIBLE:
-            raise StateMigrationError(
-                f"Expected a descriptor whose types can restore {reply.name!r} of {describe(served.snapshot())}, found "
-                f"{describe(wanted.snapshot())}: {verdict.reason or 'they do not fit'}; use the types of the stage.",
-                state=reply.name,
-            )
+        verdict = compatibility_of(
+            reply.name, wanted, served.snapshot(), are_keys=are_keys, advice="use the descriptor of the stage"
+        )
         return cls(served, serializer_from_now_on(verdict, wanted), verdict)
 
     def array(self, values: Sequence[Any]) -> Any:
@@ -300,7 +291,7 @@ class OpenedState:
 
     def __init__(self, content: StateContent, storage: CheckpointStorage, files: PartBytes, cache: BlockCache) -> None:
         self.content = content
-        reader = StateReader(storage, content, StateView(namespaces=True))
+        reader = StateReader(storage, content, namespaces=True)
         self._columns = reader.columns
         self._state = self._columns.state
         self._read_elements = self._state.element.from_arrow
@@ -390,7 +381,7 @@ class OpenedState:
 
 
 def _runs(reader: StateReader, files: PartBytes, cache: BlockCache) -> Iterator[FileRun]:
-    for parts in reader.files(reader.content.all_key_groups).runs:
+    for parts in reader.files().runs:
         for part in parts:
             files.require_allowed(part.handle)
         yield FileRun(parts, Reading(files, cache), reader.form)

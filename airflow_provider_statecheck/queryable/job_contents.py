@@ -93,7 +93,8 @@ class JobContents:
         """
         Return what a function makes of the checkpoints of a job, one of each operator.
 
-        The function is called again if the latest checkpoint was subsumed while it read its files.
+        The function is called again if the latest checkpoint was subsumed while it read its files. It gets the error of damaged
+        or missing metadata when it reads the contents.
 
         :param answer: Function that reads the checkpoints.
         :param uid: Uid of an operator; by default all.
@@ -125,7 +126,7 @@ class JobContents:
         :raises StorageError: if the storage fails.
         """
         records = self._records(job_id, uid, as_of)
-        found = self._stages_or_errors(records)
+        found = self._loaded(records)
         for _ in range(_TRIES - 1):
             if not any(_lacks_files(each, lists=lists) for each in found):
                 break
@@ -133,7 +134,7 @@ class JobContents:
             newer = self._records(job_id, uid, as_of)
             if newer == records:
                 break
-            records, found = newer, self._stages_or_errors(newer)
+            records, found = newer, self._loaded(newer)
         errors = [each.error for each in found if each.error is not None]
         if len(errors) == len(found):
             raise errors[0].with_traceback(None)
@@ -162,23 +163,23 @@ class JobContents:
         return view.operators, records_of_stages(self._open_storage, view, found)
 
     def _loaded(self, records: Sequence[tuple[OperatorRecord, CheckpointRecord]]) -> tuple[StageContents, ...]:
-        return tuple(self._stage(operator, record) for operator, record in records)
+        return tuple(
+            StageContents(
+                uid=operator.uid,
+                checkpoint_id=record.checkpoint_id,
+                pointer=record.location,
+                completed_at=record.completed_at,
+                loaded=self._contents(record),
+            )
+            for operator, record in records
+        )
 
-    def _stages_or_errors(
-        self, records: Sequence[tuple[OperatorRecord, CheckpointRecord]]
-    ) -> tuple[StageContents, ...]:
-        return tuple(self._stage_or_error(operator, record) for operator, record in records)
-
-    def _stage_or_error(self, operator: OperatorRecord, record: CheckpointRecord) -> StageContents:
+    def _contents(self, record: CheckpointRecord) -> CheckpointContents | StateCheckError:
         try:
-            return self._stage(operator, record)
+            storage = self._open_storage(record.location).allowing(record.location, record.metadata_uri)
+            return CheckpointContents(CheckpointStates(storage, load_document(storage, record)))
         except UNREADABLE as error:
-            return _stage_contents(operator, record, error)
-
-    def _stage(self, operator: OperatorRecord, record: CheckpointRecord) -> StageContents:
-        storage = self._open_storage(record.location).allowing(record.location, record.metadata_uri)
-        loaded = CheckpointContents(CheckpointStates(storage, load_document(storage, record)))
-        return _stage_contents(operator, record, loaded)
+            return error
 
 
 def stages_at(open_storage: OpenStorage, pointer: str, uid: str | None = None) -> tuple[StageContents, ...]:
@@ -204,18 +205,6 @@ def stages_at(open_storage: OpenStorage, pointer: str, uid: str | None = None) -
             loaded=CheckpointContents(stage),
         )
         for stage in stages
-    )
-
-
-def _stage_contents(
-    operator: OperatorRecord, record: CheckpointRecord, loaded: CheckpointContents | StateCheckError
-) -> StageContents:
-    return StageContents(
-        uid=operator.uid,
-        checkpoint_id=record.checkpoint_id,
-        pointer=record.location,
-        completed_at=record.completed_at,
-        loaded=loaded,
     )
 
 

@@ -368,7 +368,7 @@ class StageStates:
                 pointer=record.location,
                 checkpoint_id=record.checkpoint_id,
                 completed_at=record.completed_at,
-                content=replace(content, handles=tuple(handles_of_subtask(operator, index))),
+                content=replace(content, handles=handles_of_subtask(operator, index)),
             )
             yield key_group_range_of(index, operator.parallelism, operator.max_parallelism), address
 

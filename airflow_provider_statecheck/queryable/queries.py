@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, require
 from airflow_provider_statecheck.checkpoint.ids import JobId
@@ -41,31 +41,6 @@ ABSENT: Final = Absent.ABSENT
 """Value of a key without state, in contrast to a stored ``None``."""
 
 
-class Keys(Protocol):
-    """Keys of a query."""
-
-    def decoded(self, serializer: KeySerializer) -> tuple[Any, ...]:
-        """
-        Return the keys in normal form.
-
-        :raises InvalidConfigurationError: if a key has no value for a column.
-        :raises UnsupportedStateError: if a value does not fit the type of its column.
-        """
-        ...
-
-
-class UserKey(Protocol):
-    """Key of one entry of a map state."""
-
-    def decoded(self, serializer: TypeSerializer[Any]) -> Any:
-        """
-        Return the key as the type of the map's keys.
-
-        :raises UnsupportedStateError: if the value does not fit the type.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PythonKeys:
     """
@@ -77,7 +52,12 @@ class PythonKeys:
     values: tuple[Any, ...]
 
     def decoded(self, serializer: KeySerializer) -> tuple[Any, ...]:
-        """Return the keys in normal form; raises as :meth:`Keys.decoded`."""
+        """
+        Return the keys in normal form.
+
+        :raises InvalidConfigurationError: if a key has no value for a column.
+        :raises UnsupportedStateError: if a value does not fit the type of its column.
+        """
         return tuple(map(serializer.normalized, self.values))
 
 
@@ -95,7 +75,7 @@ class JsonKeys:
     values: tuple[Any, ...]
 
     def decoded(self, serializer: KeySerializer) -> tuple[Any, ...]:
-        """Return the keys in normal form; raises as :meth:`Keys.decoded`."""
+        """Return the keys in normal form; raises as :meth:`PythonKeys.decoded`."""
         return _keys(serializer, (value if isinstance(value, list | tuple) else (value,) for value in self.values))
 
 
@@ -111,7 +91,11 @@ class JsonUserKey:
     value: Any
 
     def decoded(self, serializer: TypeSerializer[Any]) -> Any:
-        """Return the key as the type of the map's keys; raises as :meth:`UserKey.decoded`."""
+        """
+        Return the key as the type of the map's keys.
+
+        :raises UnsupportedStateError: if the value does not fit the type.
+        """
         try:
             return _exact_form(serializer).decode(self.value)
         except MalformedMessageError as error:
@@ -129,7 +113,7 @@ class TextUserKey:
     text: str
 
     def decoded(self, serializer: TypeSerializer[Any]) -> Any:
-        """Return the key as the type of the map's keys; raises as :meth:`UserKey.decoded`."""
+        """Return the key as the type of the map's keys; raises as :meth:`JsonUserKey.decoded`."""
         try:
             return decoded_text(_exact_form(serializer), self.text)
         except MalformedMessageError as error:
@@ -185,9 +169,9 @@ class StateQuery:
 
     job_id: JobId
     name: str
-    keys: Keys
+    keys: PythonKeys | JsonKeys
     namespace: str = ""
-    user_key: UserKey | None = None
+    user_key: JsonUserKey | TextUserKey | None = None
     """Key of one entry of a map state; ``None`` for whole maps and for other states."""
     as_of: AsOf = LATEST
 

@@ -6,14 +6,19 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_statecheck.checkpoint.codec import decode, encode, require_count
-from airflow_provider_statecheck.checkpoint.records import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.records import Clock
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    KeyedStateHandle,
+    KeyGroupRange,
+    OperatorState,
+    key_group_range_of,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.stages.planning import KEY_GROUP_COLUMN, shuffled
@@ -24,7 +29,6 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import Checkpoi
 from airflow_provider_statecheck.state.reading.snapshot_reader import find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import (
     StateReader,
-    StateView,
     key_column_names,
     milliseconds,
     registered,
@@ -33,10 +37,9 @@ from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.nested_columns import portable_type
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, NewRows
 from airflow_provider_statecheck.state.writing.write_savepoint import (
-    GivenState,
-    StateTarget,
+    StateRows,
     WrittenState,
-    write_given,
+    write_savepoint as write_rows,
     write_subtask,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -89,7 +92,7 @@ def read_state(
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
     content = states.content(name, uid)
-    view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
+    view = {"now_ms": milliseconds(now), "with_times": with_times, "namespaces": namespaces}
     tasks = _number_of_tasks(spark, content, partitions)
     reading = StateReading(states.storage, content, view, tasks)
     return spark.range(0, tasks, 1, tasks).mapInArrow(reading, reading.spark_schema())
@@ -137,7 +140,8 @@ class StateReading:
 
     storage: CheckpointStorage
     content: StateContent
-    view: StateView
+    view: Mapping[str, Any]
+    """Options of the reader."""
     tasks: int
 
     def spark_schema(self) -> Any:
@@ -148,7 +152,7 @@ class StateReading:
         """
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        return from_arrow_schema(spark_arrow_schema(StateReader(self.storage, self.content, self.view).schema))
+        return from_arrow_schema(spark_arrow_schema(StateReader(self.storage, self.content, **self.view).schema))
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the rows of the key groups of each task number."""
@@ -157,7 +161,7 @@ class StateReading:
                 yield from self._read(key_group_range_of(number, self.tasks, self.content.max_parallelism))
 
     def _read(self, owned: KeyGroupRange) -> Iterator[Any]:
-        reader = StateReader(self.storage, self.content.within(owned), self.view)
+        reader = StateReader(self.storage, self.content, **self.view)
         for table in reader.tables(owned):
             yield from to_spark_types(table).to_batches(max_chunksize=_BATCH_ROWS)
 
@@ -208,8 +212,9 @@ def write_savepoint(
     :raises CheckpointNotFoundError: if the base or a file of it is missing.
     :raises StorageError: if the storage fails; written files are deleted.
     """
-    given = GivenState(
-        state=state,
+    return write_rows(
+        SparkRows(data),
+        state,
         stage=stage,
         function=function,
         target=target,
@@ -218,11 +223,10 @@ def write_savepoint(
         parallelism=parallelism or tasks_at_once(data.sparkSession),
         base=base,
         by=by,
-        storage_options=storage_options or {},
+        storage_options=storage_options,
         allowed_locations=allowed_locations,
-        clock=clock or SystemClock(),
+        clock=clock,
     )
-    return write_given(given, arrow_schema(data.schema), partial(_write_handles, data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,26 +270,34 @@ def _report_schema() -> Any:
     return pa.schema([(name, kinds[kind]) for name, kind in (each.split() for each in _REPORT.split(", "))])
 
 
-def _write_handles(data: DataFrame, target: StateTarget, files: CanonicalFiles) -> WrittenState:
-    rows = target.rows
-    task = SubtaskWriting(
-        storage=files.storage,
-        directory=files.directory,
-        epoch=files.epoch,
-        uid=target.uid,
-        schema=rows.state.schema(),
-        keys=rows.keys,
-        max_parallelism=rows.max_parallelism,
-        parallelism=target.parallelism,
-    )
-    key = key_column_names([field.name for field in rows.keys.fields])
-    by_subtask = shuffled(data, key, rows.max_parallelism, target.parallelism)
-    reports = by_subtask.mapInArrow(task, _REPORT).collect()
-    _raise_data_error([(report.code, report.problem) for report in reports])
-    handles: list[KeyedStateHandle | None] = [None] * target.parallelism
-    for report in reports:
-        handles[report.subtask] = None if report.handle is None else decode(KeyedStateHandle, json.loads(report.handle))
-    return handles, sum(report.rows for report in reports)
+class SparkRows(StateRows):
+    """Rows of a DataFrame, written by Spark's tasks."""
+
+    def __init__(self, data: DataFrame) -> None:
+        super().__init__(arrow_schema(data.schema))
+        self._data = data
+
+    @override
+    def write(self, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+        task = SubtaskWriting(
+            storage=files.storage,
+            directory=files.directory,
+            epoch=files.epoch,
+            uid=operator.uid,
+            schema=new.state.schema(),
+            keys=new.keys,
+            max_parallelism=new.max_parallelism,
+            parallelism=operator.parallelism,
+        )
+        key = key_column_names([field.name for field in new.keys.fields])
+        by_subtask = shuffled(self._data, key, new.max_parallelism, operator.parallelism)
+        reports = by_subtask.mapInArrow(task, _REPORT).collect()
+        _raise_data_error([(report.code, report.problem) for report in reports])
+        handles: list[KeyedStateHandle | None] = [None] * operator.parallelism
+        for report in reports:
+            encoded = report.handle
+            handles[report.subtask] = None if encoded is None else decode(KeyedStateHandle, json.loads(encoded))
+        return handles, sum(report.rows for report in reports)
 
 
 def _raise_data_error(problems: list[tuple[str | None, str | None]]) -> None:

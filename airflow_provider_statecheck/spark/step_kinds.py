@@ -368,12 +368,12 @@ class RefiningLoop:
         self._steps.require_room(self._loop)
         written = self._steps.write(self._loop, frame, self._fingerprint_at(number), stopwatch)
         # Set here, before any checkpoint: the live snapshot and its number must match in each.
-        self._saving.iterations.reach(self._loop, Iteration(number, is_converged=False))
+        self._saving.iterations.record(self._loop, Iteration(number, is_converged=False))
         self._write_seconds += written.seconds
         return self._read(written.live)
 
     def _save(self, number: int, is_converged: bool) -> None:
-        self._saving.iterations.reach(self._loop, Iteration(number, is_converged))
+        self._saving.iterations.record(self._loop, Iteration(number, is_converged))
         self._drop_steps(number)
         self._unpin()
         self._saving.checkpoint()

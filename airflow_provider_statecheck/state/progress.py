@@ -63,19 +63,9 @@ class NamedSnapshot:
         return None if None in counts else sum(count for count in counts if count is not None)
 
     @property
-    def files(self) -> int:
-        """Return the number of files."""
-        return sum(handle.files for handle in self.handles)
-
-    @property
     def seconds(self) -> float:
         """Return the time spent on computing and writing the step."""
         return round(sum(handle.seconds for handle in self.handles), 3)
-
-    @property
-    def newest(self) -> SnapshotHandle:
-        """Return the snapshot, or the part that was written last."""
-        return max(self.handles, key=lambda handle: (handle.epoch, handle.part))
 
 
 def named_snapshots(handles: Iterable[SnapshotHandle]) -> tuple[NamedSnapshot, ...]:
@@ -113,24 +103,41 @@ class RecordsByStep(Generic[Item]):
 
     def __init__(self, records: Iterable[tuple[StepKey, Item]]) -> None:
         self._records = dict(records)
+        self._totals: dict[StepKey, int] = {}
+        """Length of each loop that this try has reached."""
+
+    def find(self, step: StepKey) -> Item | None:
+        """Return the record of a step or loop, or ``None``."""
+        return self._records.get(step)
+
+    def record(self, step: StepKey, content: Item) -> None:
+        """Set the record of a step or loop."""
+        self._records[step] = content
 
     def forget(self, step: StepKey) -> None:
         """Drop the record of a step or loop, for example because another kind of step has its name now."""
         self._records.pop(step, None)
+        self._totals.pop(step, None)
 
     def drop_scope(self, scope: Scope) -> None:
         """Drop the records inside an item."""
         self._records = {step: each for step, each in self._records.items() if step[0][: len(scope)] != scope}
+        self._totals = {step: each for step, each in self._totals.items() if step[0][: len(scope)] != scope}
 
     def _sorted(self) -> list[tuple[StepKey, Item]]:
         return sorted(self._records.items(), key=itemgetter(0))
+
+    def _counts(self, done: Callable[[Item], int]) -> Mapping[StepKey, tuple[int, int | None]]:
+        loops = sorted({*self._records, *self._totals})
+        return {
+            loop: (done(self._records[loop]) if loop in self._records else 0, self._totals.get(loop)) for loop in loops
+        }
 
 
 @dataclass(slots=True)
 class _Loop:
     finished: set[str] = field(default_factory=set)
     seconds: float = 0.0
-    total: int | None = None
 
 
 class LoopProgress(RecordsByStep[_Loop]):
@@ -164,16 +171,15 @@ class LoopProgress(RecordsByStep[_Loop]):
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
         """Return the number of finished items of each loop, and of all its items if this try has reached it."""
-        return {loop: (len(each.finished), each.total) for loop, each in self._sorted()}
+        return self._counts(lambda each: len(each.finished))
 
     def seconds(self, loop: StepKey) -> float:
         """Return the time of the finished items of a loop, in the attempts that finished them; 0 if it is unknown."""
-        return self._records[loop].seconds if loop in self._records else 0.0
+        return self._records.get(loop, _Loop()).seconds
 
     def expect(self, loop: StepKey, item_keys: Iterable[str]) -> None:
         """Record the items of a loop in this try; finished items that are no longer among them count too."""
-        known = self._records.setdefault(loop, _Loop())
-        known.total = len(known.finished.union(item_keys))
+        self._totals[loop] = len(self._records.get(loop, _Loop()).finished.union(item_keys))
 
     def is_finished(self, loop: StepKey, item_key: str) -> bool:
         """Return whether an item is finished, in this try or an earlier one."""
@@ -201,13 +207,7 @@ class Iteration:
     """Whether the loop ended with this step."""
 
 
-@dataclass(slots=True)
-class _Iterated:
-    reached: Iteration | None = None
-    total: int | None = None
-
-
-class Iterations(RecordsByStep[_Iterated]):
+class Iterations(RecordsByStep[Iteration]):
     """
     Newest snapshotted iteration of each loop of a stage.
 
@@ -215,35 +215,25 @@ class Iterations(RecordsByStep[_Iterated]):
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        super().__init__(
-            (decoded_step(scope, name), _Iterated(Iteration(*reached))) for scope, name, *reached in encoded
-        )
+        super().__init__((decoded_step(scope, name), Iteration(*reached)) for scope, name, *reached in encoded)
 
     def encode(self) -> list[Any]:
         """Return the loops as JSON."""
-        return [[*encoded_step(loop), reached.number, reached.is_converged] for loop, reached in self.loops.items()]
+        return [[*encoded_step(loop), reached.number, reached.is_converged] for loop, reached in self._sorted()]
 
     @property
     def loops(self) -> Mapping[StepKey, Iteration]:
         """Return the newest snapshotted iteration of each loop, in the order of the loops."""
-        return {loop: each.reached for loop, each in self._sorted() if each.reached is not None}
+        return dict(self._sorted())
 
     @property
     def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
         """Return the newest snapshotted iteration of each loop, and its last one if this try has reached the loop."""
-        return {loop: (each.reached.number if each.reached else 0, each.total) for loop, each in self._sorted()}
+        return self._counts(lambda reached: reached.number)
 
     def expect(self, loop: StepKey, total: int) -> None:
         """Record the largest number of iterations of a loop in this try."""
-        self._records.setdefault(loop, _Iterated()).total = total
-
-    def find(self, loop: StepKey) -> Iteration | None:
-        """Return the newest snapshotted iteration of a loop."""
-        return self._records[loop].reached if loop in self._records else None
-
-    def reach(self, loop: StepKey, iteration: Iteration) -> None:
-        """Record the iteration of the loop's live snapshot."""
-        self._records.setdefault(loop, _Iterated()).reached = iteration
+        self._totals[loop] = total
 
 
 Pieces = Sequence[Sequence[int]]
@@ -300,14 +290,6 @@ class PartProgress(RecordsByStep[PartedStep]):
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
         return [[*encoded_step(step), _encoded(parted)] for step, parted in self._sorted()]
-
-    def find(self, step: StepKey) -> PartedStep | None:
-        """Return the progress of a step, ``None`` for a step that was not computed in parts."""
-        return self._records.get(step)
-
-    def record(self, step: StepKey, parted: PartedStep) -> None:
-        """Record the progress of a step."""
-        self._records[step] = parted
 
     def keep(self, steps: Collection[StepKey]) -> None:
         """Drop all steps but the given ones."""

@@ -223,11 +223,12 @@ def schema_of_all(found: Sequence[StateSchema]) -> StateSchema:
     :param found: Schemas of the state in the files of all subtasks.
     """
     distinct = [each for number, each in enumerate(found) if each not in found[:number]]
-    return next((each for each in distinct if all(_is_exact(other, each) for other in distinct)), found[0])
+    return next((each for each in distinct if all(is_exact(other, each) for other in distinct)), found[0])
 
 
-def _is_exact(old: StateSchema, new: StateSchema) -> bool:
-    return old is new or (old.expires == new.expires and loses_nothing(old, new))
+def is_exact(old: StateSchema, new: StateSchema) -> bool:
+    """Return whether rows of a schema lose nothing, and gain no times, when they are read in another one."""
+    return old == new or (old.expires == new.expires and loses_nothing(old, new))
 
 
 def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
@@ -341,33 +342,27 @@ def _describe_state(state: StateSchema) -> str:
     return f"{state.kind} of {types}{' with a time to live' if state.expires else ''}"
 
 
-def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
+def compatibility_of(
+    name: str,
+    serializer: TypeSerializer[Any],
+    old: SerializerSnapshot,
+    *,
+    are_keys: bool = False,
+    advice: str = "keep the type, or use another name for a new state",
+) -> Compatibility:
     """
-    Return the compatibility of restored data with a serializer.
+    Return the compatibility of restored data of a state with a serializer.
 
+    :param are_keys: Whether the data are the user keys of a map, of which a migration must not make two equal.
+    :param advice: What to do about incompatible types, for the error.
     :raises StateMigrationError: if they are incompatible.
     """
-    return _require_compatible(name, serializer.resolve_compatibility(old), serializer, old)
-
-
-def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
-    """
-    Return the compatibility of restored user keys with a serializer.
-
-    :raises StateMigrationError: if they are incompatible, or if a migration could make two keys equal.
-    """
-    verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
-    return _require_compatible(name, verdict, serializer, old)
-
-
-def _require_compatible(
-    name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
-) -> Compatibility:
+    verdict = serializer.resolve_compatibility(old)
+    verdict = kept_distinct(verdict, "keys of a map") if are_keys else verdict
     if verdict.outcome is Outcome.INCOMPATIBLE:
         raise StateMigrationError(
             f"Expected a type of state {name} that is compatible with {describe(old)}, found "
-            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name "
-            f"for a new state.",
+            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; {advice}.",
             state=name,
         )
     return verdict

@@ -12,10 +12,8 @@ from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.http import HttpClient
 from airflow_provider_statecheck.queryable.client import QueryableStateClient
-from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
-from airflow_provider_statecheck.queryable.proxy import StateProxy
 from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName, StateQuery, StateReply
-from airflow_provider_statecheck.queryable.reads import KvStateServer
+from airflow_provider_statecheck.queryable.reads import LocalStateClient, StateReads
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import OnSqlite
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
@@ -24,22 +22,10 @@ from tests.messages import ManualClock
 from tests.written_state import EACH_BACKEND
 
 
-class TestInProcess(OnSqlite, QueryableStateContract):
-    @pytest.fixture(params=EACH_BACKEND)
-    def backend(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
-
-    @pytest.fixture
-    def reader(self, store: JobStore, storage: CheckpointStorage) -> StateProxy:
-        rows = AttemptCoordinator(store)
-        server = KvStateServer(lambda _: storage)
-        return StateProxy(server, lambda job_id: CheckpointLocationOracle(job_id, rows, lambda _: storage))
-
-
 class Client:
     """A client as a reader of the contract, which names jobs by their ids."""
 
-    def __init__(self, client: QueryableStateClient) -> None:
+    def __init__(self, client: StateReads) -> None:
         self._client = client
 
     def get(self, query: StateQuery) -> StateReply:
@@ -47,6 +33,16 @@ class Client:
 
     def names(self, job_id: JobId, as_of: AsOf = LATEST) -> tuple[QueryableName, ...]:
         return self._client.names(job_id, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
+
+
+class TestInProcess(OnSqlite, QueryableStateContract):
+    @pytest.fixture(params=EACH_BACKEND)
+    def backend(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def reader(self, store: JobStore, storage: CheckpointStorage) -> Client:
+        return Client(LocalStateClient(AttemptCoordinator(store), lambda _: storage))
 
 
 @pytest.fixture(scope="module")

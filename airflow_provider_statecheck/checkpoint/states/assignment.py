@@ -54,10 +54,11 @@ def redistribute_keyed(
     if len(old) == new_parallelism:
         return tuple(map(tuple, old))
     handles = [handle for subtask in old for handle in subtask]
-    return tuple(_within(handles, own) for own in key_group_ranges(new_parallelism, max_parallelism))
+    return tuple(handles_within(handles, own) for own in key_group_ranges(new_parallelism, max_parallelism))
 
 
-def _within(handles: list[KeyedStateHandle], own: KeyGroupRange) -> KeyedHandles:
+def handles_within(handles: Iterable[KeyedStateHandle], own: KeyGroupRange) -> KeyedHandles:
+    """Return the parts of handles within a range of key groups, see :func:`intersection_of`."""
     parts = (intersection_of(handle, own) for handle in handles)
     return tuple(part for part in parts if part is not None)
 

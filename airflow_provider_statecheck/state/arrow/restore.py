@@ -33,7 +33,6 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.schemas import (
     StateSchema,
     compatibility_of,
-    compatibility_of_keys,
     schema_of_all,
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
@@ -264,7 +263,7 @@ class CellMigration:
         """
         migrate, migrate_keys = compatibility_of(new.name, new.serializer, old.value).migrate, None
         if new.key_serializer is not None and old.key is not None:
-            migrate_keys = compatibility_of_keys(new.name, new.key_serializer, old.key).migrate
+            migrate_keys = compatibility_of(new.name, new.key_serializer, old.key, are_keys=True).migrate
         changes = migrate or migrate_keys or old.expires is not (new.ttl is not None)
         return cls(new, migrate, migrate_keys, old.ttl_ms, now_ms) if changes else None
 

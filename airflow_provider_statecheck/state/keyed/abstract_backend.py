@@ -41,7 +41,7 @@ from airflow_provider_statecheck.state.keyed.states import (
     ValueState,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
-from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Outcome,
     TypeSerializer,
@@ -431,7 +431,7 @@ def _reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredS
     serializer = serializer_from_now_on(verdict, wanted.serializer)
     if wanted.key_serializer is None or restored.key is None:
         return replace(wanted, serializer=serializer)
-    keys = compatibility_of_keys(wanted.name, wanted.key_serializer, restored.key)
+    keys = compatibility_of(wanted.name, wanted.key_serializer, restored.key, are_keys=True)
     return replace(wanted, serializer=serializer, key_serializer=serializer_from_now_on(keys, wanted.key_serializer))
 
 

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Incompatib
 from airflow_provider_statecheck.lazy import pa, parquet
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.schemas import StateSchema, compatibility_of
 from airflow_provider_statecheck.state.serializers.nested_columns import (
     DESCRIPTION,
     conformed,
@@ -214,7 +214,7 @@ def restored_elements(state: RegisteredState, written: WrittenElements) -> list[
     values = state.serializer.freezing().read(_converted(verdict, state.serializer, written.column(VALUE)))
     if state.key_serializer is None or written.schema.key is None:
         return values
-    verdict = compatibility_of_keys(state.name, state.key_serializer, written.schema.key)
+    verdict = compatibility_of(state.name, state.key_serializer, written.schema.key, are_keys=True)
     keys = state.key_serializer.from_arrow(_converted(verdict, state.key_serializer, written.column(KEY)))
     return list(zip(keys, values, strict=True))
 

@@ -236,14 +236,11 @@ class CheckpointContents:
 
     @cached_property
     def _items(self) -> dict[str, tuple[str, ...]]:
-        with decoding(_PROGRESS):
-            loops = LoopProgress(self._values.get("loops", ())).loops
-        return {describe(loop): items for loop, items in loops.items()} | self._items_of_source()
-
-    def _items_of_source(self) -> dict[str, tuple[str, ...]]:
         ledger = source_ledger(self.checkpoint.storage, self.checkpoint.document)
         with decoding(_PROGRESS):
-            return {} if ledger is None else {SOURCE: tuple(sorted(ledger.finished_names))}
+            loops = LoopProgress(self._values.get("loops", ())).loops
+            found = {describe(loop): items for loop, items in loops.items()}
+            return found if ledger is None else found | {SOURCE: tuple(sorted(ledger.finished_names))}
 
     @property
     def _snapshots(self) -> tuple[NamedSnapshot, ...]:
@@ -251,16 +248,17 @@ class CheckpointContents:
 
     def _snapshot(self, snapshot: NamedSnapshot) -> SnapshotContent:
         manifests = [read_manifest(self.checkpoint.storage, each) for each in snapshot.handles]
+        newest = max(snapshot.handles, key=lambda handle: (handle.epoch, handle.part))
         return SnapshotContent(
             name=snapshot.name,
             scope=describe_scope(snapshot.scope),
             rows=sum(manifest.rows for manifest in manifests),
             size_bytes=snapshot.size_bytes,
-            files=snapshot.files,
+            files=sum(handle.files for handle in snapshot.handles),
             columns=tuple((each.name, each.type_name) for each in dataframe_columns(manifests[0].schema_json)),
             written_by=manifests[0].writer.value,
-            written_at=datetime.fromisoformat(snapshot.newest.created_at),
-            attempt=snapshot.newest.epoch,
+            written_at=datetime.fromisoformat(newest.created_at),
+            attempt=newest.epoch,
             seconds=snapshot.seconds,
             parts=snapshot.parts,
             is_complete=snapshot.is_complete,
@@ -286,14 +284,14 @@ def source_ledger(storage: CheckpointStorage, document: CheckpointDocument) -> L
 
 
 def _states_of(function: FunctionState) -> Iterator[HeldState]:
-    key = None if function.schemas.key is None else describe_type(function.schemas.key)
-    keyed, operator = function.schemas.keyed, function.schemas.operator
-    for type_of_key, schema in (*((key, each) for each in keyed), *((None, each) for each in operator)):
+    schemas = function.schemas
+    for place, schema in enumerate((*schemas.keyed, *schemas.operator)):
+        key = schemas.key if place < len(schemas.keyed) else None
         yield HeldState(
             uid=function.uid,
             name=schema.name,
             kind=schema.kind,
-            key=type_of_key,
+            key=None if key is None else describe_type(key),
             type=type_text(schema),
             expires=schema.expires,
             queryable_name=schema.queryable_name,

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
-from airflow_provider_statecheck.checkpoint.states.assignment import intersection_of
+from airflow_provider_statecheck.checkpoint.states.assignment import handles_within
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
     KeyGroupRange,
@@ -52,21 +52,16 @@ class StateContent:
     taken_at_ms: int
     """Time of the checkpoint in milliseconds since the epoch, by which expiry is decided."""
 
-    @property
-    def all_key_groups(self) -> KeyGroupRange:
-        """Return all key groups of the function."""
-        return KeyGroupRange(0, self.max_parallelism - 1)
-
     def within(self, owned: KeyGroupRange) -> StateContent:
         """Return the content restricted to a range of key groups."""
-        return replace(self, handles=tuple(part for handle in self.handles for part in _restricted(handle, owned)))
+        return replace(self, handles=handles_within(self.handles, owned))
 
-    def windows(self, owned: KeyGroupRange, bytes_at_once: int) -> Iterator[KeyGroupRange]:
-        """Split key groups into ranges of about ``bytes_at_once`` bytes, with at least one key group each."""
+    def windows(self, bytes_at_once: int) -> Iterator[KeyGroupRange]:
+        """Split the key groups into ranges of about ``bytes_at_once`` bytes, with at least one key group each."""
         size = sum(handle.state_size for handle in self.handles)
         count = max(1, bytes_at_once * self.max_parallelism // max(1, size))
-        for start in range(owned.start, owned.end + 1, count):
-            yield KeyGroupRange(start, min(owned.end, start + count - 1))
+        for start in range(0, self.max_parallelism, count):
+            yield KeyGroupRange(start, min(self.max_parallelism, start + count) - 1)
 
 
 class CheckpointStates:
@@ -166,7 +161,7 @@ class CheckpointStates:
             schema=schema,
             key=function.schemas.key,
             max_parallelism=function.operator.max_parallelism,
-            handles=tuple(owned_handles(function.operator)),
+            handles=owned_handles(function.operator),
             taken_at_ms=self.taken_at_ms(),
         )
 
@@ -229,28 +224,20 @@ def _states_of(functions: Iterable[FunctionState], name: str) -> list[tuple[Func
     return [(each, state) for each in functions for state in each.schemas.keyed if state.name == name]
 
 
-def owned_handles(operator: OperatorState) -> Iterator[KeyedStateHandle]:
+def owned_handles(operator: OperatorState) -> tuple[KeyedStateHandle, ...]:
     """
     Return the handles of an operator's keyed state, each restricted to the key groups of its subtask.
 
     Files shared between subtasks may have outdated rows of key groups that the subtask does not own.
     """
-    for index in range(operator.parallelism):
-        yield from handles_of_subtask(operator, index)
+    return tuple(each for index in range(operator.parallelism) for each in handles_of_subtask(operator, index))
 
 
-def handles_of_subtask(operator: OperatorState, index: int) -> Iterator[KeyedStateHandle]:
+def handles_of_subtask(operator: OperatorState, index: int) -> tuple[KeyedStateHandle, ...]:
     """Return the handles of a subtask's keyed state, restricted to its key groups; none for a subtask without state."""
     own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
     subtask = operator.subtask_states.get(index)
-    for handle in () if subtask is None else subtask.managed_keyed:
-        yield from _restricted(handle, own)
-
-
-def _restricted(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[KeyedStateHandle]:
-    part = intersection_of(handle, owned)
-    if part is not None:
-        yield part
+    return () if subtask is None else handles_within(subtask.managed_keyed, own)
 
 
 def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHandle]) -> OperatorSchemas:

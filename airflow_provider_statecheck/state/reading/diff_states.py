@@ -8,6 +8,7 @@ shared has a row at a position in its range; all other positions of a shared blo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyGroupRange
@@ -19,7 +20,6 @@ from airflow_provider_statecheck.state.arrow.layout import (
     order_columns,
     position_columns,
     single,
-    with_namespaces,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
@@ -29,7 +29,6 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     CHANGE,
     StateColumns,
     StateReader,
-    StateView,
 )
 from airflow_provider_statecheck.state.serializers.nested_columns import differing
 from airflow_provider_statecheck.state.serializers.serializer import describe
@@ -72,9 +71,9 @@ def diff_states(
     :raises CorruptStateError: if a state file is corrupt, also while reading.
     :raises StorageError: if the storage fails, also while reading.
     """
-    view = StateView(namespaces=namespaces)
     checkpoints = [CheckpointStates.load(pointer, storage_options, allowed_locations) for pointer in (before, after)]
-    diff = StateDiff(*(StateReader(each.storage, each.content(name, uid), view) for each in checkpoints))
+    readers = (StateReader(each.storage, each.content(name, uid), namespaces=namespaces) for each in checkpoints)
+    diff = StateDiff(*readers)
     return pa.RecordBatchReader.from_batches(diff.schema, diff.batches())
 
 
@@ -104,7 +103,7 @@ class StateDiff:
 
     def batches(self) -> Iterator[Any]:
         """Return the differences as record batches in the order of key groups; raises as the methods of the readers."""
-        for owned in self._before.content.windows(self._before.content.all_key_groups, self._bytes_at_once):
+        for owned in self._before.content.windows(self._bytes_at_once):
             before, after = rows_of_both(self._before, self._after, owned)
             yield from self._compared(before, after).to_batches()
 
@@ -190,34 +189,28 @@ def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) 
 def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
     """Return the blocks that may have a row at one of the touched positions."""
     found: set[_Block] = set()
-    for parts in runs:
-        for part in parts:
-            found |= {(part.path, int(part.offsets[number])) for number in _block_numbers(reader, part, touched)}
-    return found
-
-
-def _block_numbers(reader: StateReader, part: Part, touched: Any) -> list[int]:
-    firsts = with_namespaces(reader.form.firsts(part))
-    codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
-    places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
-    # A block has rows of one key group. A position after its last row may belong to another key group.
-    fits = (places >= 0) & (part.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
-    found: list[int] = np.unique(places[fits]).tolist()
+    for part in chain.from_iterable(runs):
+        firsts = reader.form.firsts(part, namespace=True)
+        codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
+        places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
+        # A block has rows of one key group. A position after its last row may belong to another key group.
+        fits = (places >= 0) & (part.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
+        found |= {(part.path, offset) for offset in part.offsets[np.unique(places[fits])].tolist()}
     return found
 
 
 def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
     """Return the runs without the given blocks."""
-    kept = (tuple(each for each in (_part_without(part, blocks) for part in parts) if each) for parts in runs)
-    return tuple(parts for parts in kept if parts)
 
+    def rest(part: Part) -> Part | None:
+        return part.only(np.array([(part.path, offset) not in blocks for offset in part.offsets.tolist()], bool))
 
-def _part_without(part: Part, blocks: set[_Block]) -> Part | None:
-    return part.only(np.array([(part.path, offset) not in blocks for offset in part.offsets.tolist()], bool))
+    kept = (tuple(filter(None, map(rest, parts))) for parts in runs)
+    return tuple(filter(None, kept))
 
 
 def _blocks_of(runs: _Runs) -> set[_Block]:
-    return {(part.path, offset) for parts in runs for part in parts for offset in part.offsets.tolist()}
+    return {(part.path, offset) for part in chain.from_iterable(runs) for offset in part.offsets.tolist()}
 
 
 def _joined(reader: StateReader, tables: Iterable[Any]) -> Any:

@@ -160,28 +160,25 @@ class SnapshotReader:
         :param wanted: Number of rows that the caller is going to read, by default all.
         :raises UnsupportedStateError: if a file has a column that only Spark reads.
         """
-        schema, stored = self.schema, [each.name_in_file for each in self.columns]
+        stored = [each.name_in_file for each in self.columns]
         for handle, manifest in self._manifests.items():
             for file in manifest.files:
                 uri = f"{handle.uri}/{DATA_DIRECTORY}/{file.name}"
                 batches = read_batches(self._storage, uri, file, stored, wanted)
                 for batch in _only_arrow(batches, self._snapshot.name):
-                    yield self._shown(batch, schema)
+                    yield self._shown(batch)
 
     def record_batches(self) -> Any:
         """Return the rows as a ``pyarrow.RecordBatchReader``; raises as :meth:`batches`, also while reading."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
 
-    def _shown(self, batch: Any, schema: Any) -> Any:
-        if _OTHER_CALENDAR & set(batch.schema.metadata or ()):
-            self._refuse_times()
-        arrays = [_as_written(batch.column(each.name_in_file), each) for each in self.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _refuse_times(self) -> None:
-        for column in self.columns:
+    def _shown(self, batch: Any) -> Any:
+        is_of_other_calendar = _OTHER_CALENDAR & set(batch.schema.metadata or ())
+        for column in self.columns if is_of_other_calendar else ():
             if column.has_times:
                 raise _only_spark_reads(column)
+        arrays = [_as_written(batch.column(each.name_in_file), each) for each in self.columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     @cached_property
     def _manifests(self) -> dict[SnapshotHandle, SnapshotManifest]:
@@ -200,12 +197,10 @@ def _only_arrow(batches: Iterator[Any], name: str) -> Iterator[Any]:
 
 def _unknown(document: CheckpointDocument, name: str, scope: str | None) -> UnknownStateError:
     inside = f" in the scope {scope!r}" if scope is not None else ""
-    found = (
-        _listed([describe((each.scope, each.name)) for each in named_snapshots(document.snapshots)]) or "no snapshot"
-    )
+    found = [describe((each.scope, each.name)) for each in named_snapshots(document.snapshots)]
     return UnknownStateError(
         f"Expected a snapshot {name!r}{inside} in checkpoint {document.checkpoint_id} of job {document.job_name!r}, found "
-        f"{found}."
+        f"{_listed(found) or 'no snapshot'}."
     )
 
 
@@ -286,18 +281,10 @@ def _only_spark_reads(column: DataFrameColumn) -> UnsupportedStateError:
 def _arrow_type(kind: Any) -> Any:
     try:
         return _type_of(kind)
-    except _NoArrowTypeError:
+    except NotImplementedError:
         return None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"Expected a type in Spark's JSON format, found {kind!r:.200}.") from error
-
-
-class _NoArrowTypeError(Exception):
-    """A type that only Spark reads."""
-
-
-def _type_of(kind: Any) -> Any:
-    return _named_type(kind) if isinstance(kind, str) else _nested_type(kind)
 
 
 def _named_type(name: str) -> Any:
@@ -323,11 +310,13 @@ def _named_type(name: str) -> Any:
     }
     found = next((found for pattern, found in parametric.items() if pattern.fullmatch(name)), plain.get(name))
     if found is None:
-        raise _NoArrowTypeError
+        raise NotImplementedError(name)
     return found
 
 
-def _nested_type(kind: Mapping[str, Any]) -> Any:
+def _type_of(kind: Any) -> Any:
+    if isinstance(kind, str):
+        return _named_type(kind)
     if kind["type"] == "udt":
         return _type_of(kind["sqlType"])
     if kind["type"] == "array":
@@ -337,7 +326,7 @@ def _nested_type(kind: Mapping[str, Any]) -> Any:
     key, value = _type_of(kind["keyType"]), _type_of(kind["valueType"])
     if key == pa.null():
         # The keys of an Arrow map are not null, so their type is not the null type.
-        raise _NoArrowTypeError
+        raise NotImplementedError(str(kind))
     return pa.map_(key, value)
 
 

@@ -76,40 +76,42 @@ def read_state(
     :raises StorageError: if the storage fails, also while reading.
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
-    view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
-    return StateReader(states.storage, states.content(name, uid), view).record_batches()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateView:
-    """Options of a read of a state."""
-
-    now_ms: int | None = None
-    """Time in milliseconds since the epoch by which expiry is decided; by default that of the checkpoint."""
-    with_times: bool = False
-    """Adds the column ``last_access`` to a state that expires."""
-    namespaces: bool = False
-    """Includes rows of all namespaces and adds the column ``namespace``."""
+    reader = StateReader(
+        states.storage,
+        states.content(name, uid),
+        now_ms=milliseconds(now),
+        with_times=with_times,
+        namespaces=namespaces,
+    )
+    return reader.record_batches()
 
 
 class StateReader:
     """
     Reads the rows of a state, in user-facing columns or in those of the state backend.
 
+    :param now_ms: Time in milliseconds since the epoch by which expiry is decided; by default that of the checkpoint.
+    :param with_times: Adds the column ``last_access`` to a state that expires.
+    :param namespaces: Includes rows of all namespaces and adds the column ``namespace``.
     :raises UnsupportedStateError: if this release does not support a type of the state.
 
     The methods that read raise ``CorruptStateError`` if a state file is corrupt, ``CheckpointNotFoundError`` if one is
     missing, and ``StorageError`` if the storage fails.
     """
 
-    def __init__(self, storage: CheckpointStorage, content: StateContent, view: StateView | None = None) -> None:
-        view = view or StateView()
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        content: StateContent,
+        *,
+        now_ms: int | None = None,
+        with_times: bool = False,
+        namespaces: bool = False,
+    ) -> None:
         self._storage = storage
         self.content = content
-        self.columns = StateColumns(
-            restored_keys(content.key), registered(content.schema), view.with_times, view.namespaces
-        )
-        self.now_ms = content.taken_at_ms if view.now_ms is None else view.now_ms
+        self.columns = StateColumns(restored_keys(content.key), registered(content.schema), with_times, namespaces)
+        self.now_ms = content.taken_at_ms if now_ms is None else now_ms
 
     @property
     def schema(self) -> Any:
@@ -123,25 +125,26 @@ class StateReader:
 
     def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
         """Return the unexpired rows of a range of key groups, by default all, as Arrow tables in user-facing columns."""
-        for table in self.rows(self.content.all_key_groups if owned is None else owned):
+        for table in self.rows(owned):
             shown = self.columns.shown(table, self.now_ms)
             if shown.num_rows:
                 yield shown
 
-    def rows(self, owned: KeyGroupRange) -> Iterator[Any]:
+    def rows(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
         """
-        Return the newest version of each row in a range of key groups, sorted and without removed rows.
+        Return the newest version of each row in a range of key groups, by default all, sorted and without removed rows.
 
         The tables have the columns of the state backend.
         """
         return self.merged(self.files(owned).runs)
 
-    def files(self, owned: KeyGroupRange) -> StateFiles:
+    def files(self, owned: KeyGroupRange | None = None) -> StateFiles:
         """
-        Return the files with rows in a range of key groups.
+        Return the files with rows in a range of key groups, by default all.
 
         :raises UnsupportedStateError: if rows of another release would lose fields in the types of the state.
         """
+        owned = KeyGroupRange(0, self.content.max_parallelism - 1) if owned is None else owned
         handles = self.content.within(owned).handles
         found = restored_files(handles, self._storage, self.columns.keys, self.content.max_parallelism, owned)
         files = found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
@@ -182,13 +185,11 @@ def milliseconds(moment: datetime | None) -> int | None:
 
     :raises InvalidConfigurationError: if the datetime has no time zone.
     """
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
+    if moment is not None and moment.tzinfo is None:
         raise InvalidConfigurationError(
             f"Expected a datetime with a time zone, found {moment.isoformat()}; set its tzinfo."
         )
-    return int(moment.timestamp() * 1000)
+    return None if moment is None else int(moment.timestamp() * 1000)
 
 
 def registered(schema: StateSchema) -> RegisteredState:
@@ -258,7 +259,10 @@ class StateColumns:
         fields += [(NAMESPACE, pa.string())] if self.namespaces else []
         if self.state.key_serializer is not None:
             fields.append((MAP_KEY, self.state.key_serializer.arrow_type))
-        return pa.schema([*fields, (self.value_name, self._value_type), *self._time_field()])
+        cells = [(self.value_name, self.state.serializer.arrow_type)]
+        cells += [(LAST_ACCESS, pa.timestamp("us", "UTC"))] if self._has_times else []
+        is_list = self.state.kind is StateKind.LIST
+        return pa.schema([*fields, *((name, pa.list_(kind) if is_list else kind) for name, kind in cells)])
 
     def shown(self, table: Any, now_ms: int) -> Any:
         """
@@ -274,37 +278,28 @@ class StateColumns:
 
     def named(self, table: Any) -> Any:
         """Return rows of the state backend in these columns."""
+        if self.namespaces and NAMESPACE not in table.schema.names:
+            table = self.layout.conform(table, namespace=True, deleted=False)
         found = [single(table.column(name)) for name in self.layout.key_names]
-        found += [_namespaces_of(table)] if self.namespaces else []
+        found += [single(table.column(NAMESPACE))] if self.namespaces else []
         found += [single(table.column(USER_KEY))] if self.state.is_map else []
         return pa.Table.from_arrays([*found, *self._cells(single(table.column(VALUE)))], schema=self.schema)
 
     @property
-    def _value_type(self) -> Any:
-        value = self.state.serializer.arrow_type
-        return pa.list_(value) if self.state.kind is StateKind.LIST else value
-
-    def _time_field(self) -> list[tuple[str, Any]]:
-        if not self.with_times or self.state.ttl is None:
-            return []
-        time = pa.timestamp("us", "UTC")
-        return [(LAST_ACCESS, pa.list_(time) if self.state.kind is StateKind.LIST else time)]
+    def _has_times(self) -> bool:
+        return self.with_times and self.state.ttl is not None
 
     def _cells(self, cells: Any) -> list[Any]:
         """Return the value column, and the time column if requested."""
         if self.state.ttl is None:
             return [cells]
-        if self.state.kind is not StateKind.LIST:
-            return [pc.struct_field(cells, "value"), *self._times(pc.struct_field(cells, "last_access_ms"))]
-        elements = cells.flatten()
-        times = self._times(pc.struct_field(elements, "last_access_ms"))
-        columns = [pc.struct_field(elements, "value"), *times]
-        return [with_elements(cells, column) for column in columns]
-
-    def _times(self, milliseconds: Any) -> list[Any]:
-        if not self.with_times:
-            return []
-        return [milliseconds.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))]
+        is_list = self.state.kind is StateKind.LIST
+        elements = cells.flatten() if is_list else cells
+        columns = [pc.struct_field(elements, "value")]
+        if self._has_times:
+            times = pc.struct_field(elements, "last_access_ms").cast(pa.timestamp("ms", "UTC"))
+            columns.append(times.cast(pa.timestamp("us", "UTC")))
+        return [with_elements(cells, column) for column in columns] if is_list else columns
 
 
 def key_column_names(names: list[str]) -> tuple[str, ...]:
@@ -318,12 +313,6 @@ def key_column_names(names: list[str]) -> tuple[str, ...]:
         found.append(shown)
         taken |= {shown.lower()}
     return tuple(found)
-
-
-def _namespaces_of(table: Any) -> Any:
-    if NAMESPACE in table.schema.names:
-        return single(table.column(NAMESPACE))
-    return pa.repeat(pa.scalar("", pa.string()), table.num_rows)
 
 
 def _require_no_namespace(table: Any, name: str) -> None:

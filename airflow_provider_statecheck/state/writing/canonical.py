@@ -45,7 +45,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema, loses_nothing, schema_of_all
+from airflow_provider_statecheck.state.schemas import StateSchema, is_exact, schema_of_all
 from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.serializer import encode_snapshot
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
@@ -181,17 +181,15 @@ class CanonicalCopies(StateCopies):
                 yield index, handle
 
     def _write_as_before(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
-        subtasks = [
-            tuple(self._contents(operator, tuple(handles_of_subtask(operator, index)))) for index in range(len(files))
-        ]
+        subtasks = [tuple(self._contents(operator, handles_of_subtask(operator, index))) for index in range(len(files))]
         common = _common_schemas(content.schema for contents in subtasks for content in contents)
         for each, contents in zip(files, subtasks, strict=True):
             for written in contents:
                 content = replace(written, schema=common.get(written.schema.name, written.schema))
-                each.write(content.key, content.schema, self._reader(content).rows(content.all_key_groups))
+                each.write(content.key, content.schema, self._reader(content).rows())
 
     def _write_regrouped(self, operator: OperatorState, files: Sequence[KeyedFiles]) -> None:
-        for content in self._contents(operator, tuple(owned_handles(operator))):
+        for content in self._contents(operator, owned_handles(operator)):
             with closing(LocalSpill()) as spill, closing(PartBytes(self.storage.allowing(spill.uri))) as spilled:
                 found = self._runs_of(content, files, spill, spilled)
                 for each, runs in zip(files, found, strict=True):
@@ -230,18 +228,16 @@ class CanonicalCopies(StateCopies):
     def _reader(self, content: StateContent) -> StateReader:
         reader = StateReader(self.storage, content)
         if content.schema.expires:
-            _require_times(content.schema, reader.files(content.all_key_groups))
+            _require_times(content.schema, reader.files())
         if has_custom(content.schema):
-            runs = reader.files(content.all_key_groups).runs
-            _require_one_type(content.schema, [part.state for parts in runs for part in parts])
-            _require_one_type(
-                content.schema, [s for h in content.handles for s in written_schemas(self.storage, [h]).keyed]
-            )
+            rows = [part.state for parts in reader.files().runs for part in parts]
+            headers = [each for h in content.handles for each in written_schemas(self.storage, [h]).keyed]
+            _require_one_type(content.schema, rows + headers)
         return reader
 
     def _rows_in_new_groups(self, reader: StateReader, max_parallelism: int) -> Iterator[Any]:
         content, columns = reader.content, reader.columns
-        for window in content.windows(content.all_key_groups, self._bytes_at_once):
+        for window in content.windows(self._bytes_at_once):
             tables = (columns.layout.conform(t, namespace=True, deleted=False) for t in reader.rows(window))
             regrouped = [_with_groups(columns, table, max_parallelism) for table in tables]
             if regrouped:
@@ -261,10 +257,7 @@ def _common_schemas(written: Iterable[StateSchema]) -> dict[str, StateSchema]:
     return {
         name: schema
         for name, schema in common.items()
-        if not has_custom(schema)
-        and all(
-            each.expires == schema.expires and loses_nothing(each, schema) for each in found[name] if each != schema
-        )
+        if not has_custom(schema) and all(is_exact(each, schema) for each in found[name])
     }
 
 

@@ -39,9 +39,9 @@ from airflow_provider_statecheck.state.arrow.layout import (
     USER_KEY,
     VALUE,
     ArrowStateSettings,
-    StateLayout,
     order_codes,
     position_columns,
+    position_names,
     single,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Footer, SnapshotMeta, StateFiles, encode_meta
@@ -288,11 +288,6 @@ class NewRows:
     keys: KeySerializer
     max_parallelism: int
 
-    @property
-    def layout(self) -> StateLayout:
-        """Return the column layout of the state backend."""
-        return self._columns(namespaces=False).layout
-
     def of(self, data: Any) -> Any:
         """
         Return the rows of a table in the order of their positions.
@@ -301,22 +296,19 @@ class NewRows:
         :raises InvalidConfigurationError: if the columns differ, or if a key is missing or duplicate.
         :raises UnsupportedStateError: if a value does not fit its type.
         """
-        columns = self._columns(namespaces=NAMESPACE in data.schema.names)
+        columns = StateColumns(self.keys, self.state, with_times=True, namespaces=NAMESPACE in data.schema.names)
         _require_columns(columns, data)
-        schema = self.layout.schema(namespace=columns.namespaces, deleted=False)
+        schema = columns.layout.schema(namespace=columns.namespaces, deleted=False)
         arrays = self._arrays(columns, data)
         rows = pa.table([arrays[name] for name in schema.names], schema=schema)
         codes = order_codes(position_columns(rows))
         order = np.argsort(codes, kind="stable")
-        self._require_unique(rows, codes[order], order)
+        _require_unique(rows, codes[order], order)
         return rows.take(pa.array(order))
-
-    def _columns(self, *, namespaces: bool) -> StateColumns:
-        return StateColumns(self.keys, self.state, self.state.ttl is not None, namespaces)
 
     def _arrays(self, columns: StateColumns, data: Any) -> dict[str, Any]:
         keys = self.keys.normalized_columns([single(data.column(name)) for name in columns.key_names])
-        arrays: dict[str, Any] = dict(zip(self.layout.key_names, keys, strict=True))
+        arrays: dict[str, Any] = dict(zip(columns.layout.key_names, keys, strict=True))
         arrays[KEY_GROUP] = pa.array(self.keys.key_groups_of(keys, self.max_parallelism))
         if columns.namespaces:
             arrays[NAMESPACE] = conformed(single(data.column(NAMESPACE)), pa.string(), NAMESPACE)
@@ -356,15 +348,16 @@ class NewRows:
             )
         serializer.require_valid(values.flatten(), f"each element of {name}")
 
-    def _require_unique(self, rows: Any, ordered: Any, order: Any) -> None:
-        duplicates = np.flatnonzero(ordered[1:] == ordered[:-1])
-        if len(duplicates):
-            row = rows.slice(int(order[duplicates[0]]), 1).to_pylist()[0]
-            shown = {name: row[name] for name in (*self.layout.key_names, NAMESPACE, USER_KEY) if name in row}
-            raise InvalidConfigurationError(
-                f"Expected one row per key, or per entry of a map state, found {len(duplicates)} rows too many, the first "
-                f"with {shown}; aggregate the rows first."
-            )
+
+def _require_unique(rows: Any, ordered: Any, order: Any) -> None:
+    duplicates = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(duplicates):
+        names = [name for name in position_names(rows.schema.names) if name != KEY_GROUP]
+        shown = rows.select(names).slice(int(order[duplicates[0]]), 1).to_pylist()[0]
+        raise InvalidConfigurationError(
+            f"Expected one row per key, or per entry of a map state, found {len(duplicates)} rows too many, the first "
+            f"with {shown}; aggregate the rows first."
+        )
 
 
 def _require_columns(columns: StateColumns, data: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, new_savepoint_uri, operator_id_of
@@ -29,6 +29,7 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
 )
 from airflow_provider_statecheck.lazy import pa
+from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -63,6 +64,7 @@ def write_savepoint(
     target: str,
     key: Sequence[str] | None = None,
     max_parallelism: int | None = None,
+    parallelism: int = 1,
     base: str | None = None,
     by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -75,14 +77,17 @@ def write_savepoint(
     With a base, the savepoint includes all other state of the base and the positions of its source. Without a base, the
     stage reads its source from the beginning. The base itself does not change.
 
+    The metadata is written last, and the savepoint does not reference files of the base.
+
     :param data: Arrow table or record batch reader with the columns that ``read_state`` returns: those of the key, and
-        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires.
+        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires. Or other :class:`StateRows`.
     :param state: Descriptor of the state, or its name if the base has the state.
     :param stage: Uid of the stage.
     :param function: Uid of the function within the stage.
     :param target: Parent directory of the savepoint; the savepoint gets a new directory in it.
     :param key: Names of the key columns in order, optional if the base has keyed state of the function.
     :param max_parallelism: Number of key groups of the stage, optional with a base.
+    :param parallelism: Number of subtasks of a function that is missing in the base.
     :param base: Pointer to the checkpoint or savepoint that provides all other state.
     :param by: Author of the savepoint in its metadata, by default the user of this process.
     :param storage_options: Options of the filesystem.
@@ -96,104 +101,81 @@ def write_savepoint(
     :raises CheckpointNotFoundError: if the base or one of its files is missing.
     :raises StorageError: if the storage fails; the written files are deleted.
     """
-    table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
-    given = GivenState(
-        state=state,
-        stage=stage,
-        function=function,
-        target=target,
-        key=key,
-        max_parallelism=max_parallelism,
-        base=base,
-        by=by,
-        storage_options=storage_options or {},
-        allowed_locations=allowed_locations,
-        clock=clock or SystemClock(),
-    )
-    return write_given(given, table.schema, partial(_write_table, table))
-
-
-def _write_table(data: Any, target: StateTarget, files: CanonicalFiles) -> WrittenState:
-    rows = target.rows.of(data)
-    ranges = key_group_ranges(target.parallelism, target.rows.max_parallelism)
-    written = [
-        write_subtask(files, target.uid, target.rows, part, subtask=subtask, parallelism=target.parallelism)
-        for subtask, part in enumerate(split_by_ranges(rows, ranges))
-    ]
-    return written, rows.num_rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenState:
-    """Arguments of :func:`write_savepoint`, of which the parallelism is for an operator that is missing in the base."""
-
-    state: StateDescriptor[Any] | str
-    stage: str
-    function: str
-    target: str
-    key: Sequence[str] | None = None
-    max_parallelism: int | None = None
-    parallelism: int = 1
-    base: str | None = None
-    by: str | None = None
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
-    allowed_locations: Sequence[str] = ()
-    clock: Clock = field(default_factory=SystemClock)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTarget:
-    """State that a savepoint replaces or adds, and the parallelism of its operator."""
-
-    function: str
-    uid: str
-    """Uid of the operator."""
-    rows: NewRows
-    parallelism: int
+    given = data if isinstance(data, StateRows) else ArrowRows(data)
+    options, now = dict(storage_options or {}), (clock or SystemClock()).now().isoformat()
+    parent = normalise_savepoint_dir(target)
+    storage = CheckpointStorage.open(parent, **options)
+    if base is None:
+        states = CheckpointStates(storage, _bootstrap(stage, now))
+    else:
+        states = _of_stage(CheckpointStates.load(base, options, allowed_locations), stage)
+    storage = storage.within(storage.allowed | states.storage.allowed)
+    edited = _function_of(states, stage, function, max_parallelism, parallelism)
+    operator = edited.operator
+    new = NewRows(_state(state, edited), _keys(key, given.schema, edited), operator.max_parallelism)
+    directory = new_savepoint_uri(parent, JobId(states.document.job_id))
+    with deleting_on_failure(storage, directory):
+        written, count = given.write(operator, new, CanonicalFiles(storage, directory, states.document.epoch))
+        edit = {
+            "at": now,
+            "by": by or _user(),
+            "function": function,
+            "state": new.state.name,
+            "rows": count,
+            "base": None if base is None else redact(base),
+        }
+        operators = {each.uid: each for each in states.document.operator_states} | {operator.uid: operator}
+        source = replace(
+            states.document,
+            properties=CheckpointProperties.for_savepoint(),
+            state=InlineStateHandle(value=_values(states.values(), edit)),
+            operator_states=tuple(operators.values()),
+        )
+        copies = CanonicalCopies(storage, directory, source, without=(operator.uid, new.state.name))
+        copied = copies.of_document(source)
+        now_with = tuple(
+            _edited(each, edited.schemas, new, written) if each.uid == operator.uid else each
+            for each in copied.operator_states
+        )
+        write_metadata(storage, directory, replace(copied, operator_states=now_with))
+    return directory
 
 
 WrittenState = tuple[Sequence[KeyedStateHandle | None], int]
 """Handle of each subtask from :func:`write_subtask`, and number of rows."""
 
 
-def write_given(given: GivenState, schema: Any, write: Callable[[StateTarget, CanonicalFiles], WrittenState]) -> str:
+class StateRows(ABC):
     """
-    Write a savepoint to a new directory and return its pointer; raises as :func:`write_savepoint`.
+    Rows of a state in the columns that ``read_state`` returns.
 
-    The metadata is written last. The base does not change, and the savepoint does not reference its files.
-
-    :param given: The state, its base and the parent directory of the savepoint.
+    :param schema: Arrow schema of the rows.
     """
-    base = None if given.base is None else _load_base(given.base, given)
-    target = _target_of(given, schema, base)
-    parent = normalise_savepoint_dir(given.target)
-    storage = CheckpointStorage.open(parent, **dict(given.storage_options))
-    if base is not None:
-        storage = storage.within(storage.allowed | base.storage.allowed)
-    now = given.clock.now().isoformat()
-    source = _bootstrap(given.stage, now) if base is None else base.document
-    directory = new_savepoint_uri(parent, JobId(source.job_id))
-    with deleting_on_failure(storage, directory):
-        written, rows = write(target, CanonicalFiles(storage, directory, source.epoch))
-        edit = {
-            "at": now,
-            "by": given.by or _user(),
-            "function": given.function,
-            "state": target.rows.state.name,
-            "rows": rows,
-            "base": None if given.base is None else redact(given.base),
-        }
-        copies = CanonicalCopies(storage, directory, source, without=(target.uid, target.rows.state.name))
-        document = replace(
-            source,
-            properties=CheckpointProperties.for_savepoint(),
-            has_commit=False,
-            snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
-            state=InlineStateHandle(value=_values({} if base is None else base.values(), edit)),
-            operator_states=tuple(_operators(copies, target, base, written)),
-        )
-        write_metadata(storage, directory, document)
-    return directory
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+
+    @abstractmethod
+    def write(self, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+        """Write the rows of each subtask of an operator."""
+
+
+class ArrowRows(StateRows):
+    """Rows of an Arrow table or record batch reader."""
+
+    def __init__(self, data: Any) -> None:
+        self._table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
+        super().__init__(self._table.schema)
+
+    @override
+    def write(self, operator: OperatorState, new: NewRows, files: CanonicalFiles) -> WrittenState:
+        rows = new.of(self._table)
+        ranges = key_group_ranges(operator.parallelism, new.max_parallelism)
+        written = [
+            write_subtask(files, operator.uid, new, part, subtask=subtask, parallelism=operator.parallelism)
+            for subtask, part in enumerate(split_by_ranges(rows, ranges))
+        ]
+        return written, rows.num_rows
 
 
 def _values(values: dict[str, Any], edit: dict[str, Any]) -> dict[str, Any]:
@@ -201,55 +183,46 @@ def _values(values: dict[str, Any], edit: dict[str, Any]) -> dict[str, Any]:
     return values | {STAGE: of_stage | {EDITS: [*of_stage.get(EDITS, ()), edit]}}
 
 
-def _operators(
-    copies: CanonicalCopies,
-    target: StateTarget,
-    base: CheckpointStates | None,
-    written: Sequence[KeyedStateHandle | None],
-) -> Iterator[OperatorState]:
-    function = None if base is None else _function_of(base, target.function)
-    for operator in () if base is None else base.document.operator_states:
-        copied = copies.of_operator(operator)
-        is_edited = function is not None and operator.uid == function.operator.uid
-        yield _with_new(copied, function.schemas, target.rows, written) if function and is_edited else copied
-    if function is None:
-        new = OperatorState(
-            operator_id=operator_id_of(target.uid),
-            uid=target.uid,
-            name=target.function,
-            parallelism=target.parallelism,
-            max_parallelism=target.rows.max_parallelism,
-        )
-        yield _with_new(new, OperatorSchemas(), target.rows, written)
-
-
-def _with_new(
+def _edited(
     operator: OperatorState, schemas: OperatorSchemas, rows: NewRows, written: Sequence[KeyedStateHandle | None]
 ) -> OperatorState:
-    subtasks = dict(operator.subtask_states)
     for index, handle in enumerate(written):
         if handle is not None:
-            found = subtasks.get(index, OperatorSubtaskState())
-            subtasks[index] = replace(found, managed_keyed=(*found.managed_keyed, handle))
-    kept = {index: each for index, each in subtasks.items() if each.has_state}
+            subtask = operator.subtask_states.get(index, OperatorSubtaskState())
+            operator = operator.put_state(index, replace(subtask, managed_keyed=(*subtask.managed_keyed, handle)))
     others = tuple(each for each in schemas.keyed if each.name != rows.state.name)
     now = replace(schemas, key=rows.keys.snapshot(), keyed=(*others, rows.state.schema()))
     encoded = json.dumps(encode_schemas(now), sort_keys=True, separators=(",", ":"))
-    coordinator_state = ByteStreamStateHandle(new_key(), encoded.encode())
-    return replace(operator, subtask_states=kept, coordinator_state=coordinator_state)
+    return replace(operator, coordinator_state=ByteStreamStateHandle(new_key(), encoded.encode()))
 
 
-def _function_of(states: CheckpointStates, uid: str) -> FunctionState | None:
-    found = next((each for each in states.functions() if uid in (each.uid, each.operator.uid)), None)
-    return None if found is None else states.complete(found)
+def _function_of(
+    states: CheckpointStates, stage: str, function: str, max_parallelism: int | None, parallelism: int
+) -> FunctionState:
+    """Return the function in the base, or a new one without state."""
+    functions = states.functions()
+    found = next((each for each in functions if function in (each.uid, each.operator.uid)), None)
+    known = found or next(iter(functions), None)
+    groups = _max_parallelism(max_parallelism, None if known is None else known.operator.max_parallelism)
+    if found is not None:
+        return states.complete(found)
+    require_parallelism(min(parallelism, groups), groups)
+    uid = f"{stage}/{function}"
+    operator = OperatorState(
+        operator_id=operator_id_of(uid),
+        uid=uid,
+        name=function,
+        parallelism=min(parallelism, groups),
+        max_parallelism=groups,
+    )
+    return FunctionState(uid=function, operator=operator, schemas=OperatorSchemas())
 
 
-def _load_base(pointer: str, given: GivenState) -> CheckpointStates:
-    base = CheckpointStates.load(pointer, given.storage_options, given.allowed_locations)
-    base = base.of_stage(given.stage) if base.document.parts else base
-    if base.document.uid != given.stage:
+def _of_stage(base: CheckpointStates, stage: str) -> CheckpointStates:
+    base = base.of_stage(stage) if base.document.parts else base
+    if base.document.uid != stage:
         raise IncompatibleCheckpointError(
-            f"Expected a checkpoint of stage {given.stage!r} as base, found one of {base.document.uid!r}; set the stage of the base."
+            f"Expected a checkpoint of stage {stage!r} as base, found one of {base.document.uid!r}; set the stage of the base."
         )
     return base
 
@@ -287,44 +260,28 @@ def write_subtask(
     return written.handle(_FIRST)
 
 
-def _target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> StateTarget:
-    function = None if base is None else _function_of(base, given.function)
-    max_parallelism = _max_parallelism(given, base, function)
-    rows = NewRows(_state(given, function), _keys(given, schema, function), max_parallelism)
-    parallelism = min(given.parallelism, max_parallelism) if function is None else function.operator.parallelism
-    require_parallelism(parallelism, max_parallelism)
-    return StateTarget(
-        function=given.function,
-        uid=f"{given.stage}/{given.function}" if function is None else function.operator.uid,
-        rows=rows,
-        parallelism=parallelism,
-    )
-
-
-def _state(given: GivenState, function: FunctionState | None) -> RegisteredState:
-    if isinstance(given.state, StateDescriptor):
+def _state(state: StateDescriptor[Any] | str, function: FunctionState) -> RegisteredState:
+    if isinstance(state, StateDescriptor):
         # Rows stay Arrow data, and the classes of the user are not needed.
-        return registered(RegisteredState.of(given.state).schema())
-    known = () if function is None else function.schemas.keyed
-    found = next((each for each in known if each.name == given.state), None)
-    if found is None:
-        names = ", ".join(each.name for each in known) or "none"
+        return registered(RegisteredState.of(state).schema())
+    known = {each.name: each for each in function.schemas.keyed}
+    if state not in known:
         raise UnknownStateError(
-            f"Expected the base to have a state {given.state!r} of function {given.function!r}, found {names}; pass "
-            f"a descriptor to add the state."
+            f"Expected the base to have a state {state!r} of function {function.uid!r}, found "
+            f"{', '.join(known) or 'none'}; pass a descriptor to add the state."
         )
-    return registered(found)
+    return registered(known[state])
 
 
-def _keys(given: GivenState, schema: Any, function: FunctionState | None) -> KeySerializer:
-    known = None if function is None else function.schemas.key
+def _keys(key: Sequence[str] | None, schema: Any, function: FunctionState) -> KeySerializer:
+    known = function.schemas.key
     if known is None:
-        return _keys_of_columns(given.key, schema)
+        return _keys_of_columns(key, schema)
     keys = restored_keys(known)
     names = [field.name for field in keys.fields]
-    if given.key is not None and list(given.key) != names:
+    if key is not None and list(key) != names:
         raise StateMigrationError(
-            f"Expected the key {', '.join(names)} of the base, found {', '.join(given.key)}; use the key of "
+            f"Expected the key {', '.join(names)} of the base, found {', '.join(key)}; use the key of "
             f"the base, because the key of existing state cannot change: {describe(known)}."
         )
     return keys
@@ -342,12 +299,7 @@ def _keys_of_columns(key: Sequence[str] | None, schema: Any) -> KeySerializer:
     return KeySerializer(tuple(KeyField(n, schema.field(c).type) for n, c in zip(key, shown, strict=True)))
 
 
-def _max_parallelism(given: GivenState, base: CheckpointStates | None, function: FunctionState | None) -> int:
-    known = None
-    if base is not None:
-        functions = [function] if function is not None else base.functions()
-        known = next((each.operator.max_parallelism for each in functions), None)
-    wanted = given.max_parallelism
+def _max_parallelism(wanted: int | None, known: int | None) -> int:
     if known is None and wanted is None:
         raise InvalidConfigurationError(
             "Expected max_parallelism, the number of key groups of the stage, found None; set it as for the stage that starts "

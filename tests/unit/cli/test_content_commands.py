@@ -20,7 +20,7 @@ def values_of_loops() -> dict[str, Any]:
     progress, iterations = LoopProgress(), Iterations()
     for item in range(5):
         progress.finish(((), "days"), f"day {item}")
-    iterations.reach(((), "ranks"), Iteration(4, is_converged=True))
+    iterations.record(((), "ranks"), Iteration(4, is_converged=True))
     return {"values": encode_state({"cursor": 7}), "loops": progress.encode(), "iterations": iterations.encode()}
 
 

@@ -12,7 +12,7 @@ from airflow_provider_statecheck.queryable.locations import KvStateAddress
 from airflow_provider_statecheck.queryable.queries import ABSENT
 from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView
+from airflow_provider_statecheck.state.reading.state_reader import StateReader
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.written_state import BACKENDS, TEXT_KEY, StatefulJob
 
@@ -74,7 +74,7 @@ class ServedJob:
     def expected(self, pointer: str, name: str, keys: Iterable[Any], namespace: str = "") -> list[Any]:
         """Return the values of keys in the whole state, read by the state reader, as the server returns them."""
         states = CheckpointStates.load(pointer)
-        reader = StateReader(states.storage, states.content(name), StateView(namespaces=True))
+        reader = StateReader(states.storage, states.content(name), namespaces=True)
         columns = reader.columns
         rows: dict[Any, Any] = {}
         for table in reader.tables():

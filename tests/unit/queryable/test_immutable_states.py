@@ -154,7 +154,8 @@ def test_a_serializer_of_the_user_reads_an_earlier_version(wanted: Any) -> None:
 
 def test_incompatible_types_are_named() -> None:
     with pytest.raises(
-        StateMigrationError, match=r"'totals-by-user' of int64, found string.*use the types of the stage"
+        StateMigrationError,
+        match=r"totals-by-user that is compatible with int64, found string.*use the descriptor of the stage",
     ):
         view_of(ValueStateDescriptor("total", str), 7, int)
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from airflow_provider_statecheck.exceptions import (
-    CheckpointNotFoundError,
     ImmutableStateError,
     UnknownKeyOrNamespaceError,
-    UnknownKvStateLocationError,
-    UnsupportedStateError,
 )
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.queryable.reads import LocalStateClient
@@ -60,15 +56,6 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     engine.dispose()
 
 
-def test_a_value_is_that_of_the_newest_checkpoint(job: Job) -> None:
-    for value in (1, 2, 3):
-        job.stage.put("balance", {"ann": value})
-        checkpoint_id = job.stage.checkpoint()
-        reply = job.client.get(job.name, "balances", "ann")
-        assert (reply.value, reply.checkpoint_id) == (value, checkpoint_id)
-    assert job.client.get(job.stage.job_id, "balances", "ann", checkpoint_id=1).value == 1
-
-
 def test_objects_and_results_come_from_the_descriptor(job: Job) -> None:
     job.stage.put("place", {"ann": Point(1, "a")})
     job.stage.state("ann", "words").add("one")
@@ -101,20 +88,3 @@ def test_many_keys_are_read_from_one_checkpoint(job: Job) -> None:
     reply = job.client.get_many(job.name, "balances", [*keys, "nobody"])
     assert reply.found == {key: number for number, key in enumerate(keys)}
     assert reply.checkpoint_id == checkpoint_id
-
-
-def test_names_are_listed_and_an_unknown_name_lists_them(job: Job) -> None:
-    job.stage.put("balance", {"ann": 1})
-    job.stage.checkpoint()
-    assert {each.name for each in job.client.names(job.name)} == {"balances", "places", "words", "visits"}
-    with pytest.raises(UnknownKvStateLocationError, match="'balances'"):
-        job.client.get(job.name, "balance", "ann")
-    with pytest.raises(CheckpointNotFoundError):
-        job.client.names("another")
-
-
-def test_what_is_no_key_of_the_state_is_refused(job: Job) -> None:
-    job.stage.checkpoint()
-    unfit: Any = 7
-    with pytest.raises(UnsupportedStateError, match="string as the part account of a key"):
-        job.client.get(job.name, "balances", unfit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -286,10 +286,3 @@ def test_reading_changes_nothing(make: Any, tmp_path: Path) -> None:
     served.get(pointer, "value", "ann")
     assert served.get(pointer, "map", "ann") == [{"a": 1}]
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-
-def test_time_of_a_checkpoint_decides_and_not_the_time_of_the_query(make: Any) -> None:
-    served = make(ValueStateDescriptor("value", int, ttl=TTL))
-    assert datetime.fromtimestamp(served.job.now_ms / 1000, UTC) < datetime.now(UTC) - TTL.ttl
-    served.job.state("ann", "value").update(1)
-    assert served.get(served.job.save(), "value", "ann") == [1]

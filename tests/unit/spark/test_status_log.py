@@ -242,7 +242,7 @@ def test_loops_show_what_is_done_and_what_there_is_to_do() -> None:
     progress.expect(DAYS, ["2", "3", "4"])
     progress.finish(DAYS, "3")
     iterations.expect(((), "ranks"), 20)
-    iterations.reach(((), "ranks"), Iteration(10, is_converged=False))
+    iterations.record(((), "ranks"), Iteration(10, is_converged=False))
     progress.expect(((("days", "4"),), "hours"), ["0", "1"])
     assert found.of_checkpoint([], 0.0).loops == (
         LoopSummary(name="days", finished=3, total=4),

@@ -75,7 +75,7 @@ def loops(job: SnapshotJob) -> CheckpointContents:
     for item in ("c", "a", "b"):
         progress.finish(((), "days"), item)
     progress.finish(((("days", "d"),), "hours"), "7")
-    iterations.reach(((), "ranks"), Iteration(4, is_converged=True))
+    iterations.record(((), "ranks"), Iteration(4, is_converged=True))
     values = {"values": encode_state({"cursor": 7}), "loops": progress.encode(), "iterations": iterations.encode()}
     return contents(job.take(**values))
 

@@ -54,7 +54,7 @@ from airflow_provider_statecheck.state.descriptors import (
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
-from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, read_state
+from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state
 from airflow_provider_statecheck.state.serializers.serializer import AS_IS, Compatibility
 from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.state.writing.canonical_files import KeyedFiles
@@ -411,7 +411,7 @@ def test_range_of_key_groups_reads_only_its_row_groups(arrow_job: StatefulJob) -
     for number in range(1, row_groups.num_row_groups):
         data[row_groups.row_group(number).column(0).data_page_offset + 40] ^= 1
     file.write_bytes(data)
-    reader = StateReader(states.storage, states.content("value"), StateView(namespaces=True))
+    reader = StateReader(states.storage, states.content("value"), namespaces=True)
     assert sum(table.num_rows for table in reader.tables(KeyGroupRange(0, 0))) == row_groups.row_group(0).num_rows
     with pytest.raises(CorruptStateError, match="of state value"):
         list(reader.tables(KeyGroupRange(1, 1)))
