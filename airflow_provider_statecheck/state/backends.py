@@ -193,7 +193,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         *,
         restored: Sequence[KeyedStateHandle] = (),
     ) -> ArrowKeyedStateBackend:
-        with _restoring(operator_identifier):
+        with restoring(operator_identifier):
             return ArrowKeyedStateBackend(
                 environment,
                 key_serializer,
@@ -213,7 +213,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
         *,
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
-        with _restoring(operator_identifier):
+        with restoring(operator_identifier):
             return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
 
     @override
@@ -223,7 +223,7 @@ class ArrowStateBackend(StateBackend, ConfigurableStateBackend):
 
 
 @contextlib.contextmanager
-def _restoring(operator_identifier: str) -> Iterator[None]:
+def restoring(operator_identifier: str) -> Iterator[None]:
     """
     Raise failures of a restore as ``BackendRestoreError``. Configuration and migration errors are not wrapped.
 

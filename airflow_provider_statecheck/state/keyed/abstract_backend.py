@@ -364,11 +364,11 @@ class AbstractKeyedStateBackend(ABC):
         wanted = RegisteredState.of(descriptor)
         known = self._registered.get(wanted.name)
         if known is not None:
-            _require_same_state(known, wanted)
+            require_same_state(known, wanted)
             return known
         restored = self._unclaimed().get(wanted.name)
         if restored is not None:
-            wanted = _reconfigured(wanted, restored)
+            wanted = reconfigured(wanted, restored)
         self._tables[wanted.name] = self._create_table(wanted)
         self._registered[wanted.name] = wanted
         return wanted
@@ -411,7 +411,12 @@ _STATES: Mapping[StateKind, type[State]] = {
 _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
 
 
-def _require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
+def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
+    """
+    Require a descriptor that is equal to the first one of its name.
+
+    :raises InvalidConfigurationError: for another kind, other types or another time to live.
+    """
     difference = _difference(known, wanted)
     if difference:
         raise InvalidConfigurationError(
@@ -420,8 +425,12 @@ def _require_same_state(known: RegisteredState, wanted: RegisteredState) -> None
         )
 
 
-def _reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
-    """Return a state with serializers reconfigured for its restored data."""
+def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
+    """
+    Return a state with serializers reconfigured for its restored data.
+
+    :raises StateMigrationError: for another kind or incompatible types.
+    """
     if restored.kind is not wanted.kind:
         raise StateMigrationError(
             f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use another "

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     order_columns,
     position_columns,
     single,
+    with_namespaces,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
@@ -190,7 +191,7 @@ def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
     """Return the blocks that may have a row at one of the touched positions."""
     found: set[_Block] = set()
     for part in chain.from_iterable(runs):
-        firsts = reader.form.firsts(part, namespace=True)
+        firsts = with_namespaces(reader.form.firsts(part))
         codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
         places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
         # A block has rows of one key group. A position after its last row may belong to another key group.
