@@ -19,7 +19,7 @@ from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
 from airflow_provider_statecheck.spark.stages.stage_run import StageResult, StageRun
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
-from tests.messages import ManualClock, make_registration, make_savepoint_request
+from tests.messages import ManualClock, make_owner, make_registration, make_savepoint_request, source_at
 from tests.sqlite_rows import new_store
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ class StageTries:
         [taken] = serve_idle(savepoints, self.view(), CheckpointStorage.open, f"file://{self.folder}/savepoints")
         assert taken.pointer is not None
         return taken.pointer
+
+    def from_savepoint(self, pointer: str, **how: Any) -> dict[str, Any]:
+        """Return how another job registers that begins from a savepoint."""
+        source = source_at(self.storage, pointer, "stage", **how)
+        return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what a reader of the output sees, in a fixed order."""

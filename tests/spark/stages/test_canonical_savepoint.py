@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import polars
 import pytest
 
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
-from tests.messages import make_owner, source_at
+from tests.messages import make_owner
 from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
@@ -21,11 +20,6 @@ from tests.spark.stages.test_stage import balances, payments, running_stage
 def files_of(pointer: str, name: str) -> list[str]:
     found = Path(pointer.removeprefix("file://")).glob(f"state/stage_balance-*/keyed/{name}-*/*.parquet")
     return sorted(map(str, found))
-
-
-def sources(tries: StageTries, pointer: str, mode: RestoreMode) -> dict[str, Any]:
-    source = source_at(tries.storage, pointer, "stage", mode=mode)
-    return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
 
 
 def last_balances(tries: StageTries) -> dict[str, int]:
@@ -65,7 +59,7 @@ def test_another_backend_goes_on_from_the_savepoint_of_a_stage(
     pointer = tries.savepoint()
     tries.write_input(parts[-1])
     stage = running_stage(tries, RunningBalance(), parallelism=3, state_backend=other)
-    tries.run(stage, **sources(tries, pointer, mode))
+    tries.run(stage, **tries.from_savepoint(pointer, mode=mode))
     assert last_balances(tries) == balances(parts)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
@@ -19,6 +20,7 @@ from airflow_provider_statecheck.spark.stages.stage import Stage
 from tests.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import StageTries
+from tests.spark.stages.test_stage import RUNNING, running
 from tests.unit.spark.sources.runs import following, rows_read, state_of
 from tests.unit.spark.sources.sql_tables import Table
 
@@ -140,9 +142,9 @@ def test_a_stage_that_failed_goes_on_in_the_table_and_the_next_run_behind_the_ma
     table.add(*payments(40, 45))  # above the mark
 
     assert tries.run(stage).rows == 20
-    assert tries.rows() == running(40)
+    assert tries.rows() == running([pa.Table.from_pylist(payments(0, 40)).to_pydict()])
     tries.run(stage, owner=make_owner(run_key="tomorrow"))
-    assert tries.rows() == running(45)
+    assert tries.rows() == running([pa.Table.from_pylist(payments(0, 45)).to_pydict()])
 
 
 PAYMENT = {"account": sa.Text, "number": sa.BigInteger, "amount": sa.BigInteger, "purpose": sa.Text}
@@ -152,17 +154,7 @@ def payments(start, end):
     return [{"account": f"a{n % 3}", "number": n, "amount": n, "purpose": "rent"} for n in range(start, end)]
 
 
-def running(end):
-    totals: dict[str, int] = {}
-    rows = []
-    for row in payments(0, end):
-        totals[row["account"]] = totals.get(row["account"], 0) + row["amount"]
-        rows.append({"account": row["account"], "number": row["number"], "balance": totals[row["account"]]})
-    return sorted(rows, key=repr)
-
-
 def stage_of(tries: StageTries, url: str, function: FailingOnce) -> Stage:
     source = SqlSource(url, "orders", key="number", rows_per_increment=10, readers=2)
     keyed = Stage("stage").source(source).key_by("account", order_by="number")
-    output = "account string, number bigint, balance bigint"
-    return keyed.process(function, uid="balance", output=output).sink(ParquetSink(str(Path(tries.output))))
+    return keyed.process(function, uid="balance", output=RUNNING).sink(ParquetSink(str(Path(tries.output))))

@@ -10,36 +10,23 @@ import pytest
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.time_travel import find_checkpoint
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.file_source import ParquetSource
-from airflow_provider_statecheck.spark.stages.stage import Stage, Sum
+from airflow_provider_statecheck.spark.stages.stage import Sum
 from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
-from tests.messages import make_owner, source_at
 from tests.soak import rest_in_soak
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries
-from tests.spark.stages.test_stage import PAYMENTS, RUNNING, balances, payments, running
+from tests.spark.stages.test_stage import PAYMENTS, balances, from_files, payments, running, running_stage
 
 BALANCE = ValueStateDescriptor("balance", int, 0)
-
-
-def stage(tries: StageTries, backend: str = "arrow") -> Stage:
-    source = ParquetSource(str(tries.input), files_per_increment=1)
-    keyed = Stage("stage", parallelism=3, state_backend=backend).source(source).key_by("account", order_by="number")
-    return keyed.process(RunningBalance(), uid="balance", output=RUNNING).sink(ParquetSink(str(tries.output)))
-
-
-def from_savepoint(tries: StageTries, pointer: str) -> dict[str, Any]:
-    source = source_at(tries.storage, pointer, "stage")
-    return {"restore_from": source, "job_name": "another", "owner": make_owner(run_key="another run")}
 
 
 @pytest.mark.parametrize("backend", rest_in_soak(["arrow", "hashmap"], "arrow"))
 def test_state_is_read_edited_compared_and_gone_on_from(tries: StageTries, backend: str) -> None:
     parts = payments()
     tries.write_input(*parts[:-1])
-    tries.run(stage(tries, backend), num_retained=5)
+    tries.run(running_stage(tries, RunningBalance(), parallelism=3, state_backend=backend), num_retained=5)
     pointer = find_checkpoint(JOB, "stage", metadata=tries.coordinator)
     now = {row.account: row.value for row in read_state(tries.spark, pointer, "balance").collect()}
     assert now == balances(parts[:-1])
@@ -56,7 +43,9 @@ def test_state_is_read_edited_compared_and_gone_on_from(tries: StageTries, backe
     savepoint = write_savepoint(edited, "balance", stage="stage", function="balance", target=target, base=pointer)
     tries.write_input(parts[-1])
     seen = len(tries.rows())
-    result = tries.run(stage(tries, backend), **from_savepoint(tries, savepoint))
+    result = tries.run(
+        running_stage(tries, RunningBalance(), parallelism=3, state_backend=backend), **tries.from_savepoint(savepoint)
+    )
     assert result.rows == PAYMENTS
     expected = [row | {"balance": row["balance"] + 1000} for row in running(parts) if row["number"] >= seen]
     assert [row for row in tries.rows() if row["number"] >= seen] == expected
@@ -78,7 +67,9 @@ def test_stage_begins_from_balances_that_were_computed_elsewhere(tries: StageTri
         target=f"{tries.storage.base_uri}/savepoints",
     )
     tries.write_input(*new)
-    tries.run(stage(tries, backend), **from_savepoint(tries, savepoint))
+    tries.run(
+        running_stage(tries, RunningBalance(), parallelism=3, state_backend=backend), **tries.from_savepoint(savepoint)
+    )
     assert tries.rows() == [row for row in running([old, *new]) if row["number"] >= PAYMENTS]
 
 
@@ -86,8 +77,7 @@ def test_stage_begins_from_balances_that_were_computed_elsewhere(tries: StageTri
 def test_declared_aggregates_are_state_named_aggregates(tries: StageTries) -> None:
     parts = payments()
     tries.write_input(*parts)
-    source = ParquetSource(str(tries.input), files_per_increment=1)
-    totals = Stage("stage").source(source).key_by("account").aggregate(uid="totals", total=Sum("amount"))
+    totals = from_files(tries).key_by("account").aggregate(uid="totals", total=Sum("amount"))
     tries.run(totals.sink(ParquetSink(str(tries.output))))
     pointer = find_checkpoint(JOB, "stage", metadata=tries.coordinator)
     found = read_state(tries.spark, pointer, "aggregates").select("account", "value.total")
