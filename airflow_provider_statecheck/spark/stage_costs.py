@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.codec import require
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
-from airflow_provider_statecheck.state.progress import RecordsByStep, StepKey, decoded_step, encoded_step
+from airflow_provider_statecheck.state.progress import Scope, StepKey
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -160,7 +160,7 @@ class WriteTimes:
         return sum(size for size, _ in large) / sum(seconds for _, seconds in large)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AutoFact:
     """Measured time and size of a step with ``when="auto"``."""
 
@@ -171,7 +171,7 @@ class AutoFact:
     """Size of the cached DataFrame; ``None`` if Spark does not report it."""
 
 
-class AutoFacts(RecordsByStep[AutoFact]):
+class AutoFacts:
     """
     Measured steps of a stage; a retry uses them to make the same decisions.
 
@@ -179,23 +179,32 @@ class AutoFacts(RecordsByStep[AutoFact]):
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        super().__init__((decoded_step(scope, name), AutoFact(*fact)) for scope, name, *fact in encoded)
+        self._facts: dict[StepKey, AutoFact] = {
+            (tuple((loop, item) for loop, item in scope), name): AutoFact(
+                fingerprint=fingerprint, compute_seconds=seconds, size_bytes=size
+            )
+            for scope, name, fingerprint, seconds, size in encoded
+        }
 
     def encode(self) -> list[Any]:
         """Return the facts as JSON."""
         return [
-            [*encoded_step(step), fact.fingerprint, round(fact.compute_seconds, 3), fact.size_bytes]
-            for step, fact in self._sorted()
+            [[list(pair) for pair in scope], name, fact.fingerprint, round(fact.compute_seconds, 3), fact.size_bytes]
+            for (scope, name), fact in sorted(self._facts.items(), key=lambda entry: entry[0])
         ]
 
     def find(self, step: StepKey, fingerprint: str) -> AutoFact | None:
         """Return the measurement of a step, ``None`` if there is none or the step has changed."""
-        fact = self._records.get(step)
+        fact = self._facts.get(step)
         return fact if fact is not None and fact.fingerprint == fingerprint else None
 
     def remember(self, step: StepKey, fact: AutoFact) -> None:
         """Record the measurement of a step."""
-        self._records[step] = fact
+        self._facts[step] = fact
+
+    def drop_scope(self, scope: Scope) -> None:
+        """Drop the steps inside a finished item."""
+        self._facts = {step: fact for step, fact in self._facts.items() if step[0][: len(scope)] != scope}
 
 
 UNKNOWN_SIZE_BYTES = 64 * 1024 * 1024

@@ -97,18 +97,16 @@ def describe_scope(scope: Scope) -> str:
     return "/".join(f"{loop}[{item}]" for loop, item in scope)
 
 
-def encoded_step(step: StepKey) -> list[Any]:
-    """Return scope and name of a step or loop as JSON."""
+def _encoded_step(step: StepKey) -> list[Any]:
     scope, name = step
     return [[list(pair) for pair in scope], name]
 
 
-def decoded_step(scope: Any, name: str) -> StepKey:
-    """Return a step or loop from its scope and name in JSON."""
+def _decoded_step(scope: Any, name: str) -> StepKey:
     return tuple((loop, item) for loop, item in scope), name
 
 
-class RecordsByStep(Generic[Item]):
+class _ByStep(Generic[Item]):
     """What a stage records of each step or loop. Records inside an item are dropped when the item is finished."""
 
     def __init__(self, records: Iterable[tuple[StepKey, Item]]) -> None:
@@ -133,7 +131,7 @@ class _Loop:
     total: int | None = None
 
 
-class LoopProgress(RecordsByStep[_Loop]):
+class LoopProgress(_ByStep[_Loop]):
     """
     Finished items of all loops of a stage.
 
@@ -143,13 +141,13 @@ class LoopProgress(RecordsByStep[_Loop]):
     def __init__(self, encoded: Any = ()) -> None:
         # Checkpoints of older versions have no seconds.
         super().__init__(
-            (decoded_step(scope, name), _Loop(set(keys), float(sum(seconds))))
+            (_decoded_step(scope, name), _Loop(set(keys), float(sum(seconds))))
             for scope, name, keys, *seconds in encoded
         )
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
-        return [[*encoded_step(loop), list(items), round(self.seconds(loop), 3)] for loop, items in self.loops.items()]
+        return [[*_encoded_step(loop), list(items), round(self.seconds(loop), 3)] for loop, items in self.loops.items()]
 
     @property
     def finished_items(self) -> int:
@@ -207,7 +205,7 @@ class _Iterated:
     total: int | None = None
 
 
-class Iterations(RecordsByStep[_Iterated]):
+class Iterations(_ByStep[_Iterated]):
     """
     Newest snapshotted iteration of each loop of a stage.
 
@@ -216,12 +214,12 @@ class Iterations(RecordsByStep[_Iterated]):
 
     def __init__(self, encoded: Any = ()) -> None:
         super().__init__(
-            (decoded_step(scope, name), _Iterated(Iteration(*reached))) for scope, name, *reached in encoded
+            (_decoded_step(scope, name), _Iterated(Iteration(*reached))) for scope, name, *reached in encoded
         )
 
     def encode(self) -> list[Any]:
         """Return the loops as JSON."""
-        return [[*encoded_step(loop), reached.number, reached.is_converged] for loop, reached in self.loops.items()]
+        return [[*_encoded_step(loop), reached.number, reached.is_converged] for loop, reached in self.loops.items()]
 
     @property
     def loops(self) -> Mapping[StepKey, Iteration]:
@@ -287,7 +285,7 @@ class PartedStep:
         return max(self.finished, default=0)
 
 
-class PartProgress(RecordsByStep[PartedStep]):
+class PartProgress(_ByStep[PartedStep]):
     """
     Progress of all steps of a stage that are computed in parts.
 
@@ -295,11 +293,11 @@ class PartProgress(RecordsByStep[PartedStep]):
     """
 
     def __init__(self, encoded: Any = ()) -> None:
-        super().__init__((decoded_step(scope, name), _decoded(content)) for scope, name, content in encoded)
+        super().__init__((_decoded_step(scope, name), _decoded(content)) for scope, name, content in encoded)
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
-        return [[*encoded_step(step), _encoded(parted)] for step, parted in self._sorted()]
+        return [[*_encoded_step(step), _encoded(parted)] for step, parted in self._sorted()]
 
     def find(self, step: StepKey) -> PartedStep | None:
         """Return the progress of a step, ``None`` for a step that was not computed in parts."""
