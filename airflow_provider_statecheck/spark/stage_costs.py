@@ -188,14 +188,10 @@ class AutoFacts(RecordsByStep[AutoFact]):
             for step, fact in self._sorted()
         ]
 
-    def find(self, step: StepKey, fingerprint: str) -> AutoFact | None:
+    def measured(self, step: StepKey, fingerprint: str) -> AutoFact | None:
         """Return the measurement of a step, ``None`` if there is none or the step has changed."""
-        fact = self._records.get(step)
+        fact = self.find(step)
         return fact if fact is not None and fact.fingerprint == fingerprint else None
-
-    def remember(self, step: StepKey, fact: AutoFact) -> None:
-        """Record the measurement of a step."""
-        self._records[step] = fact
 
 
 UNKNOWN_SIZE_BYTES = 64 * 1024 * 1024

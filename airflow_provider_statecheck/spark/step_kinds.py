@@ -52,7 +52,7 @@ class AutoSnapshots:
         :raises UnsupportedStateError: if the step is written and cannot be restored unchanged.
         """
         self._saving.report_restored()
-        measured = self._saving.auto_facts.find(step, fingerprint)
+        measured = self._saving.auto_facts.measured(step, fingerprint)
         decision = None if measured is None else self._decide(step, measured)
         if measured is not None and decision is not None and not decision.is_written:
             self._log(step, decision, "measured by an earlier try")
@@ -89,7 +89,7 @@ class AutoSnapshots:
     def _measure(self, step: StepKey, frame: DataFrame, fingerprint: str, stopwatch: Stopwatch) -> AutoFact:
         frame.write.format("noop").mode("overwrite").save()
         fact = AutoFact(fingerprint=fingerprint, compute_seconds=stopwatch(), size_bytes=cached_bytes(frame))
-        self._saving.auto_facts.remember(step, fact)
+        self._saving.auto_facts.record(step, fact)
         return fact
 
     def _decide(self, step: StepKey, fact: AutoFact) -> Decision:

@@ -176,15 +176,15 @@ def test_facts_hold_for_the_code_that_was_measured_and_survive_json():
     facts = AutoFacts()
     step = ((("days", "1"),), "rows")
     fact = AutoFact(fingerprint="a", compute_seconds=1.5, size_bytes=None)
-    facts.remember(step, fact)
-    facts.remember(((), "rows"), AutoFact(fingerprint="b", compute_seconds=2.0, size_bytes=7))
+    facts.record(step, fact)
+    facts.record(((), "rows"), AutoFact(fingerprint="b", compute_seconds=2.0, size_bytes=7))
     restored = AutoFacts(json.loads(json.dumps(facts.encode())))
-    assert restored.find(step, "a") == fact
-    assert restored.find(step, "b") is None
-    assert restored.find(((), "other"), "a") is None
+    assert restored.measured(step, "a") == fact
+    assert restored.measured(step, "b") is None
+    assert restored.measured(((), "other"), "a") is None
     restored.drop_scope((("days", "1"),))
-    assert restored.find(step, "a") is None
-    assert restored.find(((), "rows"), "b") is not None
+    assert restored.measured(step, "a") is None
+    assert restored.measured(((), "rows"), "b") is not None
 
 
 def disk(free: int | None) -> Any:
