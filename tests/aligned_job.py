@@ -127,7 +127,7 @@ class AlignedJob:
             "executor": self.executor,
             "clock": self.clock,
             "random": Random(0),
-            "waiter": NoWaiting(),
+            "pause": NoWaiting(),
         }
         return new_coordinator(self.rows, self.storage, config, leader, **arguments | changes)
 
@@ -295,28 +295,18 @@ class FailedJob:
 
 class NoWaiting:
     """
-    Waiter that runs steps of a test instead of waiting.
+    Pause that runs a step of a test instead of waiting, and fails a test that would wait after the last step.
 
-    It fails a test that would wait without a limit after the last step.
-
-    :param steps: The functions to run, one per wait.
+    :param steps: The functions to run, one per pause.
     """
 
-    def __init__(self, steps: list[Callable[[], object]] | None = None) -> None:
-        self.steps = steps or []
-        self.now = 0.0
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.steps = list(steps)
 
-    def monotonic(self) -> float:
-        """Return the simulated time in seconds."""
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        """Run the next step and advance the simulated time."""
-        self.now += min(seconds, 1.0)
-        if self.steps:
-            self.steps.pop(0)()
-        elif seconds == float("inf"):
-            raise AssertionError("Expected another step before a wait without a timeout, found none.")
+    def __call__(self, seconds: float) -> None:
+        """Run the next step."""
+        assert self.steps, "Expected another step before a pause, found none."
+        self.steps.pop(0)()
 
 
 class InlineExecutor(Executor):

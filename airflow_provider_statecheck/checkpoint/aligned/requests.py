@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from threading import Condition
-from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import RequestOutcome
@@ -65,37 +64,10 @@ def properties_of(
 
 Loader = Callable[[CheckpointRecord], CompletedCheckpoint]
 """A function that reads a completed checkpoint from storage."""
-
-
-class FutureWaiter(Protocol):
-    """Waits between two reads of the rows."""
-
-    def monotonic(self) -> float:
-        """Return the seconds of a monotonic clock."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the given time or less."""
-        ...
-
-
-class PollingWaiter:
-    """
-    Waiter that sleeps.
-
-    :param longest: The longest time between two reads of the rows, in seconds.
-    """
-
-    def __init__(self, longest: float = 1.0) -> None:
-        self._longest = longest
-
-    def monotonic(self) -> float:
-        """Return the seconds of a monotonic clock."""
-        return time.monotonic()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the given time or less."""
-        time.sleep(min(seconds, self._longest))
+Pause = Callable[[float], object]
+"""A function that waits for a number of seconds, or less."""
+_LONGEST_PAUSE_SECONDS = 1.0
+"""The longest time between two reads of the rows."""
 
 
 class CheckpointFuture:
@@ -104,7 +76,7 @@ class CheckpointFuture:
 
     The result is read from rows: futures with the same key have the same result in every process.
 
-    :param waiter: The strategy to wait, polling by default.
+    :param pause: Waits between two reads of the rows.
     """
 
     def __init__(
@@ -113,12 +85,12 @@ class CheckpointFuture:
         leader: AttemptRef,
         request_key: str,
         load: Loader,
-        waiter: FutureWaiter | None = None,
+        pause: Pause = time.sleep,
     ) -> None:
         self._rows = rows
         self._leader = leader
         self._load = load
-        self._waiter = waiter or PollingWaiter()
+        self._pause = pause
         self._lock = Condition()
         self._ended: CheckpointRecord | CheckpointException | None = None
         self._loaded: CompletedCheckpoint | None = None
@@ -187,12 +159,12 @@ class CheckpointFuture:
         _run_callback(callback, self)
 
     def _wait(self, timeout: float | None) -> CheckpointRecord | CheckpointException:
-        deadline = None if timeout is None else self._waiter.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         while not self.done() or self._ended is None:
-            remaining = float("inf") if deadline is None else deadline - self._waiter.monotonic()
+            remaining = float("inf") if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError(f"Request {self.request_key} has not ended within {timeout} seconds.")
-            self._waiter.wait(remaining)
+            self._pause(min(remaining, _LONGEST_PAUSE_SECONDS))
         return self._ended
 
     def _find_outcome(self) -> CheckpointRecord | CheckpointException | None:
@@ -227,22 +199,22 @@ class CheckpointFutures:
     """
     The futures that a coordinator has given away, whose callbacks run when it finds them done.
 
-    :param waiter: The strategy to wait, polling by default.
+    :param pause: Waits between two reads of the rows.
     """
 
     def __init__(
-        self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage, waiter: FutureWaiter | None = None
+        self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage, pause: Pause = time.sleep
     ) -> None:
         self._rows = rows
         self._leader = leader
         self._storage = storage
-        self._waiter = waiter
+        self._pause = pause
         self._lock = Condition()
         self._watched: list[CheckpointFuture] = []
 
     def of(self, request_key: str) -> CheckpointFuture:
         """Return the future of a request, which any process may have made."""
-        return CheckpointFuture(self._rows, self._leader, request_key, self._load, self._waiter)
+        return CheckpointFuture(self._rows, self._leader, request_key, self._load, self._pause)
 
     def watch(self, future: CheckpointFuture) -> None:
         """Run the callbacks of a future when :meth:`settle` finds it done."""

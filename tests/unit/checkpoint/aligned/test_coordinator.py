@@ -612,17 +612,16 @@ def test_savepoint_is_not_restored_below_newer_checkpoints(job: AlignedJob, coor
 
 
 def test_future_waits_until_the_rows_say_that_it_ended(job: AlignedJob) -> None:
-    waiter = NoWaiting([lambda: job.acknowledge_all(coordinator, 1)])
-    coordinator = job.coordinator(waiter=waiter)
+    coordinator = job.coordinator(pause=NoWaiting(lambda: job.acknowledge_all(coordinator, 1)))
     future = coordinator.trigger_checkpoint(CHECKPOINT)
     assert future.result().checkpoint_id == 1
     assert future.exception() is None
 
 
-def test_future_gives_up_after_its_timeout(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
+def test_future_gives_up_after_its_timeout(job: AlignedJob) -> None:
+    future = job.coordinator(pause=lambda _: None).trigger_checkpoint(CHECKPOINT)
     with pytest.raises(TimeoutError):
-        future.result(3)
+        future.result(0.01)
 
 
 def test_future_of_a_request_nobody_made_fails(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
