@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
@@ -43,14 +43,13 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_rows,
     faulty_storage,
 )
-from tests.aligned_job import JOB, AlignedJob, future_of
+from tests.aligned_job import CHECKPOINT, JOB, AlignedJob, future_of, reason_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
 from tests.messages import ManualClock
 from tests.soak import rest_in_soak
 from tests.sqlite_rows import engine_on, new_engine
 
-CHECKPOINT = CheckpointProperties.for_checkpoint()
 ENDED = {"completed", "aborted", "subsumed"}
 
 
@@ -120,9 +119,7 @@ class AlignedContract:
         first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         job.storage.delete_directory(job.location(1))
         job.lead()
-        error = future_of(job.coordinator(), "k").exception(0)
-        assert isinstance(error, CheckpointException)
-        assert error.reason is CheckpointFailureReason.JOB_FAILURE
+        assert reason_of(future_of(job.coordinator(), "k")) is CheckpointFailureReason.JOB_FAILURE
 
     def test_earlier_leader_changes_nothing(self, job: AlignedJob) -> None:
         first = job.coordinator()
@@ -243,11 +240,7 @@ DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0.0, max_
 
 def taken(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT) -> CheckpointRecord:
     """Complete a checkpoint and return its row."""
-    coordinator = job.coordinator()
-    future = coordinator.trigger_checkpoint(properties)
-    assert future.checkpoint_id is not None
-    job.acknowledge_all(coordinator, future.checkpoint_id)
-    return next(c for c in rows(job) if c.checkpoint_id == future.checkpoint_id)  # type: ignore[no-any-return]
+    return job.row(job.take(job.coordinator(), properties).checkpoint_id)
 
 
 def enqueue(job: AlignedJob, key: str, **changes: Any) -> list[str]:
@@ -436,10 +429,7 @@ def require_no_loss(job: AlignedJob, point: int) -> None:
         survivor.tick()
     assert {c.status.value for c in rows(job)} <= ENDED, point
     assert max(is_loadable(job, survivor), default=0) >= max(completed, default=0), point
-    number = survivor.trigger_checkpoint(CHECKPOINT).checkpoint_id
-    assert number is not None, point
-    job.acknowledge_all(survivor, number)
-    assert job.status(number) == "completed", point
+    number = job.take(survivor).checkpoint_id
     assert is_loadable(job) == {number}, point
     ids = [c.checkpoint_id for c in rows(job)]
     assert ids == sorted(set(ids)), point

@@ -33,7 +33,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from tests.unit.checkpoint.aligned.stand_ins import START, RecordingTask, make_request, seconds
+from tests.aligned_job import AlignedTask
+from tests.unit.checkpoint.aligned.stand_ins import START, make_request, seconds
 
 NOT_STARTED, STARTING = ExecutionStatus.NOT_STARTED, ExecutionStatus.STARTING
 RUNNING, FINISHED = ExecutionStatus.RUNNING, ExecutionStatus.FINISHED
@@ -43,9 +44,9 @@ class Job:
     """A source, a map behind it and a sink; each in the given status."""
 
     def __init__(self, source: ExecutionStatus, middle: ExecutionStatus, sink: ExecutionStatus) -> None:
-        self.source = RecordingTask("source", source)
-        self.middle = RecordingTask("middle", middle)
-        self.sink = RecordingTask("sink", sink)
+        self.source = AlignedTask("source", source)
+        self.middle = AlignedTask("middle", middle)
+        self.sink = AlignedTask("sink", sink)
         self.all = [self.source, self.middle, self.sink]
 
     def plan(self, *, allow: bool = True):
@@ -70,7 +71,7 @@ def test_of_running_tasks_the_given_ones_are_triggered_waited_for_and_committed_
 @pytest.mark.parametrize("status", [STARTING, ExecutionStatus.CANCELED, ExecutionStatus.FAILED])
 def test_a_required_task_that_can_take_no_part_refuses_the_checkpoint(status):
     assert (
-        f"'middle' to be finished or not_started or running, found attempt '1' {status.value}"
+        f"'middle' to be finished or not_started or running, found attempt 'middle/1' {status.value}"
         in Job(RUNNING, status, RUNNING).refusal()
     )
 
@@ -97,13 +98,13 @@ def test_a_finished_task_counts_as_acknowledged_and_is_told_nothing():
 
 
 def test_a_finished_task_refuses_the_checkpoint_where_that_is_not_allowed():
-    assert "'middle' to be not_started or running, found attempt '1' finished" in Job(
+    assert "'middle' to be not_started or running, found attempt 'middle/1' finished" in Job(
         RUNNING, FINISHED, RUNNING
     ).refusal(allow=False)
 
 
 def test_an_operator_of_which_one_task_still_runs_is_not_fully_finished():
-    ended, running = RecordingTask("map", FINISHED, "1"), RecordingTask("map", RUNNING, "2")
+    ended, running = AlignedTask("map", FINISHED, "1"), AlignedTask("map", RUNNING, "2")
     plan = CheckpointPlanCalculator([ended, running], [ended, running], [ended, running]).calculate()
     assert plan.finished_tasks == (ended,)
     assert plan.fully_finished_operators == frozenset()
@@ -119,7 +120,7 @@ def test_a_job_of_which_nothing_runs_yet_or_any_more_has_nothing_to_checkpoint()
 
 
 def test_a_checkpoint_that_waits_for_nobody_is_refused():
-    task = RecordingTask("source")
+    task = AlignedTask("source")
     with pytest.raises(CheckpointException, match="nothing to checkpoint"):
         CheckpointPlanCalculator([task], [], [task]).calculate()
 
@@ -143,7 +144,7 @@ def test_tasks_behind_one_that_finished_are_triggered_themselves():
 
 
 def test_no_task_is_triggered_twice():
-    first, second = RecordingTask("first", FINISHED), RecordingTask("second")
+    first, second = AlignedTask("first", FINISHED), AlignedTask("second")
     plan = CheckpointPlanCalculator([first, second, second], [first, second], []).calculate()
     assert plan.tasks_to_trigger == (second,)
 
@@ -153,7 +154,7 @@ def test_a_plan_shows_each_task_at_one_moment():
     job = Job(RUNNING, RUNNING, RUNNING)
     asked = iter([RUNNING, FINISHED, FINISHED, FINISHED])
 
-    class Ending(RecordingTask):
+    class Ending(AlignedTask):
         @property
         def status(self) -> ExecutionStatus:
             return next(asked)
@@ -182,13 +183,13 @@ def make_state(subtasks: tuple[int, ...], mode: DistributionMode = DistributionM
     )
 
 
-def make_plan(*tasks: RecordingTask):
+def make_plan(*tasks: AlignedTask):
     return CheckpointPlanCalculator(tasks, tasks, tasks).calculate()
 
 
 def test_an_operator_that_ended_is_written_as_fully_finished():
-    ended = RecordingTask("source", ExecutionStatus.FINISHED, name="Source", parallelism=3, max_parallelism=64)
-    assert unanswered_states(make_plan(ended, RecordingTask("sink")), {}) == {
+    ended = AlignedTask("source", ExecutionStatus.FINISHED, name="Source", parallelism=3, max_parallelism=64)
+    assert unanswered_states(make_plan(ended, AlignedTask("sink")), {}) == {
         ended.operator_id: OperatorState(
             operator_id=ended.operator_id,
             uid="source",
@@ -201,25 +202,25 @@ def test_an_operator_that_ended_is_written_as_fully_finished():
 
 
 def test_an_operator_of_which_one_task_still_runs_answers_for_itself():
-    plan = make_plan(RecordingTask("map", ExecutionStatus.FINISHED, "1"), RecordingTask("map", attempt_id="2"))
+    plan = make_plan(AlignedTask("map", ExecutionStatus.FINISHED, "1"), AlignedTask("map", attempt_id="2"))
     assert unanswered_states(plan, {}) == {}
 
 
 def test_an_operator_that_has_not_begun_keeps_the_state_it_was_restored_with():
-    waiting = RecordingTask("source", ExecutionStatus.NOT_STARTED)
+    waiting = AlignedTask("source", ExecutionStatus.NOT_STARTED)
     restored = make_state((0, 1, 2))
-    states = unanswered_states(make_plan(waiting, RecordingTask("sink")), {waiting.operator_id: restored})
+    states = unanswered_states(make_plan(waiting, AlignedTask("sink")), {waiting.operator_id: restored})
     assert states == {waiting.operator_id: restored}
     assert states[waiting.operator_id] is restored
 
 
 def test_an_operator_that_has_not_begun_and_was_not_restored_has_no_state():
-    waiting = RecordingTask("source", ExecutionStatus.NOT_STARTED)
-    assert unanswered_states(make_plan(waiting, RecordingTask("sink")), {}) == {}
+    waiting = AlignedTask("source", ExecutionStatus.NOT_STARTED)
+    assert unanswered_states(make_plan(waiting, AlignedTask("sink")), {}) == {}
 
 
 def test_a_running_operator_does_not_keep_what_it_was_restored_with():
-    running = RecordingTask("source")
+    running = AlignedTask("source")
     assert unanswered_states(make_plan(running), {running.operator_id: make_state((0,))}) == {}
 
 
