@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.gateway.verbs import retrying
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.overriding import override
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import (
     WRITING_CALLS,
@@ -46,6 +44,7 @@ from airflow_provider_statecheck.testing.faults import (
 from tests.aligned_job import CHECKPOINT, JOB, AlignedJob, future_of, reason_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
+from tests.durable_steps import Observed, changing, rows_in
 from tests.messages import ManualClock
 from tests.soak import rest_in_soak
 from tests.sqlite_rows import engine_on, new_engine
@@ -309,35 +308,12 @@ def is_loadable(job: AlignedJob, coordinator: CheckpointCoordinator | None = Non
     return {checkpoint.checkpoint_id for checkpoint in store.get_all_checkpoints()}
 
 
-@dataclass(slots=True)
-class Observed(InProcessPlan):
-    """Plan that calls a function after each call."""
-
-    after: Callable[[], None] = lambda: None
-
-    @override
-    def carry_out(self, name: str, call: Callable[[], Any], error: type[Exception]) -> Any:
-        try:
-            return InProcessPlan.carry_out(self, name, call, error)
-        finally:
-            self.after()
-
-
-def rows_left(folder: Path) -> list[Any]:
-    """Return all rows of a job; the version of its row is left out, which also counts the calls that change nothing."""
-    with closing(sqlite3.connect(folder / "state.db")) as database:
-        database.row_factory = sqlite3.Row
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        rows = (dict(row) for table in tables for row in database.execute(f"SELECT * FROM {table}"))
-        return [{key: value for key, value in row.items() if key != "version"} for row in rows]
-
-
 def test_process_that_ends_between_two_durable_steps_loses_nothing(tmp_path: Path) -> None:
     folder, states = tmp_path / "job", []
 
     def save() -> None:
         # A step that changes nothing leaves what the step before it has left.
-        left = rows_left(folder), sorted(path for path in folder.rglob("*") if path.parent != folder)
+        left = rows_in(folder / "state.db"), sorted(path for path in folder.rglob("*") if path.parent != folder)
         if left not in states[-1:]:
             states.append(left)
             shutil.copytree(folder, tmp_path / str(len(states)))
@@ -380,10 +356,10 @@ def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(
     tmp_path: Path, is_changing: bool
 ) -> None:
     folder, seen = tmp_path / "none", []
-    plan = Observed(after=lambda: seen.append(rows_left(folder)))
+    plan = Observed(after=lambda: seen.append(rows_in(folder / "state.db")))
     with on_sqlite(folder) as job:
         expected = consequences(job, plan)
-    points = [n for n, rows in enumerate(seen, 1) if (n == 1 or rows != seen[n - 2]) is is_changing]
+    points = changing(seen) if is_changing else sorted({*range(1, len(seen) + 1)} - {*changing(seen)})
     assert len(points) > 20
     for point in points:
         lost = InProcessPlan(point=point, mode=FaultMode.REPLY_LOST)

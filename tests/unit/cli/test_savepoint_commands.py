@@ -88,7 +88,6 @@ def test_a_job_has_one_savepoint_with_all_its_operators_and_an_operator_one_of_i
 def test_a_job_whose_program_coordinates_it_is_left_without_a_request(
     finished: WrittenStage, run: Run, uid: tuple[str, ...]
 ) -> None:
-    assert finished.store is not None
     AlignedCheckpoints(finished.store).lead(make_leadership(job_name=JOB))
     outcome = run("savepoint", JOB, *uid)
     assert (outcome.status, "take the savepoint in that program" in outcome.err) == (1, True)
@@ -316,7 +315,6 @@ def test_a_savepoint_that_was_written_on_a_filesystem_unknown_here_keeps_its_job
     finished: WrittenStage, run: Run
 ) -> None:
     failed = failed_on_unknown_filesystem(finished)
-    assert finished.store is not None
     with finished.store.transaction(failed.job_id) as tx:
         written = replace(failed, status=CheckpointStatus.DISPOSED, metadata_uri=f"{failed.location}/_metadata")
         tx.update_checkpoint(written, expected=CheckpointStatus.ABORTED)

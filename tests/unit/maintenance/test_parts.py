@@ -54,7 +54,7 @@ class Pipeline:
         self.stage.clock.advance(1)
         view = self.stage.coordinator.describe(job_id_of(JOB))
         self.members = members_of(view)
-        with self.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        with self.stage.store.transaction(job_id_of(JOB)) as tx:
             number = tx.draw_checkpoint_id()
         self.savepoint = replace(
             view.checkpoints[-1],
@@ -168,7 +168,7 @@ def test_output_that_its_stage_has_retracted_declines_and_names_both(pipeline: P
     retracted = pipeline.take(pipeline.writer)
     pipeline.writer.finish(AttemptStatus.FAILED)
     retry = pipeline.begin("writer")
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
         assert attempt is not None
         tx.save_attempt(replace(attempt, restored_from=restored))
@@ -242,7 +242,7 @@ def test_output_from_before_a_restore_in_place_is_in_force(pipeline: Pipeline) -
 def _adopt(pipeline: Pipeline, attempt: StageAttempt, copied: int) -> int:
     """Let an attempt start from a savepoint of its job, in a new generation."""
     ref = attempt.grant.attempt
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         operator, record = tx.operator(ref.operator_id), tx.attempt(ref.operator_id, ref.epoch)
         assert operator is not None
         assert record is not None
@@ -299,7 +299,7 @@ def test_a_restart_of_a_running_stage_declines(pipeline: Pipeline) -> None:
     pipeline.trigger()
     pipeline.writer.finish(AttemptStatus.FAILED)
     retry = pipeline.begin("writer")
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         newest = tx.open_checkpoints(operator_id_of("writer"))[-1]
         roll_back(tx, [newest])
         attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
@@ -319,13 +319,13 @@ def test_output_that_was_retracted_long_ago_declines(pipeline: Pipeline) -> None
     retracted = pipeline.take(pipeline.writer)
     pipeline.writer.finish(AttemptStatus.FAILED)
     retry = pipeline.stage.attempt(uid="writer", num_retained=1)
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
         assert attempt is not None
         tx.save_attempt(replace(attempt, restored_from=restored))
     for _ in range(120):
         pipeline.take(retry)
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         mark_discarded(tx, operator_id_of("writer"), range(retracted + 120))
     pipeline.take(pipeline.reader)
     pipeline.trigger()
@@ -364,7 +364,7 @@ def test_a_pinned_part_that_was_rolled_back_declines(pipeline: Pipeline) -> None
 
 
 def _pin(pipeline: Pipeline, checkpoint_id: int) -> None:
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         operator = tx.operator(operator_id_of("writer"))
         assert operator is not None
         tx.save_operator(replace(operator, pinned_checkpoint=checkpoint_id))
