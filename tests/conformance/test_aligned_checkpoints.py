@@ -309,7 +309,7 @@ def is_loadable(job: AlignedJob, coordinator: CheckpointCoordinator | None = Non
 
 
 def test_process_that_ends_between_two_durable_steps_loses_nothing(tmp_path: Path) -> None:
-    folder, states = tmp_path / "job", []
+    folder, states = tmp_path / "job", list[Any]()
 
     def save() -> None:
         # A step that changes nothing leaves what the step before it has left.

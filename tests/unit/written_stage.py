@@ -47,7 +47,8 @@ class WrittenStage:
     store: JobStore = None  # type: ignore[assignment]  # a new one
 
     def __post_init__(self) -> None:
-        self.store = self.store or new_store(self.clock)
+        given: JobStore | None = vars(self)["store"]
+        self.store = given or new_store(self.clock)
         self.coordinator = AttemptCoordinator(self.store)
         self.runs = KnownRuns()
         self.savepoints = JobSavepoints(self.store)

@@ -355,7 +355,8 @@ class OperatorCoordinators:
     def _saved(self, checkpoint_id: int, timeout: timedelta | None) -> dict[OperatorId, bytes | None]:
         started: dict[OperatorId, Future[bytes | None]] = {}
         for context in self._contexts:
-            started[context.operator_id] = result = Future()
+            result: Future[bytes | None] = Future()
+            started[context.operator_id] = result
             with _awaiting(context.operator_id, "save its state"):
                 context.checkpoint(checkpoint_id, result)
         saved: dict[OperatorId, bytes | None] = {}

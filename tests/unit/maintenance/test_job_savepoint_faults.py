@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Reques
 from airflow_provider_statecheck.exceptions import StateCheckError, StoppedWithSavepointError
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris
@@ -49,6 +50,7 @@ def test_a_job_stops_once_wherever_the_process_of_its_savepoint_fails(tmp_path: 
 def at_each_step(tmp_path: Path, fault: FaultMode, run: Callable[[SavedJob, InProcessPlan], None]) -> None:
     """Run something with a fault at each of its durable steps."""
     job, left = SavedJob(tmp_path / "none"), []
+    assert isinstance(job.stage.store, SqlJobStore)
     database = Path(str(job.stage.store._engine.url.database))
     plan = Observed(after=lambda: left.append((rows_in(database), sorted((tmp_path / "none").rglob("*")))))
     run(job, plan)

@@ -295,9 +295,9 @@ def test_a_commit_of_unknown_outcome_is_made_good_by_the_next_call(stage, lost, 
     worked(stage)
     honest = JobRecovery.recover
 
-    def unknown(self: JobRecovery, request: Any) -> None:
+    def unknown(self: JobRecovery, request: Any, **options: Any) -> None:
         if is_committed:
-            honest(self, request)
+            honest(self, request, **options)
         raise CommitStateUnknownError("The reply was lost.")
 
     with monkeypatch.context() as patch:

@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.plan import (
     MAX_QUEUED_REQUESTS,
-    Admission,
     CheckpointPlanCalculator,
     CheckpointRequestDecider,
     Choice,
@@ -283,41 +282,41 @@ def test_of_equally_old_requests_every_coordinator_takes_the_same():
 
 
 def test_a_request_joins_a_queue_that_has_room():
-    assert make_decider(max_queued=2).admit([make_request("a")], make_request("b")) == Admission(accepted=True)
+    assert make_decider(max_queued=2).admit([make_request("a")], make_request("b")) == ()
 
 
 @pytest.mark.parametrize("properties", [CHECKPOINT, FORCED_SAVEPOINT])
 def test_a_queue_full_of_users_requests_refuses_the_new_one_whatever_it_is(properties):
-    queue = [make_request(key) for key in "abc"]
-    assert make_decider().admit(queue, make_request("d", properties=properties)) == Admission(accepted=False)
+    queue, new = [make_request(key) for key in "abc"], make_request("d", properties=properties)
+    assert make_decider().admit(queue, new) == (new,)
 
 
 def test_the_worst_periodic_request_gives_way_to_a_users_one():
     queue = [make_request("a", is_periodic=True, age=9), make_request("b", is_periodic=True), make_request("c")]
-    assert make_decider().admit(queue, make_request("d")) == Admission(accepted=True, dropped=(queue[1],))
+    assert make_decider().admit(queue, make_request("d")) == (queue[1],)
 
 
 def test_a_new_request_that_is_the_worst_of_a_full_queue_fails_itself():
-    queue = [make_request(key, is_periodic=True, age=9) for key in "abc"]
-    assert make_decider().admit(queue, make_request("d", is_periodic=True)) == Admission(accepted=False)
+    queue, new = [make_request(key, is_periodic=True, age=9) for key in "abc"], make_request("d", is_periodic=True)
+    assert make_decider().admit(queue, new) == (new,)
 
 
 def test_a_request_asked_for_again_is_the_same_request():
     queue = [make_request(key) for key in "abc"]
-    assert make_decider().admit(queue, make_request("c")) == Admission(accepted=True)
+    assert make_decider().admit(queue, make_request("c")) == ()
 
 
 def test_requests_that_run_take_no_place_in_the_queue():
     running = [make_request(key, status=RequestStatus.RUNNING) for key in "abc"]
-    assert make_decider().admit(running, make_request("d")).accepted
+    assert make_decider().admit(running, make_request("d")) == ()
     assert choose(make_decider(), *running) == Choice()
 
 
 def test_a_thousand_requests_may_wait_by_default():
     queue = [make_request(f"{n:04}") for n in range(MAX_QUEUED_REQUESTS - 1)]
     decider = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
-    assert decider.admit(queue, make_request("x")).accepted
-    assert not decider.admit([*queue, make_request("x")], make_request("y")).accepted
+    assert decider.admit(queue, make_request("x")) == ()
+    assert len(decider.admit([*queue, make_request("x")], make_request("y"))) == 1
 
 
 def test_the_head_of_the_queue_runs():
@@ -461,9 +460,7 @@ def test_a_queue_is_emptied_by_choosing_again_and_again(queue, ago):
 def test_arrivals_never_overfill_the_queue_nor_cost_a_user_his_place(arrivals, most):
     queue: list[SnapshotRequest] = []
     for new in arrivals:
-        admission = make_decider(max_queued=most).admit(queue, new)
-        assert all(r.is_periodic for r in admission.dropped)
-        if admission.accepted:
-            queue.append(new)
-        queue = [r for r in queue if r not in admission.dropped]
+        refused = make_decider(max_queued=most).admit(queue, new)
+        assert all(r.is_periodic for r in refused if r != new)
+        queue = [r for r in (*queue, new) if r not in refused]
         assert len(queue) <= most
