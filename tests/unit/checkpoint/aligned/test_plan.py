@@ -324,28 +324,24 @@ def test_the_head_of_the_queue_runs():
     assert choose(make_decider(), make_request("a", age=1), head) == Choice(run=head)
 
 
+@pytest.mark.parametrize(
+    ("properties", "state", "runs"),
+    [
+        pytest.param(FORCED_SAVEPOINT, {"is_triggering": True}, False, id="another one is being triggered"),
+        pytest.param(FORCED_SAVEPOINT, {"cleanings": 3}, False, id="more cleanings than concurrent checkpoints"),
+        pytest.param(FORCED_SAVEPOINT, {"cleanings": 2}, True, id="as many cleanings"),
+        pytest.param(CHECKPOINT, {"pending_count": 2}, False, id="as many pending as allowed"),
+        pytest.param(CHECKPOINT, {"pending_count": 1}, True, id="room for another one"),
+        pytest.param(FORCED_SAVEPOINT, {"pending_count": 5}, True, id="forced, however many are pending"),
+    ],
+)
+def test_a_request_runs_when_the_work_in_progress_allows_it(properties, state, runs):
+    request = make_request("a", properties=properties)
+    assert choose(make_decider(2), request, make_request("b"), **state) == Choice(run=request if runs else None)
+
+
 def test_nothing_runs_of_an_empty_queue():
     assert choose(make_decider()) == Choice()
-
-
-def test_nothing_runs_while_a_trigger_is_in_progress_forced_or_not():
-    assert choose(make_decider(), make_request("a", properties=FORCED_SAVEPOINT), is_triggering=True) == Choice()
-
-
-def test_nothing_runs_while_more_cleanings_than_concurrent_checkpoints_are_in_flight():
-    request = make_request("a", properties=FORCED_SAVEPOINT)
-    assert choose(make_decider(2), request, cleanings=3) == Choice()
-    assert choose(make_decider(2), request, cleanings=2).run == request
-
-
-def test_a_request_stays_queued_while_as_many_as_allowed_are_pending():
-    assert choose(make_decider(2), make_request("a"), pending_count=2) == Choice()
-    assert choose(make_decider(2), make_request("a"), pending_count=1).run is not None
-
-
-def test_a_forced_head_runs_however_many_are_pending():
-    forced = make_request("a", properties=FORCED_SAVEPOINT)
-    assert choose(make_decider(1), forced, make_request("b"), pending_count=5).run == forced
 
 
 def test_a_savepoint_that_is_not_forced_waits_its_turn_and_holds_up_forced_checkpoints():
