@@ -62,8 +62,6 @@ def properties_of(
     return CheckpointProperties.for_checkpoint(policy, is_full=requested is TriggerKind.FULL)
 
 
-Loader = Callable[[CheckpointRecord], CompletedCheckpoint]
-"""A function that reads a completed checkpoint from storage."""
 Pause = Callable[[float], object]
 """A function that waits for a number of seconds, or less."""
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -75,22 +73,10 @@ class CheckpointFuture:
     Future of a request, with a completed checkpoint or a ``CheckpointException`` as its result.
 
     The result is read from rows: futures with the same key have the same result in every process.
-
-    :param pause: Waits between two reads of the rows.
     """
 
-    def __init__(
-        self,
-        rows: AlignedCheckpoints,
-        leader: AttemptRef,
-        request_key: str,
-        load: Loader,
-        pause: Pause = time.sleep,
-    ) -> None:
-        self._rows = rows
-        self._leader = leader
-        self._load = load
-        self._pause = pause
+    def __init__(self, futures: CheckpointFutures, request_key: str) -> None:
+        self._futures = futures
         self._lock = Condition()
         self._ended: CheckpointRecord | CheckpointException | None = None
         self._loaded: CompletedCheckpoint | None = None
@@ -103,7 +89,7 @@ class CheckpointFuture:
         if isinstance(self._ended, CheckpointRecord):
             return self._ended.checkpoint_id
         with as_checkpoint_exception():
-            request = self._outcome().request
+            request = self._futures.outcome(self.request_key).request
         return None if request is None else request.checkpoint_id
 
     def fail(self, error: CheckpointException) -> None:
@@ -147,7 +133,7 @@ class CheckpointFuture:
             raise ended
         if self._loaded is None:
             with as_checkpoint_exception():
-                self._loaded = self._load(ended)
+                self._loaded = self._futures.load(ended)
         return self._loaded
 
     def add_done_callback(self, callback: Callable[[CheckpointFuture], object]) -> None:
@@ -164,11 +150,11 @@ class CheckpointFuture:
             remaining = float("inf") if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError(f"Request {self.request_key} has not ended within {timeout} seconds.")
-            self._pause(min(remaining, _LONGEST_PAUSE_SECONDS))
+            self._futures.pause(min(remaining, _LONGEST_PAUSE_SECONDS))
         return self._ended
 
     def _find_outcome(self) -> CheckpointRecord | CheckpointException | None:
-        outcome = self._outcome()
+        outcome = self._futures.outcome(self.request_key)
         if outcome.request is None:
             return _forgotten(
                 f"Expected the row of request {self.request_key}, found none; it was never made or its row was pruned."
@@ -181,9 +167,6 @@ class CheckpointFuture:
         return outcome.checkpoint or _forgotten(
             f"Expected the row of completed checkpoint {number}, found none; it was pruned."
         )
-
-    def _outcome(self) -> RequestOutcome:
-        return self._rows.outcome(self._leader, self.request_key)
 
     def _end(self, ended: CheckpointRecord | CheckpointException) -> None:
         with self._lock:
@@ -208,13 +191,17 @@ class CheckpointFutures:
         self._rows = rows
         self._leader = leader
         self._storage = storage
-        self._pause = pause
+        self.pause = pause
         self._lock = Condition()
         self._watched: list[CheckpointFuture] = []
 
     def of(self, request_key: str) -> CheckpointFuture:
         """Return the future of a request, which any process may have made."""
-        return CheckpointFuture(self._rows, self._leader, request_key, self._load, self._pause)
+        return CheckpointFuture(self, request_key)
+
+    def outcome(self, request_key: str) -> RequestOutcome:
+        """Return the outcome of a request from its row."""
+        return self._rows.outcome(self._leader, request_key)
 
     def watch(self, future: CheckpointFuture) -> None:
         """Run the callbacks of a future when :meth:`settle` finds it done."""
@@ -233,7 +220,8 @@ class CheckpointFutures:
         with self._lock:
             self._watched = [future for future in self._watched if future not in ended]
 
-    def _load(self, record: CheckpointRecord) -> CompletedCheckpoint:
+    def load(self, record: CheckpointRecord) -> CompletedCheckpoint:
+        """Read a completed checkpoint from storage."""
         metadata = metadata_of(record)
         try:
             content = self._storage.read(metadata)

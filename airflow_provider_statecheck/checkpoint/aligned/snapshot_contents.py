@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     MasterState,
     OperatorState,
-    OperatorSubtaskState,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
@@ -101,18 +100,12 @@ def private_states(operator_states: Iterable[OperatorState]) -> Iterator[StreamS
     for operator_state in operator_states:
         if operator_state.coordinator_state is not None:
             yield operator_state.coordinator_state
-        for subtask_state in operator_state.subtask_states.values():
-            yield from private_states_of_subtask(subtask_state)
-
-
-def private_states_of_subtask(state: OperatorSubtaskState) -> Iterator[StreamStateHandle]:
-    """Yield the streams of a subtask's state that belong to one checkpoint only."""
-    for operator_handle in (*state.managed_operator, *state.raw_operator):
-        yield operator_handle.stream
-    for keyed_handle in state.managed_keyed:
-        yield from (stream for _, stream in keyed_handle.private)
-        if keyed_handle.meta is not None:
-            yield keyed_handle.meta
+        for state in operator_state.subtask_states.values():
+            yield from (handle.stream for handle in (*state.managed_operator, *state.raw_operator))
+            for keyed in state.managed_keyed:
+                yield from (stream for _, stream in keyed.private)
+                if keyed.meta is not None:
+                    yield keyed.meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,14 +184,6 @@ class SnapshotStorage(Protocol):
 
         :raises StorageError: if a copy fails.
         :raises CheckpointNotFoundError: if a file is missing.
-        """
-        ...
-
-    def exists(self, uri: str) -> bool:
-        """
-        Return whether a file or directory exists.
-
-        :raises StorageError: if the storage fails.
         """
         ...
 
