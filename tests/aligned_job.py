@@ -18,7 +18,8 @@ from airflow_provider_statecheck.checkpoint.aligned.components import (
 )
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.requests import CheckpointFuture
+from airflow_provider_statecheck.checkpoint.aligned.requests import CheckpointFuture, TriggerKind
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -31,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
@@ -46,6 +48,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_base
 from tests.messages import ManualClock, make_leadership
 
+CHECKPOINT = CheckpointProperties.for_checkpoint()
 SAVEPOINT = CheckpointProperties.for_savepoint()
 JOB_NAME = "sales"
 JOB = job_id_of(JOB_NAME)
@@ -54,6 +57,13 @@ JOB = job_id_of(JOB_NAME)
 def future_of(coordinator: CheckpointCoordinator, request_key: str) -> CheckpointFuture:
     """Return the future of a request that any process has made, or that has no row."""
     return coordinator._futures.of(request_key)
+
+
+def reason_of(future: CheckpointFuture) -> CheckpointFailureReason:
+    """Return why a request has failed."""
+    error = future.exception(0)
+    assert error is not None
+    return error.reason
 
 
 class AlignedJob:
@@ -127,7 +137,7 @@ class AlignedJob:
             "executor": self.executor,
             "clock": self.clock,
             "random": Random(0),
-            "waiter": NoWaiting(),
+            "pause": NoWaiting(),
         }
         return new_coordinator(self.rows, self.storage, config, leader, **arguments | changes)
 
@@ -187,10 +197,23 @@ class AlignedJob:
                 state = self.state(task, checkpoint_id, location=location)
                 coordinator.receive_acknowledge_message(self.acknowledgement(task, checkpoint_id, state=state))
 
+    def take(
+        self, coordinator: CheckpointCoordinator, what: CheckpointProperties | TriggerKind = CHECKPOINT
+    ) -> CompletedCheckpoint:
+        """Trigger a checkpoint or a savepoint, acknowledge it for every running task and return it."""
+        future = coordinator.trigger_checkpoint(what)
+        assert future.checkpoint_id is not None
+        self.acknowledge_all(coordinator, future.checkpoint_id)
+        return future.result(0)
+
+    def row(self, checkpoint_id: int) -> CheckpointRecord:
+        """Return the row of a checkpoint."""
+        rows = self.jobs.describe(self.job_id).checkpoints
+        return next(row for row in rows if row.checkpoint_id == checkpoint_id)
+
     def location(self, checkpoint_id: int) -> str:
         """Return the directory of a checkpoint from its row."""
-        rows = self.jobs.describe(self.job_id).checkpoints
-        return next(row.location for row in rows if row.checkpoint_id == checkpoint_id)
+        return self.row(checkpoint_id).location
 
     def directories(self) -> set[str]:
         """Return the names of the existing checkpoint directories."""
@@ -199,8 +222,7 @@ class AlignedJob:
 
     def status(self, checkpoint_id: int) -> str:
         """Return the status of a checkpoint from its row."""
-        rows = self.jobs.describe(self.job_id).checkpoints
-        return next(row.status.value for row in rows if row.checkpoint_id == checkpoint_id)
+        return self.row(checkpoint_id).status.value
 
     def pass_time(self, seconds: float) -> timedelta:
         """Move the clock forward and return the elapsed time."""
@@ -252,11 +274,11 @@ class AlignedTask:
 
     def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
         """Record a completed checkpoint."""
-        self._hear("complete", checkpoint_id, last_subsumed_id)
+        self._hear("complete", checkpoint_id, last_subsumed_id, timestamp)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
         """Record an aborted checkpoint."""
-        self._hear("aborted", checkpoint_id, latest_completed_id)
+        self._hear("aborted", checkpoint_id, latest_completed_id, timestamp)
 
     def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
         """Record a subsumed checkpoint."""
@@ -295,28 +317,18 @@ class FailedJob:
 
 class NoWaiting:
     """
-    Waiter that runs steps of a test instead of waiting.
+    Pause that runs a step of a test instead of waiting, and fails a test that would wait after the last step.
 
-    It fails a test that would wait without a limit after the last step.
-
-    :param steps: The functions to run, one per wait.
+    :param steps: The functions to run, one per pause.
     """
 
-    def __init__(self, steps: list[Callable[[], object]] | None = None) -> None:
-        self.steps = steps or []
-        self.now = 0.0
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.steps = list(steps)
 
-    def monotonic(self) -> float:
-        """Return the simulated time in seconds."""
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        """Run the next step and advance the simulated time."""
-        self.now += min(seconds, 1.0)
-        if self.steps:
-            self.steps.pop(0)()
-        elif seconds == float("inf"):
-            raise AssertionError("Expected another step before a wait without a timeout, found none.")
+    def __call__(self, seconds: float) -> None:
+        """Run the next step."""
+        assert self.steps, "Expected another step before a pause, found none."
+        self.steps.pop(0)()
 
 
 class InlineExecutor(Executor):

@@ -99,18 +99,6 @@ ARG_JOBS = Arg(("jobs",), nargs="*", metavar="JOB", help="Names or ids of jobs")
 ARG_JOB_OR_POINTER = Arg(
     ("job",), metavar="JOB|POINTER", help="Name or id of the job, or URI of a checkpoint, such as s3://…/chk-7"
 )
-ARG_NAME = Arg(("--name",), metavar="TEXT", help="Only jobs whose name contains this text, in upper or lower case")
-ARG_JOB_STATUS = Arg(
-    ("--status",), choices=("running", "failed", "idle", "finished"), help="Only jobs with this status"
-)
-ARG_DAG_ID = Arg(("--dag-id",), metavar="DAG_ID", help="Only jobs with attempts of this Dag")
-ARG_SORT = Arg(
-    ("--sort",),
-    choices=("name", "completed_at", "size", "status", "failed_at"),
-    default="completed_at",
-    help="Order of the jobs; times and sizes begin with the newest or largest (default: completed_at)",
-)
-ARG_REVERSE = Arg(("--reverse",), action="store_true", help="Reverse the order")
 ARG_LIMIT = Arg(
     ("--limit",),
     type=number,
@@ -119,127 +107,15 @@ ARG_LIMIT = Arg(
     help="Maximum number of rows (default: 100)",
 )
 ARG_UID = Arg(("--uid",), help="Only this operator")
-ARG_STATUS = Arg(
-    ("--status",),
-    choices=("pending", "completed", "subsumed", "aborted", "disposed"),
-    help="Only checkpoints with this status",
-)
-ARG_BEFORE_ID = Arg(("--before",), type=number, metavar="ID", help="Only checkpoints with a lower id")
-ARG_HISTORY = Arg(("--history",), action="store_true", help="Show the last ten checkpoints, newest first")
-ARG_FIGURES = Arg(
-    ("--checkpoint",),
-    type=number,
-    metavar="ID",
-    help="Show the steps, loops, sources and states of this checkpoint",
-)
-ARG_ALL = Arg(("--all",), action="store_true", help="All jobs")
 ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Show the changes without making them")
 ARG_STORAGE = Arg(
     ("--storage-conn-id",), metavar="CONN_ID", help="Airflow connection with the credentials of the checkpoint storage"
 )
 ARG_CHECKPOINT = Arg(("--checkpoint",), type=number, metavar="ID", help="Only this checkpoint")
-ARG_DEEP = Arg(("--deep",), action="store_true", help="Also read and verify every page of every file")
-ARG_QUARANTINE = Arg(
-    ("--quarantine",),
-    action="store_true",
-    help="Only record orphan files; a later call deletes those that are still orphans",
-)
-ARG_QUARANTINE_AGE = Arg(
-    ("--quarantine-age",),
-    type=age,
-    metavar="AGE",
-    help="With --quarantine: minimum age of the record before an orphan file is deleted (default: 1d)",
-)
-ARG_OLDER_THAN = Arg(
-    ("--older-than",),
-    type=age,
-    metavar="AGE",
-    help="Minimum age of the rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
-    "(default: 30d)",
-)
-ARG_TEST_JOBS = Arg(("--test-jobs",), action="store_true", help="Also remove whole jobs of test runs")
-ARG_DIRECTORY = Arg(
-    ("directory",), metavar="CHECKPOINT_DIR", help="Checkpoint directory, such as s3://lake/checkpoints"
-)
-ARG_ONLY_JOB = Arg(("--job",), metavar="JOB", help="Only the job with this name or id")
-ARG_SAVEPOINTS = Arg(("--savepoints",), metavar="URI", help="Directory of savepoints to register")
-ARG_SAVEPOINT = Arg(
-    ("pointer",), metavar="POINTER", help="URI of the savepoint, such as s3://…/savepoint-1a2b3c-4d5e6f708192"
-)
 ARG_TARGET = Arg(
     ("--target",), metavar="URI", help="Parent directory of the savepoint (default: [statecheck] savepoint_dir)"
 )
-ARG_FORMAT = Arg(
-    ("--format",),
-    choices=("canonical", "native"),
-    default="canonical",
-    help="Parquet files for any state backend and other tools, or the files of the state backend (default: canonical)",
-)
-ARG_STOP = Arg(
-    ("--stop",),
-    choices=("suspend", "terminate"),
-    help="Stop the stages of the job, or with --uid one stage, with the savepoint: at the next boundary (suspend) or at the "
-    "end (terminate)",
-)
-ARG_NO_WAIT = Arg(
-    ("--no-wait",),
-    action="store_true",
-    help="Only request the savepoint; the maintenance Dag completes it",
-)
-ARG_TIMEOUT = Arg(
-    ("--timeout",),
-    type=number,
-    default=600,
-    metavar="SECONDS",
-    help="Maximum time to wait for running stages (default: 600)",
-)
 ARG_POINTER = Arg(("pointer",), metavar="POINTER", help="URI of a checkpoint or savepoint, such as s3://…/chk-7")
-ARG_STATE = Arg(
-    ("name",), metavar="NAME", nargs="?", help="Name of the state to show; without it, the states are listed"
-)
-ARG_CONTENT = Arg(
-    ("name",),
-    metavar="NAME",
-    nargs="?",
-    help="Name of the snapshot to show, or of the loop with --items; without it, the contents are listed",
-)
-ARG_SCOPE = Arg(
-    ("--scope",),
-    metavar="SCOPE",
-    help="Items of the loops around the snapshot, such as days[2026-01-01], if several have a snapshot of this name",
-)
-ARG_ITEMS = Arg(("--items",), action="store_true", help="List the finished items of loops")
-ARG_QUERYABLE_NAME = Arg(
-    ("name",), metavar="NAME", help="Queryable name of the state; of an instance of a mapped task, name[map_key]"
-)
-ARG_KEY = Arg(
-    ("key",),
-    metavar="KEY",
-    nargs="+",
-    help="Value of each column of the key, in their order; times in ISO 8601, bytes in base64",
-)
-ARG_NAMESPACE = Arg(("--namespace",), default="", metavar="NAMESPACE", help="Namespace of the state")
-ARG_USER_KEY = Arg(
-    ("--user-key",),
-    metavar="KEY",
-    help="Key of one entry of a map state: a text, or another value in JSON; without it, the whole map is shown",
-)
-ARG_AS_OF_CHECKPOINT = Arg(
-    ("--checkpoint",),
-    type=number,
-    metavar="ID",
-    help="Read this checkpoint instead of the latest one",
-)
-ARG_AS_OF_POINTER = Arg(("--pointer",), metavar="URI", help="Read this checkpoint or savepoint of the job")
-ARG_AS_OF_TIME = Arg(
-    ("--at",),
-    type=moment,
-    metavar="TIME",
-    help="Read the checkpoint that was the latest one at this time, such as 2026-01-31T12:00:00+00:00",
-)
-ARG_STATE_NAME = Arg(("name",), metavar="NAME", help="Name of the state")
-ARG_BEFORE = Arg(("before",), metavar="BEFORE", help="URI of a checkpoint or savepoint")
-ARG_AFTER = Arg(("after",), metavar="AFTER", help="URI of a later checkpoint or savepoint")
 ARG_FUNCTION = Arg(("--uid",), metavar="UID", help="Uid of the function, if several have a state of this name")
 ARG_NAMESPACES = Arg(
     ("--namespaces",), action="store_true", help="Also show the rows of namespaces, with a column for the namespace"
@@ -250,43 +126,6 @@ ARG_ROWS = Arg(
     default=20,
     metavar="N",
     help="Maximum number of rows (default: 20)",
-)
-ARG_MAX_PARALLELISM = Arg(
-    ("--max-parallelism",),
-    type=number,
-    required=True,
-    metavar="N",
-    help="New number of key groups, from the parallelism that wrote the state up to 32768",
-)
-ARG_BEFORE_RUN = Arg(
-    ("--before",),
-    required=True,
-    metavar="RUN",
-    help="First run to rewind: its logical date as shown by 'checkpoints', or its run id if it has none",
-)
-ARG_FROM_SAVEPOINT = Arg(
-    ("--from",),
-    dest="pointer",
-    required=True,
-    metavar="POINTER",
-    help="URI of a savepoint of the whole job, such as s3://…/savepoint-1a2b3c-4d5e6f708192",
-)
-ARG_HOST = Arg(("--host",), default="127.0.0.1", metavar="HOST", help="Address to listen on (default: 127.0.0.1)")
-ARG_PORT = Arg(
-    ("--port",), type=port, default=9069, metavar="PORT", help="Port to listen on; 0 for any free port (default: 9069)"
-)
-ARG_API_URL = Arg(
-    ("--api-url",),
-    metavar="URL",
-    help="Root URL of the api-server; without it, that of the connection statecheck_default or of [statecheck] api_url",
-)
-ARG_MAX_STALENESS = Arg(
-    ("--max-staleness",),
-    type=staleness,
-    default=0,
-    metavar="SECONDS",
-    help="Maximum time since the last version check of a job for which no new check is made; callers are authorized every "
-    "5 seconds in any case (default: 0)",
 )
 ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask for confirmation")
 
@@ -307,11 +146,16 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
         _command(
             "jobs",
             "List jobs with their status, newest checkpoint and last failure",
-            ARG_NAME,
-            ARG_JOB_STATUS,
-            ARG_DAG_ID,
-            ARG_SORT,
-            ARG_REVERSE,
+            Arg(("--name",), metavar="TEXT", help="Only jobs whose name contains this text, in upper or lower case"),
+            Arg(("--status",), choices=("running", "failed", "idle", "finished"), help="Only jobs with this status"),
+            Arg(("--dag-id",), metavar="DAG_ID", help="Only jobs with attempts of this Dag"),
+            Arg(
+                ("--sort",),
+                choices=("name", "completed_at", "size", "status", "failed_at"),
+                default="completed_at",
+                help="Order of the jobs; times and sizes begin with the newest or largest (default: completed_at)",
+            ),
+            Arg(("--reverse",), action="store_true", help="Reverse the order"),
             ARG_LIMIT,
         ),
         _command(
@@ -319,28 +163,53 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
             "List the newest checkpoints of a job",
             ARG_JOB,
             ARG_UID,
-            ARG_STATUS,
+            Arg(
+                ("--status",),
+                choices=("pending", "completed", "subsumed", "aborted", "disposed"),
+                help="Only checkpoints with this status",
+            ),
             ARG_LIMIT,
-            ARG_BEFORE_ID,
+            Arg(("--before",), type=number, metavar="ID", help="Only checkpoints with a lower id"),
         ),
-        _command("stats", "Show checkpoint statistics of a job", ARG_JOB, ARG_UID, ARG_HISTORY, ARG_FIGURES),
+        _command(
+            "stats",
+            "Show checkpoint statistics of a job",
+            ARG_JOB,
+            ARG_UID,
+            Arg(("--history",), action="store_true", help="Show the last ten checkpoints, newest first"),
+            Arg(
+                ("--checkpoint",),
+                type=number,
+                metavar="ID",
+                help="Show the steps, loops, sources and states of this checkpoint",
+            ),
+        ),
         _command(
             "verify",
             "Check that the retained checkpoints of a job, or one checkpoint, can be restored",
             ARG_JOB_OR_POINTER,
             ARG_CHECKPOINT,
-            ARG_DEEP,
+            Arg(("--deep",), action="store_true", help="Also read and verify every page of every file"),
             ARG_STORAGE,
         ),
         _command(
             "show",
             "List what the checkpoints of a job, or one checkpoint, hold, or show the rows of a snapshot",
             ARG_JOB_OR_POINTER,
-            ARG_CONTENT,
+            Arg(
+                ("name",),
+                metavar="NAME",
+                nargs="?",
+                help="Name of the snapshot to show, or of the loop with --items; without it, the contents are listed",
+            ),
             ARG_UID,
             ARG_CHECKPOINT,
-            ARG_SCOPE,
-            ARG_ITEMS,
+            Arg(
+                ("--scope",),
+                metavar="SCOPE",
+                help="Items of the loops around the snapshot, such as days[2026-01-01], if several have a snapshot of this name",
+            ),
+            Arg(("--items",), action="store_true", help="List the finished items of loops"),
             ARG_ROWS,
             ARG_STORAGE,
         ),
@@ -350,9 +219,9 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
         _command(
             "diff",
             "Show the keys of a state that differ between two checkpoints",
-            ARG_BEFORE,
-            ARG_AFTER,
-            ARG_STATE_NAME,
+            Arg(("before",), metavar="BEFORE", help="URI of a checkpoint or savepoint"),
+            Arg(("after",), metavar="AFTER", help="URI of a later checkpoint or savepoint"),
+            Arg(("name",), metavar="NAME", help="Name of the state"),
             ARG_FUNCTION,
             ARG_ROWS,
             ARG_NAMESPACES,
@@ -362,13 +231,28 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
 
 
 def _state_commands() -> tuple[ActionCommand, ...]:
-    as_of = (ARG_AS_OF_CHECKPOINT, ARG_AS_OF_POINTER, ARG_AS_OF_TIME, ARG_STORAGE)
+    as_of = (
+        Arg(("--checkpoint",), type=number, metavar="ID", help="Read this checkpoint instead of the latest one"),
+        Arg(("--pointer",), metavar="URI", help="Read this checkpoint or savepoint of the job"),
+        Arg(
+            ("--at",),
+            type=moment,
+            metavar="TIME",
+            help="Read the checkpoint that was the latest one at this time, such as 2026-01-31T12:00:00+00:00",
+        ),
+        ARG_STORAGE,
+    )
     return (
         _command(
             "state show",
             "List the states of a checkpoint, or show the rows of one state",
             ARG_POINTER,
-            ARG_STATE,
+            Arg(
+                ("name",),
+                metavar="NAME",
+                nargs="?",
+                help="Name of the state to show; without it, the states are listed",
+            ),
             ARG_FUNCTION,
             ARG_ROWS,
             ARG_NAMESPACES,
@@ -378,10 +262,23 @@ def _state_commands() -> tuple[ActionCommand, ...]:
             "state get",
             "Show the value of one key of a job's queryable state",
             ARG_JOB,
-            ARG_QUERYABLE_NAME,
-            ARG_KEY,
-            ARG_NAMESPACE,
-            ARG_USER_KEY,
+            Arg(
+                ("name",),
+                metavar="NAME",
+                help="Queryable name of the state; of an instance of a mapped task, name[map_key]",
+            ),
+            Arg(
+                ("key",),
+                metavar="KEY",
+                nargs="+",
+                help="Value of each column of the key, in their order; times in ISO 8601, bytes in base64",
+            ),
+            Arg(("--namespace",), default="", metavar="NAMESPACE", help="Namespace of the state"),
+            Arg(
+                ("--user-key",),
+                metavar="KEY",
+                help="Key of one entry of a map state: a text, or another value in JSON; without it, the whole map is shown",
+            ),
             *as_of,
         ),
         _command("state names", "List the queryable states of a job", ARG_JOB, *as_of),
@@ -394,9 +291,18 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             "gc",
             "Delete files of ended checkpoints and orphan files",
             ARG_JOBS,
-            ARG_ALL,
-            ARG_QUARANTINE,
-            ARG_QUARANTINE_AGE,
+            Arg(("--all",), action="store_true", help="All jobs"),
+            Arg(
+                ("--quarantine",),
+                action="store_true",
+                help="Only record orphan files; a later call deletes those that are still orphans",
+            ),
+            Arg(
+                ("--quarantine-age",),
+                type=age,
+                metavar="AGE",
+                help="With --quarantine: minimum age of the record before an orphan file is deleted (default: 1d)",
+            ),
             ARG_DRY_RUN,
             ARG_STORAGE,
         ),
@@ -404,8 +310,14 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             "prune",
             "Remove old rows of ended checkpoints and attempts, or whole jobs with their files",
             ARG_JOBS,
-            ARG_OLDER_THAN,
-            ARG_TEST_JOBS,
+            Arg(
+                ("--older-than",),
+                type=age,
+                metavar="AGE",
+                help="Minimum age of the rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
+                "(default: 30d)",
+            ),
+            Arg(("--test-jobs",), action="store_true", help="Also remove whole jobs of test runs"),
             ARG_DRY_RUN,
             ARG_YES,
             ARG_STORAGE,
@@ -414,7 +326,12 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             "rewind",
             "Rewind the state of a job to the position before a run, to run that run and later ones again",
             ARG_JOB,
-            ARG_BEFORE_RUN,
+            Arg(
+                ("--before",),
+                required=True,
+                metavar="RUN",
+                help="First run to rewind: its logical date as shown by 'checkpoints', or its run id if it has none",
+            ),
             ARG_UID,
             ARG_DRY_RUN,
             ARG_YES,
@@ -423,7 +340,13 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             "restore",
             "Restore all stages of a job from a savepoint of the whole job, to run them again from there",
             ARG_JOB,
-            ARG_FROM_SAVEPOINT,
+            Arg(
+                ("--from",),
+                dest="pointer",
+                required=True,
+                metavar="POINTER",
+                help="URI of a savepoint of the whole job, such as s3://…/savepoint-1a2b3c-4d5e6f708192",
+            ),
             ARG_DRY_RUN,
             ARG_YES,
             ARG_STORAGE,
@@ -434,18 +357,36 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             ARG_JOB,
             ARG_UID,
             ARG_TARGET,
-            ARG_FORMAT,
-            ARG_STOP,
-            ARG_NO_WAIT,
-            ARG_TIMEOUT,
+            Arg(
+                ("--format",),
+                choices=("canonical", "native"),
+                default="canonical",
+                help="Parquet files for any state backend and other tools, or the files of the state backend (default: canonical)",
+            ),
+            Arg(
+                ("--stop",),
+                choices=("suspend", "terminate"),
+                help="Stop the stages of the job, or with --uid one stage, with the savepoint: at the next boundary (suspend) or at the "
+                "end (terminate)",
+            ),
+            Arg(
+                ("--no-wait",), action="store_true", help="Only request the savepoint; the maintenance Dag completes it"
+            ),
+            Arg(
+                ("--timeout",),
+                type=number,
+                default=600,
+                metavar="SECONDS",
+                help="Maximum time to wait for running stages (default: 600)",
+            ),
             ARG_STORAGE,
         ),
         _command(
             "recover",
             "Rebuild the rows of jobs from their checkpoints after a loss of the database",
-            ARG_DIRECTORY,
-            ARG_ONLY_JOB,
-            ARG_SAVEPOINTS,
+            Arg(("directory",), metavar="CHECKPOINT_DIR", help="Checkpoint directory, such as s3://lake/checkpoints"),
+            Arg(("--job",), metavar="JOB", help="Only the job with this name or id"),
+            Arg(("--savepoints",), metavar="URI", help="Directory of savepoints to register"),
             ARG_DRY_RUN,
             ARG_STORAGE,
         ),
@@ -453,11 +394,27 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
             "rescale",
             "Rewrite a checkpoint as a savepoint with another maximum parallelism",
             ARG_POINTER,
-            ARG_MAX_PARALLELISM,
+            Arg(
+                ("--max-parallelism",),
+                type=number,
+                required=True,
+                metavar="N",
+                help="New number of key groups, from the parallelism that wrote the state up to 32768",
+            ),
             ARG_TARGET,
             ARG_STORAGE,
         ),
-        _command("dispose", "Delete a savepoint", ARG_SAVEPOINT, ARG_DRY_RUN, ARG_STORAGE),
+        _command(
+            "dispose",
+            "Delete a savepoint",
+            Arg(
+                ("pointer",),
+                metavar="POINTER",
+                help="URI of the savepoint, such as s3://…/savepoint-1a2b3c-4d5e6f708192",
+            ),
+            ARG_DRY_RUN,
+            ARG_STORAGE,
+        ),
     )
 
 
@@ -465,10 +422,27 @@ def _serving_command() -> ActionCommand:
     return _command(
         "serve-state",
         "Serve queryable state from the checkpoint storage, without access to Airflow's database",
-        ARG_HOST,
-        ARG_PORT,
-        ARG_API_URL,
-        ARG_MAX_STALENESS,
+        Arg(("--host",), default="127.0.0.1", metavar="HOST", help="Address to listen on (default: 127.0.0.1)"),
+        Arg(
+            ("--port",),
+            type=port,
+            default=9069,
+            metavar="PORT",
+            help="Port to listen on; 0 for any free port (default: 9069)",
+        ),
+        Arg(
+            ("--api-url",),
+            metavar="URL",
+            help="Root URL of the api-server; without it, that of the connection statecheck_default or of [statecheck] api_url",
+        ),
+        Arg(
+            ("--max-staleness",),
+            type=staleness,
+            default=0,
+            metavar="SECONDS",
+            help="Maximum time since the last version check of a job for which no new check is made; callers are authorized every "
+            "5 seconds in any case (default: 0)",
+        ),
         ARG_STORAGE,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -42,7 +43,14 @@ from airflow_provider_statecheck.hooks.transport import (
     job_savepoints,
     maintenance_gateway,
 )
-from airflow_provider_statecheck.maintenance.gc import CollectedJob, PrunedJob, PruneRequest, collect_job, prune_job
+from airflow_provider_statecheck.maintenance.gc import (
+    CollectedJob,
+    JobReport,
+    PrunedJob,
+    PruneRequest,
+    collect_job,
+    prune_job,
+)
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.rewind import RewindJob
 from airflow_provider_statecheck.maintenance.verify import verify_job
@@ -305,7 +313,7 @@ def _has_news(job: CollectedJob) -> bool:
     return bool(job.deleted or job.quarantined or job.kept or job.problems or job.unreachable)
 
 
-def _worst(jobs: list[CollectedJob] | list[PrunedJob]) -> Exit:
+def _worst(jobs: Sequence[JobReport]) -> Exit:
     if any(each.unreachable for each in jobs):
         return Exit.UNAVAILABLE
     return Exit.FOUND if any(each.problems for each in jobs) else Exit.DONE

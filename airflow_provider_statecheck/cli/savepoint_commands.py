@@ -31,7 +31,7 @@ from airflow_provider_statecheck.hooks.transport import (
 )
 from airflow_provider_statecheck.maintenance.action_targets import uid_of
 from airflow_provider_statecheck.maintenance.disposal import dispose as dispose_savepoint
-from airflow_provider_statecheck.maintenance.job_restore import RestoreJob, read_savepoint
+from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, RestoreJob, read_savepoint
 from airflow_provider_statecheck.maintenance.job_savepoints import not_stopped, savepoint_kind
 from airflow_provider_statecheck.maintenance.savepoints import missing_directory
 from airflow_provider_statecheck.storage.uris import normalise_savepoint_dir, redact
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.job_restore import (
         JobSavepoint,
         RestoredJob,
-        RestoredOperator,
         SavepointPart,
     )
     from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
@@ -193,13 +192,5 @@ def _restored_row(operator: RestoredOperator) -> Row:
 
 
 def _missing_row(part: SavepointPart) -> Row:
-    return {
-        "operator": part.uid,
-        "start": "not in the job",
-        "checkpoint": part.checkpoint_id,
-        "run": part.run or None,
-        "rolled_back": [],
-        "runs": [],
-        "fenced": None,
-        "replaced": None,
-    }
+    row = _restored_row(RestoredOperator(uid=part.uid, part=part, taken_back=(), first_run=""))
+    return row | {"start": "not in the job"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
@@ -14,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.aligned.components import Checkpoint
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.participants import OperatorCoordinatorContext
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
-from airflow_provider_statecheck.checkpoint.aligned.requests import FutureWaiter
+from airflow_provider_statecheck.checkpoint.aligned.requests import Pause
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotStorage
 from airflow_provider_statecheck.checkpoint.aligned.state_handles import CheckpointIDCounter, StateHandleStore
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
@@ -64,7 +65,7 @@ def new_coordinator(
     checkpoint_storage: SnapshotStorage | None = None,
     clock: Clock | None = None,
     random: Random | None = None,
-    waiter: FutureWaiter | None = None,
+    pause: Pause = time.sleep,
     lease: timedelta = DEFAULT_LEASE,
 ) -> CheckpointCoordinator:
     """
@@ -82,7 +83,7 @@ def new_coordinator(
     :param checkpoint_storage: The storage of manifests and metadata, by default files on ``storage``.
     :param clock: The clock of periodic checkpoints, by default the system clock.
     :param random: The source of the delay before the first periodic checkpoint.
-    :param waiter: The strategy for futures to wait, polling by default.
+    :param pause: The function with which futures wait between two reads of the rows.
     :param lease: The time after which another coordinator may take over a finalization.
     :raises InvalidConfigurationError: as for :class:`CheckpointCoordinator`, and for other settings.
     """
@@ -112,7 +113,7 @@ def new_coordinator(
         clock=clock or SystemClock(),
         random=random or Random(),  # noqa: S311 - it only delays
         operator_coordinators=operator_coordinators,
-        waiter=waiter,
+        pause=pause,
         lease=lease,
     )
 

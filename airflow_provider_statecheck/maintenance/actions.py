@@ -50,7 +50,7 @@ from airflow_provider_statecheck.maintenance.rewind import (
     JobRewinding,
     RewindJob,
     dag_of_fork,
-    fork_in,
+    require_fork_point,
     rewind_in,
 )
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, dispose_in
@@ -134,7 +134,7 @@ class JobActions:
         """
         require_request_key(wanted.request_key)
         with self._store.transaction(wanted.job_id) as tx:
-            action = fork_in(tx, wanted, start)
+            action = tx.action(wanted.request_key) or _fork(tx, wanted, start)
             return requested_action(tx.view(), action)
 
     def _carry_out(
@@ -223,6 +223,13 @@ def _withdraw(tx: JobTransaction, wanted: UserAction) -> ActionRecord:
     action = replace(_row(tx, wanted, operator.operator_id), checkpoint_id=operator.next_restore)
     restore_choice.withdraw(tx, operator, f"withdrawn by {wanted.requested_by}")
     return _completed(tx, action)
+
+
+def _fork(tx: JobTransaction, wanted: UserAction, start: Callable[[ForkPoint], str]) -> ActionRecord:
+    operator, point = require_fork_point(tx.view(), wanted)
+    run_id = start(point)
+    action = replace(_row(tx, wanted, operator.operator_id), run_key=run_id)
+    return _completed(tx, action, f"run {run_id} of Dag {point.dag_id} started")
 
 
 def _rewind(

@@ -56,18 +56,24 @@ OpenStorage = Callable[[str], CheckpointStorage]
 
 
 @dataclass(slots=True)
-class CollectedJob:
-    """Result of garbage collection for one job."""
+class JobReport:
+    """What maintenance has not deleted of one job."""
 
     job: str
-    deleted: dict[str, int] = field(default_factory=dict)
-    """Number of deleted bytes by directory."""
     kept: list[str] = field(default_factory=list)
-    """Files that were not deleted, with the reason."""
+    """What was not deleted, with the reason."""
     problems: list[str] = field(default_factory=list)
     """Deletions that failed."""
     unreachable: list[str] = field(default_factory=list)
     """Checkpoint directories whose storage is unavailable."""
+
+
+@dataclass(slots=True)
+class CollectedJob(JobReport):
+    """Result of garbage collection for one job."""
+
+    deleted: dict[str, int] = field(default_factory=dict)
+    """Number of deleted bytes by directory."""
     skipped: list[str] = field(default_factory=list)
     """Uids of operators whose snapshots were not collected because a retained checkpoint cannot be read."""
     quarantined: list[str] = field(default_factory=list)
@@ -343,19 +349,15 @@ class PruneRequest:
 
 
 @dataclass(slots=True)
-class PrunedJob:
+class PrunedJob(JobReport):
     """Result of pruning one job."""
 
-    job: str
     is_removed: bool = False
     checkpoints: int = 0
     """Number of deleted checkpoint rows."""
     attempts: int = 0
     """Number of deleted attempt rows."""
     deleted_bytes: int = 0
-    kept: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    unreachable: list[str] = field(default_factory=list)
 
     @property
     def has_changes(self) -> bool:

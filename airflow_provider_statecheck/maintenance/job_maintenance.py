@@ -416,27 +416,12 @@ def _end_operator(
     if checkpoints[-1:] == tuple(discarded[-1:]):
         # A later attempt must start without state instead of failing to restore.
         tx.save_operator(replace(operator, generation=operator.generation + 1))
-    _log_settled(tx.job.name, operator, status, discarded, [c for c in checkpoints if c not in discarded])
-    return [c.checkpoint_id for c in discarded]
-
-
-def _log_settled(
-    job: str,
-    operator: OperatorRecord,
-    status: JobStatus,
-    discarded: list[CheckpointRecord],
-    retained: list[CheckpointRecord],
-) -> None:
-    for checkpoint in discarded:
+    for checkpoint in checkpoints if discarded else ():
+        verb = "discarding" if checkpoint in discarded else "retaining"
         log.info(
-            "Job %s operator %s: run %s, discarding checkpoint %s",
-            job,
-            operator.uid,
-            status.value,
-            checkpoint.checkpoint_id,
+            "Job %s operator %s: run %s, %s %s", tx.job.name, operator.uid, status.value, verb, checkpoint.location
         )
-    for checkpoint in retained if discarded else ():
-        log.info("Job %s operator %s: run %s, retaining %s", job, operator.uid, status.value, checkpoint.location)
+    return [c.checkpoint_id for c in discarded]
 
 
 def _settled_by_run(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:

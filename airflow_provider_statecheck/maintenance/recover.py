@@ -159,26 +159,24 @@ class Recoveries:
             snapshots=(*restorable, *intact),
             claimed=_claimed(restorable),
         )
-        is_recovered, refusal = self._save(request)
+        refusal = self._save(request)
         return RecoveredJob(
             job=name,
             job_id=found.job_id,
-            is_recovered=is_recovered,
+            is_recovered=not refusal,
             operators=uids,
             checkpoints=tuple(c.location for c in restorable),
             savepoints=tuple(s.location for s in intact),
             problems=(*problems, *refusal),
         )
 
-    def _save(self, request: RecoverJob) -> tuple[bool, tuple[str, ...]]:
+    def _save(self, request: RecoverJob) -> tuple[str, ...]:
         try:
-            self._rows.require_recoverable(request)
-            if not self._dry_run:
-                self._rows.recover(request)
+            self._rows.recover(request, dry_run=self._dry_run)
         except InvalidConfigurationError as error:
             # Reported instead of raised, as the other jobs can still be recovered.
-            return False, (str(error),)
-        return True, ()
+            return (str(error),)
+        return ()
 
 
 def _newest_generations(found: Iterable[FoundSnapshot]) -> dict[str, int]:
@@ -374,26 +372,20 @@ class JobRecovery:
             return False
         return True
 
-    @staticmethod
-    def require_recoverable(request: RecoverJob) -> None:
+    def recover(self, request: RecoverJob, *, dry_run: bool = False) -> None:
         """
-        Check a request without writing rows.
+        Write the rows of a job in one transaction.
 
-        :raises InvalidConfigurationError: An id is out of range.
+        :param dry_run: Whether to only check the request.
+        :raises InvalidConfigurationError: The job has rows, or an id is out of range.
         """
         if not 0 <= request.highest_checkpoint_id <= HIGHEST_ID:
             raise InvalidConfigurationError(
                 f"Expected checkpoint ids up to {HIGHEST_ID}, found {request.highest_checkpoint_id}; move the directory or "
                 f"savepoint with this id away."
             )
-
-    def recover(self, request: RecoverJob) -> None:
-        """
-        Write the rows of a job in one transaction.
-
-        :raises InvalidConfigurationError: The job has rows, or an id is out of range.
-        """
-        self.require_recoverable(request)
+        if dry_run:
+            return
         with self._store.transaction(request.job_id, create_as=request.name) as tx:
             if tx.view().attempts:
                 raise InvalidConfigurationError(

@@ -9,7 +9,7 @@ files of the checkpoints that were rolled back are deleted after a newer checkpo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     JobAction,
     OperatorRecord,
-    RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.retention import is_named_after_run
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
@@ -253,32 +252,6 @@ def require_fork_point(view: JobView, wanted: UserAction) -> tuple[OperatorRecor
             checkpoint_ids=(checkpoint.checkpoint_id,),
         )
     return operator, point
-
-
-def fork_in(tx: JobTransaction, wanted: UserAction, start: Callable[[ForkPoint], str]) -> ActionRecord:
-    """
-    Start a run that forks the job, and record it; a repeated key returns the first request.
-
-    :param start: Starts the run in the transaction of the rows, and returns its id.
-    :raises CheckpointNotFoundError: The job does not retain the checkpoint, or it belongs to no stage.
-    :raises NoRestorableCheckpointError: No run can fork from it.
-    """
-    known = tx.action(wanted.request_key)
-    if known is not None:
-        return known
-    operator, point = require_fork_point(tx.view(), wanted)
-    action = ActionRecord(
-        job_id=wanted.job_id,
-        request_key=wanted.request_key,
-        action=wanted.action,
-        operator_id=operator.operator_id,
-        checkpoint_id=wanted.checkpoint_id,
-        requested_by=wanted.requested_by,
-        requested_at=tx.now,
-    )
-    run_id = start(point)
-    message = f"run {run_id} of Dag {point.dag_id} started"
-    return transitions.end_action(tx, replace(action, run_key=run_id), RequestStatus.COMPLETED, message)
 
 
 def dag_of_fork(view: JobView, action: ActionRecord) -> str | None:

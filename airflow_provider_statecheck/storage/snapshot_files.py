@@ -132,10 +132,6 @@ class SnapshotFiles(SnapshotStorage):
         return tuple(map(copies.of_operator, states))
 
     @override
-    def exists(self, uri: str) -> bool:
-        return self._storage.allowing(uri).exists(uri)
-
-    @override
     def delete_manifest(self, uri: str) -> None:
         self._storage.delete_file(uri)
 

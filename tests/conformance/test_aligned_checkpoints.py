@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     EnqueueRequest,
 )
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
@@ -40,14 +41,14 @@ from airflow_provider_statecheck.testing.faults import (
     faulty_rows,
     faulty_storage,
 )
-from tests.aligned_job import JOB, AlignedJob, future_of
+from tests.aligned_job import CHECKPOINT, JOB, AlignedJob, future_of, reason_of
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.served import OverHttp
+from tests.durable_steps import Observed, changing, rows_in
 from tests.messages import ManualClock
 from tests.soak import rest_in_soak
-from tests.sqlite_rows import new_engine
+from tests.sqlite_rows import engine_on, new_engine
 
-CHECKPOINT = CheckpointProperties.for_checkpoint()
 ENDED = {"completed", "aborted", "subsumed"}
 
 
@@ -66,8 +67,10 @@ def on_database(
 
 @contextmanager
 def on_sqlite(folder: Path) -> Iterator[AlignedJob]:
+    """Open the job in a folder, which is new if the folder has none."""
     folder.mkdir(parents=True, exist_ok=True)
-    engine = new_engine(folder / "state.db")
+    path = folder / "state.db"
+    engine = engine_on(path) if path.exists() else new_engine(path)
     yield on_database(engine, folder)
     engine.dispose()
 
@@ -115,9 +118,7 @@ class AlignedContract:
         first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
         job.storage.delete_directory(job.location(1))
         job.lead()
-        error = future_of(job.coordinator(), "k").exception(0)
-        assert isinstance(error, CheckpointException)
-        assert error.reason is CheckpointFailureReason.JOB_FAILURE
+        assert reason_of(future_of(job.coordinator(), "k")) is CheckpointFailureReason.JOB_FAILURE
 
     def test_earlier_leader_changes_nothing(self, job: AlignedJob) -> None:
         first = job.coordinator()
@@ -238,11 +239,7 @@ DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0.0, max_
 
 def taken(job: AlignedJob, properties: CheckpointProperties = CHECKPOINT) -> CheckpointRecord:
     """Complete a checkpoint and return its row."""
-    coordinator = job.coordinator()
-    future = coordinator.trigger_checkpoint(properties)
-    assert future.checkpoint_id is not None
-    job.acknowledge_all(coordinator, future.checkpoint_id)
-    return next(c for c in rows(job) if c.checkpoint_id == future.checkpoint_id)  # type: ignore[no-any-return]
+    return job.row(job.take(job.coordinator(), properties).checkpoint_id)
 
 
 def enqueue(job: AlignedJob, key: str, **changes: Any) -> list[str]:
@@ -300,9 +297,10 @@ def scenario(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
             continue
 
 
-def is_loadable(job: AlignedJob) -> set[int]:
+def is_loadable(job: AlignedJob, coordinator: CheckpointCoordinator | None = None) -> set[int]:
     """Return the ids in the completed store, when every file that they name was found."""
-    store = job.coordinator()._components.completed_store
+    store = (coordinator or job.coordinator())._components.completed_store
+    store.recover()
     for checkpoint in store.get_all_checkpoints():
         for stream in private_states(checkpoint.operator_states.values()):
             assert isinstance(stream, FileStateHandle)
@@ -310,37 +308,60 @@ def is_loadable(job: AlignedJob) -> set[int]:
     return {checkpoint.checkpoint_id for checkpoint in store.get_all_checkpoints()}
 
 
-def steps_of_the_scenario(folder: Path) -> int:
-    plan = InProcessPlan(mode=FaultMode.KILL)
+def test_process_that_ends_between_two_durable_steps_loses_nothing(tmp_path: Path) -> None:
+    folder, states = tmp_path / "job", list[Any]()
+
+    def save() -> None:
+        # A step that changes nothing leaves what the step before it has left.
+        left = rows_in(folder / "state.db"), sorted(path for path in folder.rglob("*") if path.parent != folder)
+        if left not in states[-1:]:
+            states.append(left)
+            shutil.copytree(folder, tmp_path / str(len(states)))
+
     with on_sqlite(folder) as job:
-        coordinator = faulty(job, plan)
-        plan.calls.clear()
+        coordinator = faulty(job, Observed(after=save))
         scenario(job, coordinator)
-    return len(plan.calls)
+    assert len(states) > 20
+    for number in range(1, len(states) + 1):
+        # The rows name the files by their paths.
+        shutil.rmtree(folder)
+        (tmp_path / str(number)).rename(folder)
+        with on_sqlite(folder) as job:
+            require_no_loss(job, number)
 
 
-# What happens after a step is the harder half.
-FAULTS = rest_in_soak(FaultMode, FaultMode.KILL_AFTER)
-_PARTS = 2
-"""Number of parts into which the calls whose reply is lost are divided."""
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.soak  # make test ends the process between the steps, which is the harder half
+@pytest.mark.parametrize("fault", [FaultMode.ERROR, FaultMode.REPLY_LOST])
 def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: FaultMode) -> None:
-    points = steps_of_the_scenario(tmp_path / "count")
-    assert points > 20
+    with on_sqlite(tmp_path / "count") as job:
+        points = len(run_with_fault(job, fault, None))
     for point in range(1, points + 1):
-        with on_sqlite(tmp_path / f"{fault}-{point}") as job:
-            require_no_loss(job, fault, point)
+        with on_sqlite(tmp_path / str(point)) as job:
+            run_with_fault(job, fault, point)
+            require_no_loss(job, point)
 
 
-@pytest.mark.parametrize("part", rest_in_soak(range(_PARTS), 0))
-def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(tmp_path: Path, part: int) -> None:
-    plan = InProcessPlan(mode=FaultMode.KILL)
-    with on_sqlite(tmp_path / "none") as job:
+def run_with_fault(job: AlignedJob, fault: FaultMode, point: int | None) -> list[str]:
+    """Run the scenario with a coordinator that fails at a durable step, and return the names of the steps."""
+    plan = InProcessPlan(mode=fault)
+    coordinator = faulty(job, plan)
+    plan.calls.clear()
+    plan.point = point
+    scenario(job, coordinator)
+    return plan.calls
+
+
+@pytest.mark.parametrize("is_changing", rest_in_soak([True, False], True), ids=["changing", "reading"])
+def test_a_lost_reply_that_is_repeated_has_the_consequences_of_one_that_arrived(
+    tmp_path: Path, is_changing: bool
+) -> None:
+    folder, seen = tmp_path / "none", []
+    plan = Observed(after=lambda: seen.append(rows_in(folder / "state.db")))
+    with on_sqlite(folder) as job:
         expected = consequences(job, plan)
-    assert len(plan.calls) > 20
-    for point in range(1 + part, len(plan.calls) + 1, _PARTS):
+    points = changing(seen) if is_changing else sorted({*range(1, len(seen) + 1)} - {*changing(seen)})
+    assert len(points) > 20
+    for point in points:
         lost = InProcessPlan(point=point, mode=FaultMode.REPLY_LOST)
         with on_sqlite(tmp_path / str(point)) as job:
             assert consequences(job, lost) == expected, point
@@ -373,30 +394,18 @@ def leave_finalizing(job: AlignedJob) -> None:
     assert job.status(number) == "finalizing"
 
 
-def require_no_loss(job: AlignedJob, fault: FaultMode, point: int) -> None:
-    plan = InProcessPlan(mode=fault)
-    coordinator = faulty(job, plan)
-    plan.calls.clear()
-    plan.point = point
-    try:
-        scenario(job, coordinator)
-    except Killed:
-        assert fault.is_kill
+def require_no_loss(job: AlignedJob, point: int) -> None:
+    """Require another process to go on with what one has left, without a loss of a completed checkpoint."""
     completed = {c.checkpoint_id for c in rows(job) if c.status is CheckpointStatus.COMPLETED}
     job.lead()
     survivor = job.coordinator()
-    assert completed <= is_loadable(job) | {1}, point
+    assert completed <= is_loadable(job, survivor) | {1}, point
     for _ in range(3):
         job.pass_time(700)
         survivor.tick()
     assert {c.status.value for c in rows(job)} <= ENDED, point
-    latest = max(is_loadable(job), default=0)
-    assert latest >= max(completed, default=0), point
-    future = survivor.trigger_checkpoint(CHECKPOINT)
-    number = future.checkpoint_id
-    assert number is not None, point
-    job.acknowledge_all(survivor, number)
-    assert future.result(0).checkpoint_id == number, point
+    assert max(is_loadable(job, survivor), default=0) >= max(completed, default=0), point
+    number = job.take(survivor).checkpoint_id
     assert is_loadable(job) == {number}, point
     ids = [c.checkpoint_id for c in rows(job)]
     assert ids == sorted(set(ids)), point

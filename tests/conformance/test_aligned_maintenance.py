@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -23,9 +22,9 @@ from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenan
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan, Killed
-from tests.aligned_job import JOB, AlignedJob, AlignedTask, future_of
+from tests.aligned_job import CHECKPOINT, JOB, AlignedJob, AlignedTask, future_of
 from tests.conformance.databases import OnPostgres, OnSqlite
-from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, on_database
+from tests.conformance.test_aligned_checkpoints import faulty, on_database
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 from tests.soak import every_nth
 
@@ -43,23 +42,14 @@ def maintain(job: AlignedJob) -> CollectedJob:
     return report
 
 
-def take(job: AlignedJob, coordinator: CheckpointCoordinator) -> int:
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
-    number = future.checkpoint_id
-    assert number is not None
-    job.acknowledge_all(coordinator, number)
-    future.result(0)
-    return number
-
-
 def with_idle_operator(job: AlignedJob) -> AlignedTask:
     """Let checkpoint 2 carry what an operator left in checkpoint 1."""
     idle = AlignedTask("idle")
     job.tasks = (*job.tasks, idle)
     coordinator = job.coordinator()
-    take(job, coordinator)
+    job.take(coordinator)
     idle.status = ExecutionStatus.NOT_STARTED
-    take(job, coordinator)
+    job.take(coordinator)
     assert (job.status(1), job.status(2)) == ("subsumed", "completed")
     return idle
 
@@ -111,7 +101,7 @@ class MaintenanceOfAligned:
 
     def test_a_leader_that_comes_after_the_job_was_retired_starts_afresh(self, job: AlignedJob) -> None:
         coordinator = job.coordinator()
-        taken = take(job, coordinator)
+        taken = job.take(coordinator).checkpoint_id
         job.pass_time(5 * DAY)
         gateway = JobMaintenance(job.jobs, KnownRuns(), NoTokens(), job.clock)
         for _ in range(2):
@@ -123,7 +113,7 @@ class MaintenanceOfAligned:
         job.lead()
         later = job.coordinator()
         assert not later.restore_latest_checkpointed_state(job.tasks, False)
-        assert take(job, later) > taken
+        assert job.take(later).checkpoint_id > taken
 
     def test_a_checkpoint_that_is_finalized_keeps_what_it_may_name(self, job: AlignedJob) -> None:
         idle = with_idle_operator(job)
@@ -150,9 +140,7 @@ class MaintenanceOfAligned:
     ) -> None:
         properties = CheckpointProperties.for_checkpoint(policy)
         coordinator = job.coordinator()
-        future = coordinator.trigger_checkpoint(properties)
-        job.acknowledge_all(coordinator, 1)
-        pointer = future.result(0).external_pointer
+        pointer = job.take(coordinator, properties).external_pointer
         coordinator.shutdown_store(status)
         coordinator.shutdown_store(status)
         is_gone = properties.discard_on(status)
@@ -162,16 +150,16 @@ class MaintenanceOfAligned:
         again = job.coordinator()
         assert not again.restore_latest_checkpointed_state(job.tasks)
         assert job.status(1) == ("subsumed" if is_gone else "completed")
-        take(job, again)
-        take(job, again)
+        job.take(again)
+        job.take(again)
         job.lead()
-        take(job, job.coordinator())
+        job.take(job.coordinator())
         job.pass_time(5 * DAY)
         maintain(job)
         assert job.storage.exists(pointer) is not is_gone
 
     def test_requested_savepoints_wait_for_the_next_leader(self, job: AlignedJob) -> None:
-        take(job, job.coordinator())
+        job.take(job.coordinator())
         leader = job.leader
         assert leader is not None
         AttemptCoordinator(job.jobs).finish(FinishAttempt(attempt=leader, status=AttemptStatus.FAILED))
@@ -194,18 +182,18 @@ class MaintenanceOfAligned:
         assert future_of(coordinator, "asked").result(0).checkpoint_id == 2
 
     def test_the_end_of_a_run_ends_no_aligned_checkpoint(self, job: AlignedJob) -> None:
-        take(job, job.coordinator())
+        job.take(job.coordinator())
         assert all(a.operator_id != ALIGNED_OPERATOR_ID for a in ended_attempts(job.jobs.describe(JOB)))
 
 
-class TestSqlite(OnSqlite, MaintenanceOfAligned):
+class SqlMaintenanceOfAligned(MaintenanceOfAligned):
     @pytest.fixture
     def job(self, engine: Engine, tmp_path: Path) -> AlignedJob:
         return on_database(engine, tmp_path)
+
+
+class TestSqlite(OnSqlite, SqlMaintenanceOfAligned): ...
 
 
 @pytest.mark.soak  # the transitions of aligned checkpoints run on PostgreSQL in make test
-class TestPostgres(OnPostgres, MaintenanceOfAligned):
-    @pytest.fixture
-    def job(self, engine: Engine, tmp_path: Path) -> AlignedJob:
-        return on_database(engine, tmp_path)
+class TestPostgres(OnPostgres, SqlMaintenanceOfAligned): ...

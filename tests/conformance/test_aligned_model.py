@@ -14,15 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.testing.faults import FaultMode, InProcessPlan
-from tests.aligned_job import JOB, SAVEPOINT, future_of
+from tests.aligned_job import CHECKPOINT, JOB, SAVEPOINT, future_of
 from tests.conformance.test_aligned_checkpoints import faulty, is_loadable, on_sqlite
 
-CHECKPOINT = CheckpointProperties.for_checkpoint()
 TERMINAL = {CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED}
 
 
@@ -48,9 +46,7 @@ class AlignedMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1), is_savepoint=st.booleans())
     def trigger(self, who: int, is_savepoint: bool) -> None:
         coordinator = self.coordinators[who]
-        future = (
-            coordinator.trigger_checkpoint(SAVEPOINT) if is_savepoint else coordinator.trigger_checkpoint(CHECKPOINT)
-        )
+        future = coordinator.trigger_checkpoint(SAVEPOINT if is_savepoint else CHECKPOINT)
         self.calls[future.request_key] = 0
         future.add_done_callback(self._count)
 

@@ -76,33 +76,29 @@ class EndedRunContract:
             run.logical_date = logical_date.replace(tzinfo=UTC)
         return run
 
-    def test_it_is_committed_with_the_end_of_the_run(self, engine: Engine, store: SqlJobStore) -> None:
+    @pytest.mark.parametrize(
+        ("end", "status"), [("commit", CheckpointStatus.SUBSUMED), ("rollback", CheckpointStatus.COMPLETED)]
+    )
+    def test_it_is_committed_or_rolled_back_with_the_end_of_the_run(
+        self, engine: Engine, store: SqlJobStore, end: str, status: CheckpointStatus
+    ) -> None:
         self.take_checkpoint(store)
         with Session(engine) as session:
             assert settle_ended_run(self.run(session), JobStatus.FINISHED) == (1,)
-            session.commit()
-        assert self.status(store) is CheckpointStatus.SUBSUMED
-
-    def test_it_is_rolled_back_with_the_end_of_the_run(self, engine: Engine, store: SqlJobStore) -> None:
-        self.take_checkpoint(store)
-        with Session(engine) as session:
-            assert settle_ended_run(self.run(session), JobStatus.FINISHED) == (1,)
-            session.rollback()
-        assert self.status(store) is CheckpointStatus.COMPLETED
+            getattr(session, end)()
+        assert self.status(store) is status
 
     def test_a_run_without_a_logical_date_is_known_by_its_id(self, engine: Engine, store: SqlJobStore) -> None:
         self.take_checkpoint(store, name="nightly/run-1", run_key="run-1")
         with Session(engine) as session:
             assert settle_ended_run(self.run(session, logical_date=None), JobStatus.FINISHED) == (1,)
 
-    def test_another_run_of_the_same_date_ends_nothing(self, engine: Engine, store: SqlJobStore) -> None:
-        self.take_checkpoint(store)
-        with Session(engine) as session:
-            assert settle_ended_run(self.run(session, "manual__1"), JobStatus.FINISHED) == ()
-
-    def test_a_run_that_took_no_checkpoints_ends_nothing(self, engine: Engine, store: SqlJobStore) -> None:
+    def test_a_run_ends_nothing_but_its_own_checkpoints(self, engine: Engine, store: SqlJobStore) -> None:
         with Session(engine) as session:
             assert settle_ended_run(self.run(session), JobStatus.FINISHED) == ()
+        self.take_checkpoint(store)
+        with Session(engine) as session:
+            assert settle_ended_run(self.run(session, "manual__1"), JobStatus.FINISHED) == (), "a run of the same date"
 
     def test_a_run_that_no_session_holds_is_left_to_garbage_collection(
         self, engine: Engine, store: SqlJobStore

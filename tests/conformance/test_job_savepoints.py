@@ -41,10 +41,13 @@ class JobSavepointsOverHttp(OverHttp):
             directory=f"file://{tmp_path}/savepoints",
         )
 
+    @pytest.fixture
+    def stage(self, engine: Engine, clock: ManualClock, tmp_path: Path) -> WrittenStage:
+        return WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"), clock, SqlJobStore(engine, clock))
+
     def test_it_is_requested_awaited_and_taken(
-        self, service: WholeJobSavepoints, engine: Engine, clock: ManualClock, tmp_path: Path
+        self, service: WholeJobSavepoints, stage: WrittenStage, clock: ManualClock, tmp_path: Path
     ) -> None:
-        stage = WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"), clock, SqlJobStore(engine, clock))
         running, key = stage.attempt(), new_key()
         service.request(service.maintenance.describe(job_id_of(JOB)), request_key=key)
         assert service.take(job_id_of(JOB)) == ("aggregate",)
@@ -62,12 +65,10 @@ class JobSavepointsOverHttp(OverHttp):
         self,
         service: WholeJobSavepoints,
         api: ApiProcess,
-        engine: Engine,
+        stage: WrittenStage,
         clock: ManualClock,
-        tmp_path: Path,
         kind: CheckpointType,
     ) -> None:
-        stage = WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"), clock, SqlJobStore(engine, clock))
         client = HttpClient(api.url)
         stage.coordinator = HttpGateway(client, ClaimedTask(client))  # type: ignore[assignment]
         job_id, key = job_id_of(JOB), new_key()
@@ -89,9 +90,8 @@ class JobSavepointsOverHttp(OverHttp):
         assert savepoint.properties.snapshot_type is kind
 
     def test_a_request_whose_process_ended_while_it_triggered_begins_another_checkpoint(
-        self, service: WholeJobSavepoints, engine: Engine, clock: ManualClock, tmp_path: Path
+        self, service: WholeJobSavepoints, stage: WrittenStage, clock: ManualClock
     ) -> None:
-        stage = WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"), clock, SqlJobStore(engine, clock))
         ended, job_id = stage.attempt(uid="extract"), job_id_of(JOB)
         stage.take(ended, stage.snapshot(ended, "rows"))
         ended.finish(AttemptStatus.FINISHED)

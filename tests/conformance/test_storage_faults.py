@@ -187,6 +187,10 @@ class TestRequests:
         assert [method for method, _ in store.faults.requests] == ["PUT"]
 
 
+async def deletes_nothing(paths: list[str], **_: object) -> list[str]:
+    return []
+
+
 class TestDeleting:
     def test_a_key_that_a_batch_could_not_delete_gives_its_reason(
         self,
@@ -197,10 +201,6 @@ class TestDeleting:
         store: ObjectStore,
     ) -> None:
         """As s3fs has it: what a batch says of single keys is dropped."""
-
-        async def deletes_nothing(paths: list[str], **_: object) -> list[str]:
-            return []
-
         monkeypatch.setattr(storage._fs, "_bulk_delete", deletes_nothing)
         store.faults.inject(Fault.DENIED, method="DELETE")
         with pytest.raises(StorageError, match=r"Access Denied.*Check the credentials"):
@@ -210,9 +210,6 @@ class TestDeleting:
     def test_what_a_batch_left_is_deleted_singly(
         self, storage: CheckpointStorage, checkpoint: str, file: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def deletes_nothing(paths: list[str], **_: object) -> list[str]:
-            return []
-
         monkeypatch.setattr(storage._fs, "_bulk_delete", deletes_nothing)
         storage.delete_directory(checkpoint)
         assert not storage.exists(file)

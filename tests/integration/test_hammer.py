@@ -29,8 +29,9 @@ from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
+from tests.aligned_job import CHECKPOINT
 from tests.conformance.databases import own_schema
-from tests.conformance.test_aligned_checkpoints import CHECKPOINT, is_loadable, on_database
+from tests.conformance.test_aligned_checkpoints import is_loadable, on_database
 from tests.integration.acknowledging import acknowledge
 from tests.integration.hammering import hammer, settle
 from tests.messages import complete_checkpoint, make_registration

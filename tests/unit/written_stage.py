@@ -14,9 +14,12 @@ import pyarrow.parquet
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
-from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, shared_uri, slug
+from airflow_provider_statecheck.checkpoint.ids import MANIFEST_FILE, epoch_name, job_id_of, new_key, shared_uri, slug
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
@@ -25,6 +28,7 @@ from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 from tests.messages import ManualClock, make_registration
@@ -40,10 +44,11 @@ class WrittenStage:
 
     storage: CheckpointStorage
     clock: Any = field(default_factory=ManualClock)
-    store: JobStore | None = None
+    store: JobStore = None  # type: ignore[assignment]  # a new one
 
     def __post_init__(self) -> None:
-        self.store = self.store or new_store(self.clock)
+        given: JobStore | None = vars(self)["store"]
+        self.store = given or new_store(self.clock)
         self.coordinator = AttemptCoordinator(self.store)
         self.runs = KnownRuns()
         self.savepoints = JobSavepoints(self.store)
@@ -101,6 +106,23 @@ class WrittenStage:
         attempt.finish(AttemptStatus.FAILED)
         return attempt
 
+    def source_at(self, pointer: str, **changes: Any) -> RestoreSource | None:
+        """Return what a new attempt restores from a snapshot, without a claim; ``None`` if the snapshot has no part of it."""
+        values: dict[str, Any] = {
+            "uid": "aggregate",
+            "mode": RestoreMode.NO_CLAIM,
+            "renamed_uids": {},
+            "allow_non_restored_state": False,
+        }
+        return find_source(self.storage, pointer, **values | changes)
+
+    def request_savepoint(self, attempt: StageAttempt, target: str) -> None:
+        """Request a savepoint, which the attempt takes with its next checkpoint."""
+        ref = attempt.grant.attempt
+        self.savepoints.request(
+            RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
+        )
+
     def files(self) -> dict[str, int]:
         """Return every file and its size."""
         return self.storage.list_files(self.storage.base_uri)
@@ -135,3 +157,8 @@ def collect(
 ) -> CollectedJob:
     """Collect the garbage of a job."""
     return collect_job(stage.maintenance, job_id_of(job), opener, **options)
+
+
+def no_storage(base: str) -> CheckpointStorage:
+    """Open no storage: it does not answer."""
+    raise StorageError("The storage is away.")

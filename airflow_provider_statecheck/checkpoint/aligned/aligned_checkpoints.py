@@ -119,9 +119,8 @@ class AlignedCheckpoints(StoredJobs):
             if tx.request(request.request_key) is not None:
                 return tuple(r for r in tx.view().requests if r.failed_by == request.request_key)
             new = _new_request(tx, request)
-            admission = request.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
-            refused = admission.dropped if admission.accepted else (*admission.dropped, new)
-            if admission.accepted:
+            refused = request.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), new)
+            if new not in refused:
                 tx.save_request(new)
             reason, key = CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS, request.request_key
             return tuple(rows.fail_request(tx, each, reason, failed_by=key) for each in refused)

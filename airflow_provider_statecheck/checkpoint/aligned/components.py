@@ -211,23 +211,43 @@ class CheckpointNotifier:
         self, tasks: Iterable[ExecutionTask], checkpoint_id: int, timestamp: datetime, last_subsumed_id: int = -1
     ) -> None:
         """Notify tasks of a completed checkpoint and the id of the one discarded for it, -1 for none."""
-        for task in self._not_yet_notified(NotificationKind.COMPLETE, checkpoint_id, tasks):
-            call = partial(task.notify_checkpoint_complete, checkpoint_id, timestamp, last_subsumed_id)
-            self._submit(partial(self._complete, task, checkpoint_id, call))
+        self._notify(
+            NotificationKind.COMPLETE,
+            tasks,
+            checkpoint_id,
+            lambda task: task.notify_checkpoint_complete(checkpoint_id, timestamp, last_subsumed_id),
+        )
 
     def notify_aborted(
         self, tasks: Iterable[ExecutionTask], checkpoint_id: int, latest_completed_id: int, timestamp: datetime
     ) -> None:
         """Notify tasks of an aborted checkpoint and the id of the latest completed one, -1 for none."""
-        for task in self._not_yet_notified(NotificationKind.ABORTED, checkpoint_id, tasks):
-            call = partial(task.notify_checkpoint_aborted, checkpoint_id, latest_completed_id, timestamp)
-            self._submit(partial(_tolerate, NotificationKind.ABORTED, task, checkpoint_id, call))
+        self._notify(
+            NotificationKind.ABORTED,
+            tasks,
+            checkpoint_id,
+            lambda task: task.notify_checkpoint_aborted(checkpoint_id, latest_completed_id, timestamp),
+        )
 
     def notify_subsumed(self, tasks: Iterable[ExecutionTask], checkpoint_id: int) -> None:
         """Notify tasks of a subsumed checkpoint, which no restore uses any more."""
-        for task in self._not_yet_notified(NotificationKind.SUBSUMED, checkpoint_id, tasks):
-            call = partial(task.notify_checkpoint_subsumed, checkpoint_id)
-            self._submit(partial(_tolerate, NotificationKind.SUBSUMED, task, checkpoint_id, call))
+        self._notify(
+            NotificationKind.SUBSUMED, tasks, checkpoint_id, lambda task: task.notify_checkpoint_subsumed(checkpoint_id)
+        )
+
+    def _notify(
+        self,
+        kind: NotificationKind,
+        tasks: Iterable[ExecutionTask],
+        checkpoint_id: int,
+        call: Callable[[ExecutionTask], None],
+    ) -> None:
+        for task in self._not_yet_notified(kind, checkpoint_id, tasks):
+            try:
+                self._executor.submit(self._call, kind, task, checkpoint_id, call)
+            except RuntimeError as error:
+                # The executor was shut down. Receivers tolerate lost notifications.
+                log.warning("A notification of the end of a checkpoint was not sent: %s", error)
 
     def _not_yet_notified(
         self, kind: NotificationKind, checkpoint_id: int, tasks: Iterable[ExecutionTask]
@@ -244,21 +264,24 @@ class CheckpointNotifier:
                 self._notified.popitem(last=False)
         return pending
 
-    def _submit(self, call: Callable[[], None]) -> None:
+    def _call(
+        self, kind: NotificationKind, task: ExecutionTask, checkpoint_id: int, call: Callable[[ExecutionTask], None]
+    ) -> None:
         try:
-            self._executor.submit(call)
-        except RuntimeError as error:
-            # The executor was shut down. Receivers tolerate lost notifications.
-            log.warning("A notification of the end of a checkpoint was not sent: %s", error)
-
-    def _complete(self, task: ExecutionTask, checkpoint_id: int, call: Callable[[], None]) -> None:
-        try:
-            call()
+            call(task)
         except Exception as error:
-            log.exception(
-                "Operator %s failed on the notification that checkpoint %s is complete", task.uid, checkpoint_id
+            is_fatal = kind is NotificationKind.COMPLETE
+            log.log(
+                logging.ERROR if is_fatal else logging.WARNING,
+                "Operator %s failed on the notification that checkpoint %s is %s%s",
+                task.uid,
+                checkpoint_id,
+                kind.value,
+                "" if is_fatal else "; it continues",
+                exc_info=True,
             )
-            self._fail(task, error)
+            if is_fatal:
+                self._fail(task, error)
 
     def _fail(self, task: ExecutionTask, error: Exception) -> None:
         try:
@@ -266,19 +289,6 @@ class CheckpointNotifier:
         except Exception:
             # The executor would store the error in a future that is never read.
             log.exception("Operator %s could not be failed", task.uid)
-
-
-def _tolerate(kind: NotificationKind, task: ExecutionTask, checkpoint_id: int, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception:
-        log.warning(
-            "Operator %s failed on the notification that checkpoint %s is %s; it continues",
-            task.uid,
-            checkpoint_id,
-            kind.value,
-            exc_info=True,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

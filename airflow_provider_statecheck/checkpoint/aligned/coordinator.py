@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
@@ -40,7 +41,7 @@ from airflow_provider_statecheck.checkpoint.aligned.plan import (
 from airflow_provider_statecheck.checkpoint.aligned.requests import (
     CheckpointFuture,
     CheckpointFutures,
-    FutureWaiter,
+    Pause,
     TriggerKind,
     as_checkpoint_exception,
     properties_of,
@@ -95,7 +96,7 @@ class CheckpointCoordinator:
     :param fail_task: A callback that fails a task after an error on a completion.
     :param clock: The clock of periodic checkpoints; all other times are database times.
     :param random: The source of the delay before the first periodic checkpoint.
-    :param waiter: The strategy for futures to wait, polling by default.
+    :param pause: The function with which futures wait between two reads of the rows.
     :param lease: The time after which another coordinator may take over a finalization.
     :raises InvalidConfigurationError: if there is no task to wait for, or the leader is of another job.
     :raises StorageError: if checkpoints are periodic and their directories cannot be created.
@@ -123,7 +124,7 @@ class CheckpointCoordinator:
         clock: Clock,
         random: Random,
         operator_coordinators: Sequence[OperatorCoordinatorContext] = (),
-        waiter: FutureWaiter | None = None,
+        pause: Pause = time.sleep,
         lease: timedelta = DEFAULT_LEASE,
     ) -> None:
         require("tasks_to_wait_for", list(tasks_to_wait_for), bool, "at least one task")
@@ -132,7 +133,7 @@ class CheckpointCoordinator:
         self._job_id = job_id
         self._clock = clock
         self._lock = Lock()
-        self._futures = CheckpointFutures(rows, leader, checkpoint_storage, waiter)
+        self._futures = CheckpointFutures(rows, leader, checkpoint_storage, pause)
         self._has_base_locations = False
         self._is_shut_down = False
         self._components = CoordinatorComponents(
@@ -164,7 +165,7 @@ class CheckpointCoordinator:
             failure_manager=failure_manager,
             executor=executor,
         )
-        self._periodic = _periodic_trigger(config, random, clock)
+        self._periodic = _periodic_trigger(config, random)
         self._aborter = CheckpointAborter(self._components, self._trigger_next)
         self._finalizer = CheckpointFinalizer(self._components, self._aborter, self._trigger_next)
         self._acknowledgements = AcknowledgementHandler(self._components, self._aborter, self._finalizer)
@@ -449,7 +450,7 @@ class CheckpointCoordinator:
 
     def _rearm(self, delay: timedelta) -> None:
         if self._periodic is not None:
-            self._periodic.rearm(delay)
+            self._periodic.rearm(self._clock.now(), delay)
 
     def _trigger_next(self) -> None:
         """Trigger the checkpoints that may start now; their futures report failures."""
@@ -468,9 +469,9 @@ def _decider(config: CheckpointConfig) -> CheckpointRequestDecider:
     )
 
 
-def _periodic_trigger(config: CheckpointConfig, random: Random, clock: Clock) -> PeriodicTrigger | None:
+def _periodic_trigger(config: CheckpointConfig, random: Random) -> PeriodicTrigger | None:
     interval = config.effective_interval
-    return None if interval is None else PeriodicTrigger(interval, config.effective_min_pause, random, clock)
+    return None if interval is None else PeriodicTrigger(interval, config.effective_min_pause, random)
 
 
 def _refusal(error: Exception) -> CheckpointException:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -113,7 +114,8 @@ class MasterHooks:
         started: dict[str, Future[Any]] = {}
         try:
             for identifier, hook in hooks.items():
-                future = _begin(identifier, hook, checkpoint_id, timestamp, executor)
+                with _saving(identifier):
+                    future = hook.trigger_checkpoint(checkpoint_id, timestamp, executor)
                 if future is not None:
                     started[identifier] = future
             saved = [_saved(identifier, hooks[identifier], future, timeout) for identifier, future in started.items()]
@@ -137,13 +139,11 @@ class MasterHooks:
         # All data is deserialized before the first hook is restored, which avoids a partly restored job.
         data = {s.name: _deserialized(hooks[s.name], s) for s in states if s.name in hooks}
         for identifier, hook in hooks.items():
-            try:
+            with _reporting(
+                f"master hook {identifier!r} to restore checkpoint {checkpoint_id}",
+                "; correct the hook and start the job again",
+            ):
                 hook.restore_checkpoint(checkpoint_id, data.get(identifier))
-            except Exception as error:
-                raise CoordinatorError(
-                    f"Expected master hook {identifier!r} to restore checkpoint {checkpoint_id}, found {error!r}; "
-                    f"correct the hook and start the job again."
-                ) from error
 
     def reset(self) -> None:
         """
@@ -152,12 +152,8 @@ class MasterHooks:
         :raises CoordinatorError: if a hook fails.
         """
         for identifier, hook in self._snapshot().items():
-            try:
+            with _reporting(f"master hook {identifier!r} to reset", "; correct the hook and start again"):
                 hook.reset()
-            except Exception as error:
-                raise CoordinatorError(
-                    f"Expected master hook {identifier!r} to reset, found {error!r}; correct the hook and start again."
-                ) from error
 
     def close(self) -> None:
         """Close every hook once; a failure is logged, and the other hooks are closed."""
@@ -174,39 +170,33 @@ class MasterHooks:
             return dict(self._hooks)
 
 
-def _begin(
-    identifier: str,
-    hook: MasterTriggerRestoreHook[Any],
-    checkpoint_id: int,
-    timestamp: datetime,
-    executor: Executor,
-) -> Future[Any] | None:
+@contextmanager
+def _reporting(expected: str, advice: str = "", operator_id: OperatorId | None = None) -> Iterator[None]:
+    """Report any error of a hook or an operator coordinator in the block as a ``CoordinatorError``."""
     try:
-        return hook.trigger_checkpoint(checkpoint_id, timestamp, executor)
+        yield
     except Exception as error:
-        raise _trigger_failure(identifier, error) from error
+        raise CoordinatorError(f"Expected {expected}, found {error!r}{advice}.", operator_id=operator_id) from error
+
+
+def _saving(identifier: str) -> AbstractContextManager[None]:
+    return _reporting(f"master hook {identifier!r} to save its data", "; the checkpoint is aborted")
 
 
 def _saved(
     identifier: str, hook: MasterTriggerRestoreHook[Any], future: Future[Any], timeout: timedelta | None
 ) -> MasterState | None:
-    try:
+    with _saving(identifier):
         data = future.result(None if timeout is None else timeout.total_seconds())
-        return None if data is None else _serialized(identifier, hook, data)
-    except CoordinatorError:
-        raise
-    except Exception as error:
-        raise _trigger_failure(identifier, error) from error
-
-
-def _serialized(identifier: str, hook: MasterTriggerRestoreHook[Any], data: Any) -> MasterState:
-    serializer = hook.create_checkpoint_data_serializer()
-    if serializer is None:
-        raise CoordinatorError(
-            f"Expected a serializer for the data of master hook {identifier!r}, found none; return one from "
-            f"create_checkpoint_data_serializer, or no data."
-        )
-    return MasterState(name=identifier, version=serializer.version, data=_as_bytes(serializer.serialize(data)))
+        if data is None:
+            return None
+        serializer = hook.create_checkpoint_data_serializer()
+        if serializer is not None:
+            return MasterState(name=identifier, version=serializer.version, data=_as_bytes(serializer.serialize(data)))
+    raise CoordinatorError(
+        f"Expected a serializer for the data of master hook {identifier!r}, found none; return one from "
+        f"create_checkpoint_data_serializer, or no data."
+    )
 
 
 def _as_bytes(data: Any) -> bytes:
@@ -216,15 +206,13 @@ def _as_bytes(data: Any) -> bytes:
 
 
 def _deserialized(hook: MasterTriggerRestoreHook[Any], state: MasterState) -> Any:
-    try:
+    with _reporting(
+        f"master hook {state.name!r} to read its data of version {state.version}",
+        "; use a serializer that reads that version",
+    ):
         serializer = hook.create_checkpoint_data_serializer()
         if serializer is not None:
             return serializer.deserialize(state.version, state.data)
-    except Exception as error:
-        raise CoordinatorError(
-            f"Expected master hook {state.name!r} to read its data of version {state.version}, found {error!r}; use a "
-            f"serializer that reads that version."
-        ) from error
     raise CoordinatorError(
         f"Expected a serializer of master hook {state.name!r} for its data in the checkpoint, found none; return one from "
         f"create_checkpoint_data_serializer."
@@ -247,12 +235,6 @@ def _require_matched(
             f"or set allow_non_restored_state."
         )
     log.warning("Dropped data of the checkpoint without a master hook: %s", ", ".join(unmatched))
-
-
-def _trigger_failure(identifier: str, error: Exception) -> CoordinatorError:
-    return CoordinatorError(
-        f"Expected master hook {identifier!r} to save its data, found {error!r}; the checkpoint is aborted."
-    )
 
 
 NO_CHECKPOINT = -1
@@ -337,11 +319,12 @@ class OperatorCoordinators:
         failures = []
         for context in self._contexts:
             try:
-                context.notify_checkpoint_complete(checkpoint_id)
-            except Exception as error:
-                failures.append((context.operator_id, error))
+                with _awaiting(context.operator_id, f"handle that checkpoint {checkpoint_id} is complete"):
+                    context.notify_checkpoint_complete(checkpoint_id)
+            except CoordinatorError as error:
+                failures.append(error)
         if failures:
-            raise _failure(*failures[0], f"handle that checkpoint {checkpoint_id} is complete") from failures[0][1]
+            raise failures[0]
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Notify every coordinator of an aborted checkpoint; failures are logged."""
@@ -366,32 +349,25 @@ class OperatorCoordinators:
         if mode is OperatorCoordinatorRestoreMode.SKIP or (only_with_checkpoint and checkpoint_id == NO_CHECKPOINT):
             return
         for context in self._contexts:
-            try:
+            with _awaiting(context.operator_id, "restore a checkpoint"):
                 context.reset_to_checkpoint(checkpoint_id, (states or {}).get(context.operator_id))
-            except Exception as error:
-                raise _failure(context.operator_id, error, "restore a checkpoint") from error
 
     def _saved(self, checkpoint_id: int, timeout: timedelta | None) -> dict[OperatorId, bytes | None]:
         started: dict[OperatorId, Future[bytes | None]] = {}
         for context in self._contexts:
-            started[context.operator_id] = _begin_checkpoint(context, checkpoint_id)
-        return {operator_id: _result(operator_id, future, timeout) for operator_id, future in started.items()}
+            result: Future[bytes | None] = Future()
+            started[context.operator_id] = result
+            with _awaiting(context.operator_id, "save its state"):
+                context.checkpoint(checkpoint_id, result)
+        saved: dict[OperatorId, bytes | None] = {}
+        for operator_id, future in started.items():
+            with _awaiting(operator_id, "save its state"):
+                saved[operator_id] = future.result(None if timeout is None else timeout.total_seconds())
+        return saved
 
 
-def _begin_checkpoint(context: OperatorCoordinatorContext, checkpoint_id: int) -> Future[bytes | None]:
-    result: Future[bytes | None] = Future()
-    try:
-        context.checkpoint(checkpoint_id, result)
-    except Exception as error:
-        raise _failure(context.operator_id, error, "save its state") from error
-    return result
-
-
-def _result(operator_id: OperatorId, future: Future[bytes | None], timeout: timedelta | None) -> bytes | None:
-    try:
-        return future.result(None if timeout is None else timeout.total_seconds())
-    except Exception as error:
-        raise _failure(operator_id, error, "save its state") from error
+def _awaiting(operator_id: OperatorId, action: str) -> AbstractContextManager[None]:
+    return _reporting(f"the coordinator of operator {operator_id} to {action}", operator_id=operator_id)
 
 
 def _tolerate(context: OperatorCoordinatorContext, action: str, call: Callable[[], None]) -> None:
@@ -399,9 +375,3 @@ def _tolerate(context: OperatorCoordinatorContext, action: str, call: Callable[[
         call()
     except Exception:
         log.warning("The coordinator of operator %s could not %s", context.operator_id, action, exc_info=True)
-
-
-def _failure(operator_id: OperatorId, error: Exception, action: str) -> CoordinatorError:
-    return CoordinatorError(
-        f"Expected the coordinator of operator {operator_id} to {action}, found {error!r}.", operator_id=operator_id
-    )

@@ -203,16 +203,6 @@ MAX_QUEUED_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """The decision on a new request."""
-
-    accepted: bool
-    """Whether the request may join the queue; otherwise it fails with ``TOO_MANY_CHECKPOINT_REQUESTS``."""
-    dropped: tuple[SnapshotRequest, ...] = ()
-    """The queued requests that it replaces, which fail with the same reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The decision on the queue; an empty choice waits for the next event."""
 
@@ -247,20 +237,19 @@ class CheckpointRequestDecider:
         require("min_pause", self.min_pause_seconds, lambda pause: pause >= 0, "0 or longer")
         require("max_queued_requests", self.max_queued, lambda n: n >= 1, "at least 1")
 
-    def admit(self, queue: Sequence[SnapshotRequest], new: SnapshotRequest) -> Admission:
+    def admit(self, queue: Sequence[SnapshotRequest], new: SnapshotRequest) -> tuple[SnapshotRequest, ...]:
         """
-        Return whether a request may join the queue, and the requests that it replaces.
+        Return the requests that fail with ``TOO_MANY_CHECKPOINT_REQUESTS``: the new one, or those that it replaces.
 
         :param queue: The open requests; requests that are already running do not count.
-        :param new: The new request; a request with a queued key is a repetition and is accepted.
+        :param new: The new request; a request with a queued key is a repetition and joins the queue.
         """
         queued = in_order(queue)
         if any(request.request_key == new.request_key for request in queued):
-            return Admission(accepted=True)
+            return ()
         if len(queued) >= self.max_queued and not queued[-1].is_periodic:
-            return Admission(accepted=False)
-        surplus = in_order((*queued, new))[self.max_queued :]
-        return Admission(accepted=new not in surplus, dropped=tuple(r for r in surplus if r is not new))
+            return (new,)
+        return tuple(in_order((*queued, new))[self.max_queued :])
 
     def choose(
         self,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from threading import Condition
-from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import RequestOutcome
@@ -63,39 +62,10 @@ def properties_of(
     return CheckpointProperties.for_checkpoint(policy, is_full=requested is TriggerKind.FULL)
 
 
-Loader = Callable[[CheckpointRecord], CompletedCheckpoint]
-"""A function that reads a completed checkpoint from storage."""
-
-
-class FutureWaiter(Protocol):
-    """Waits between two reads of the rows."""
-
-    def monotonic(self) -> float:
-        """Return the seconds of a monotonic clock."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the given time or less."""
-        ...
-
-
-class PollingWaiter:
-    """
-    Waiter that sleeps.
-
-    :param longest: The longest time between two reads of the rows, in seconds.
-    """
-
-    def __init__(self, longest: float = 1.0) -> None:
-        self._longest = longest
-
-    def monotonic(self) -> float:
-        """Return the seconds of a monotonic clock."""
-        return time.monotonic()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the given time or less."""
-        time.sleep(min(seconds, self._longest))
+Pause = Callable[[float], object]
+"""A function that waits for a number of seconds, or less."""
+_LONGEST_PAUSE_SECONDS = 1.0
+"""The longest time between two reads of the rows."""
 
 
 class CheckpointFuture:
@@ -103,22 +73,10 @@ class CheckpointFuture:
     Future of a request, with a completed checkpoint or a ``CheckpointException`` as its result.
 
     The result is read from rows: futures with the same key have the same result in every process.
-
-    :param waiter: The strategy to wait, polling by default.
     """
 
-    def __init__(
-        self,
-        rows: AlignedCheckpoints,
-        leader: AttemptRef,
-        request_key: str,
-        load: Loader,
-        waiter: FutureWaiter | None = None,
-    ) -> None:
-        self._rows = rows
-        self._leader = leader
-        self._load = load
-        self._waiter = waiter or PollingWaiter()
+    def __init__(self, futures: CheckpointFutures, request_key: str) -> None:
+        self._futures = futures
         self._lock = Condition()
         self._ended: CheckpointRecord | CheckpointException | None = None
         self._loaded: CompletedCheckpoint | None = None
@@ -131,7 +89,7 @@ class CheckpointFuture:
         if isinstance(self._ended, CheckpointRecord):
             return self._ended.checkpoint_id
         with as_checkpoint_exception():
-            request = self._outcome().request
+            request = self._futures.outcome(self.request_key).request
         return None if request is None else request.checkpoint_id
 
     def fail(self, error: CheckpointException) -> None:
@@ -175,7 +133,7 @@ class CheckpointFuture:
             raise ended
         if self._loaded is None:
             with as_checkpoint_exception():
-                self._loaded = self._load(ended)
+                self._loaded = self._futures.load(ended)
         return self._loaded
 
     def add_done_callback(self, callback: Callable[[CheckpointFuture], object]) -> None:
@@ -187,16 +145,16 @@ class CheckpointFuture:
         _run_callback(callback, self)
 
     def _wait(self, timeout: float | None) -> CheckpointRecord | CheckpointException:
-        deadline = None if timeout is None else self._waiter.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         while not self.done() or self._ended is None:
-            remaining = float("inf") if deadline is None else deadline - self._waiter.monotonic()
+            remaining = float("inf") if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError(f"Request {self.request_key} has not ended within {timeout} seconds.")
-            self._waiter.wait(remaining)
+            self._futures.pause(min(remaining, _LONGEST_PAUSE_SECONDS))
         return self._ended
 
     def _find_outcome(self) -> CheckpointRecord | CheckpointException | None:
-        outcome = self._outcome()
+        outcome = self._futures.outcome(self.request_key)
         if outcome.request is None:
             return _forgotten(
                 f"Expected the row of request {self.request_key}, found none; it was never made or its row was pruned."
@@ -209,9 +167,6 @@ class CheckpointFuture:
         return outcome.checkpoint or _forgotten(
             f"Expected the row of completed checkpoint {number}, found none; it was pruned."
         )
-
-    def _outcome(self) -> RequestOutcome:
-        return self._rows.outcome(self._leader, self.request_key)
 
     def _end(self, ended: CheckpointRecord | CheckpointException) -> None:
         with self._lock:
@@ -227,22 +182,26 @@ class CheckpointFutures:
     """
     The futures that a coordinator has given away, whose callbacks run when it finds them done.
 
-    :param waiter: The strategy to wait, polling by default.
+    :param pause: Waits between two reads of the rows.
     """
 
     def __init__(
-        self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage, waiter: FutureWaiter | None = None
+        self, rows: AlignedCheckpoints, leader: AttemptRef, storage: SnapshotStorage, pause: Pause = time.sleep
     ) -> None:
         self._rows = rows
         self._leader = leader
         self._storage = storage
-        self._waiter = waiter
+        self.pause = pause
         self._lock = Condition()
         self._watched: list[CheckpointFuture] = []
 
     def of(self, request_key: str) -> CheckpointFuture:
         """Return the future of a request, which any process may have made."""
-        return CheckpointFuture(self._rows, self._leader, request_key, self._load, self._waiter)
+        return CheckpointFuture(self, request_key)
+
+    def outcome(self, request_key: str) -> RequestOutcome:
+        """Return the outcome of a request from its row."""
+        return self._rows.outcome(self._leader, request_key)
 
     def watch(self, future: CheckpointFuture) -> None:
         """Run the callbacks of a future when :meth:`settle` finds it done."""
@@ -261,7 +220,8 @@ class CheckpointFutures:
         with self._lock:
             self._watched = [future for future in self._watched if future not in ended]
 
-    def _load(self, record: CheckpointRecord) -> CompletedCheckpoint:
+    def load(self, record: CheckpointRecord) -> CompletedCheckpoint:
+        """Read a completed checkpoint from storage."""
         metadata = metadata_of(record)
         try:
             content = self._storage.read(metadata)

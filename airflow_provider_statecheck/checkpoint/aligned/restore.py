@@ -67,13 +67,7 @@ class StateRestorer:
         renamed_uids: Mapping[str, str] | None,
         mode: OperatorCoordinatorRestoreMode,
     ) -> bool:
-        """
-        Restore the tasks from the newest completed checkpoint.
-
-        :return: Whether there is a checkpoint.
-        :raises CoordinatorError: if a required checkpoint does not exist, or a hook or operator coordinator fails.
-        :raises IncompatibleCheckpointError: if a state does not fit; no task was restored.
-        """
+        """Restore the tasks from the newest completed checkpoint, see ``restore_latest_checkpointed_state``."""
         self._components.completed_store.recover()
         latest = self._components.completed_store.get_latest_checkpoint()
         if latest is None:

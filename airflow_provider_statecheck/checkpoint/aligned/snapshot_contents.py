@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     MasterState,
     OperatorState,
-    OperatorSubtaskState,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
@@ -101,18 +100,12 @@ def private_states(operator_states: Iterable[OperatorState]) -> Iterator[StreamS
     for operator_state in operator_states:
         if operator_state.coordinator_state is not None:
             yield operator_state.coordinator_state
-        for subtask_state in operator_state.subtask_states.values():
-            yield from private_states_of_subtask(subtask_state)
-
-
-def private_states_of_subtask(state: OperatorSubtaskState) -> Iterator[StreamStateHandle]:
-    """Yield the streams of a subtask's state that belong to one checkpoint only."""
-    for operator_handle in (*state.managed_operator, *state.raw_operator):
-        yield operator_handle.stream
-    for keyed_handle in state.managed_keyed:
-        yield from (stream for _, stream in keyed_handle.private)
-        if keyed_handle.meta is not None:
-            yield keyed_handle.meta
+        for state in operator_state.subtask_states.values():
+            yield from (handle.stream for handle in (*state.managed_operator, *state.raw_operator))
+            for keyed in state.managed_keyed:
+                yield from (stream for _, stream in keyed.private)
+                if keyed.meta is not None:
+                    yield keyed.meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,14 +187,6 @@ class SnapshotStorage(Protocol):
         """
         ...
 
-    def exists(self, uri: str) -> bool:
-        """
-        Return whether a file or directory exists.
-
-        :raises StorageError: if the storage fails.
-        """
-        ...
-
     def delete_manifest(self, uri: str) -> None:
         """
         Delete an unreferenced manifest.
@@ -278,7 +263,7 @@ def coordinator_content(
     :param restored: The states of operators that have not started.
     :raises CoordinatorError: if an operator coordinator belongs to no operator of the job.
     """
-    answering = {task.operator_id: _without_subtasks(task) for task in plan.tasks_to_wait_for}
+    answering = {task.operator_id: _state_of(task) for task in plan.tasks_to_wait_for}
     states = answering | unanswered_states(plan, restored)
     tasks = {task.operator_id: task for task in _tasks_of(plan)}
     for operator_id, data in coordinators.items():
@@ -287,7 +272,7 @@ def coordinator_content(
         if operator_id not in tasks and operator_id not in states:
             raise _unknown_operator(operator_id, tasks.values())
         handle = ByteStreamStateHandle(f"coordinator-{checkpoint.checkpoint_id}-{operator_id}", data)
-        base = states.get(operator_id) or _without_subtasks(tasks[operator_id])
+        base = states.get(operator_id) or _state_of(tasks[operator_id])
         states[operator_id] = replace(base, coordinator_state=handle)
     ordered = tuple(states[operator_id] for operator_id in sorted(states))
     return SnapshotContent(operator_states=ordered, master_states=tuple(masters))
@@ -305,30 +290,20 @@ def unanswered_states(
     :param restored: The states of the latest checkpoint by operator.
     """
     finished = {t.operator_id: t for t in plan.finished_tasks if t.operator_id in plan.fully_finished_operators}
-    states = {operator_id: fully_finished_state(task) for operator_id, task in finished.items()}
+    states = {operator_id: _state_of(task, is_fully_finished=True) for operator_id, task in finished.items()}
     waiting = (task.operator_id for task in plan.not_started)
     return states | {operator_id: restored[operator_id] for operator_id in waiting if operator_id in restored}
 
 
-def fully_finished_state(task: ExecutionTask) -> OperatorState:
-    """Return the state of a finished operator, which has no subtask states."""
+def _state_of(task: ExecutionTask, *, is_fully_finished: bool = False) -> OperatorState:
+    """Return the state of an operator without subtask states."""
     return OperatorState(
         operator_id=task.operator_id,
         uid=task.uid,
         name=task.name,
         parallelism=task.parallelism,
         max_parallelism=task.max_parallelism,
-        is_fully_finished=True,
-    )
-
-
-def _without_subtasks(task: ExecutionTask) -> OperatorState:
-    return OperatorState(
-        operator_id=task.operator_id,
-        uid=task.uid,
-        name=task.name,
-        parallelism=task.parallelism,
-        max_parallelism=task.max_parallelism,
+        is_fully_finished=is_fully_finished,
     )
 
 

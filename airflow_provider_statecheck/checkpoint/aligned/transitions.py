@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import (
     AcknowledgeAligned,
     AcknowledgedCheckpoint,
     Assessment,
+    AwaitedTask,
     BeginCheckpoint,
     ChooseRequest,
     ReportFailure,
@@ -143,8 +144,16 @@ def begin(tx: JobTransaction, leader: AttemptRecord, message: BeginCheckpoint) -
     if request is None or request.request_key != message.request_key:
         return None
     checkpoint = _add_pending(tx, leader, request, message)
-    for acknowledgement in _awaited_acknowledgements(checkpoint, message):
-        tx.save_acknowledgement(acknowledgement)
+    for task in (AwaitedTask(operator_id=ALIGNED_OPERATOR_ID, attempt_id=COORDINATOR), *message.awaited):
+        tx.save_acknowledgement(
+            AcknowledgementRecord(
+                job_id=checkpoint.job_id,
+                checkpoint_id=checkpoint.checkpoint_id,
+                operator_id=task.operator_id,
+                attempt_id=task.attempt_id,
+                is_finished=task.is_finished,
+            )
+        )
     tx.save_request(replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint.checkpoint_id))
     return checkpoint
 
@@ -176,26 +185,6 @@ def _add_pending(
     )
 
 
-def _awaited_acknowledgements(
-    checkpoint: CheckpointRecord, message: BeginCheckpoint
-) -> Iterable[AcknowledgementRecord]:
-    yield _awaited_acknowledgement(checkpoint, ALIGNED_OPERATOR_ID, COORDINATOR, is_finished=False)
-    for task in message.awaited:
-        yield _awaited_acknowledgement(checkpoint, task.operator_id, task.attempt_id, is_finished=task.is_finished)
-
-
-def _awaited_acknowledgement(
-    checkpoint: CheckpointRecord, operator_id: OperatorId, attempt_id: str, *, is_finished: bool
-) -> AcknowledgementRecord:
-    return AcknowledgementRecord(
-        job_id=checkpoint.job_id,
-        checkpoint_id=checkpoint.checkpoint_id,
-        operator_id=operator_id,
-        attempt_id=attempt_id,
-        is_finished=is_finished,
-    )
-
-
 def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
     """Return the verdict on an acknowledgement, and store one that the checkpoint awaits."""
     checkpoint = tx.checkpoint(message.checkpoint_id)
@@ -211,15 +200,18 @@ def acknowledge(tx: JobTransaction, message: AcknowledgeAligned) -> Assessment:
         return Assessment(
             verdict=verdict, checkpoint=checkpoint, finalizing=_finalize_if_complete(tx, checkpoint, message)
         )
-    if (
-        verdict is AcknowledgeResult.DUPLICATE
-        and message.is_written
-        and checkpoint.status is CheckpointStatus.FINALIZING
-    ):
-        return _repeated(checkpoint, acknowledgements, message)
     if verdict is AcknowledgeResult.DISCARDED and checkpoint.status is CheckpointStatus.ABORTED:
         statistics.acknowledged_late(tx, checkpoint, state_size_bytes=message.state_size_bytes)
-    return Assessment(verdict=verdict, checkpoint=checkpoint, acknowledgements=acknowledgements)
+    # The reply to the last acknowledgement may have been lost, and no other process finalizes the checkpoint before the lease ends.
+    is_repeated = verdict is AcknowledgeResult.DUPLICATE and message.is_written
+    is_held_here = checkpoint.status is CheckpointStatus.FINALIZING and checkpoint.finalizer == message.finalizer
+    finalizing = AcknowledgedCheckpoint(checkpoint=checkpoint, acknowledgements=acknowledgements)
+    return Assessment(
+        verdict=verdict,
+        checkpoint=checkpoint,
+        acknowledgements=acknowledgements,
+        finalizing=finalizing if is_repeated and is_held_here else None,
+    )
 
 
 def _verdict(tx: JobTransaction, checkpoint: CheckpointRecord, own: AcknowledgementRecord | None) -> AcknowledgeResult:
@@ -283,21 +275,6 @@ def _finalize_if_complete(
     )
     tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
     return AcknowledgedCheckpoint(checkpoint=finalizing, acknowledgements=acknowledgements)
-
-
-def _repeated(
-    checkpoint: CheckpointRecord, acknowledgements: tuple[AcknowledgementRecord, ...], message: AcknowledgeAligned
-) -> Assessment:
-    # The reply to the last acknowledgement may have been lost, and no process else finalizes the checkpoint before the lease ends.
-    if checkpoint.finalizer != message.finalizer:
-        return Assessment(verdict=AcknowledgeResult.DUPLICATE, checkpoint=checkpoint, acknowledgements=acknowledgements)
-    finalizing = AcknowledgedCheckpoint(checkpoint=checkpoint, acknowledgements=acknowledgements)
-    return Assessment(
-        verdict=AcknowledgeResult.DUPLICATE,
-        checkpoint=checkpoint,
-        acknowledgements=acknowledgements,
-        finalizing=finalizing,
-    )
 
 
 def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[CheckpointRecord]:

@@ -31,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointStorageLocationReference,
     CheckpointType,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Clock, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
 
@@ -231,17 +231,15 @@ class PeriodicTrigger:
     :param interval: The time between two firings; a longer ``min_pause`` replaces it.
     :param min_pause: The shortest delay before the first firing.
     :param random: The source of the delay.
-    :param clock: The clock for :meth:`rearm`.
     :raises InvalidConfigurationError: if the interval is not positive or the pause is negative.
     """
 
-    def __init__(self, interval: timedelta, min_pause: timedelta, random: Random, clock: Clock) -> None:
+    def __init__(self, interval: timedelta, min_pause: timedelta, random: Random) -> None:
         require("interval", interval, lambda length: length > timedelta(0), "longer than 0")
         require("min_pause", min_pause, lambda pause: pause >= timedelta(0), "0 or longer")
         self._interval = max(interval, min_pause)
         self._min_pause = min_pause
         self._random = random
-        self._clock = clock
         self.next_fire_at: datetime | None = None
         """Time of the next firing; ``None`` while the trigger is stopped."""
 
@@ -271,7 +269,7 @@ class PeriodicTrigger:
         self.next_fire_at += (missed + 1) * self._interval
         return True
 
-    def rearm(self, delay: timedelta) -> None:
+    def rearm(self, now: datetime, delay: timedelta) -> None:
         """Fire next after the delay and then in the fixed interval; no effect on a stopped trigger."""
         if self.next_fire_at is not None:
-            self.next_fire_at = self._clock.now() + delay
+            self.next_fire_at = now + delay

@@ -153,7 +153,6 @@ def test_a_savepoint_of_the_whole_job_is_listed_by_stage(stage: WrittenStage, ru
         attempt = stage.attempt(uid=uid)
         taken.append(stage.take(attempt, stage.snapshot(attempt, "visits", 10)))
     pointer = save_job(stage.storage, taken, f"file://{tmp_path}/savepoints")
-    assert stage.store is not None
     add_row(stage.store, stage.storage, pointer)
 
     for job in ((pointer,), ("sales", "--checkpoint", str(SAVEPOINT_ID))):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.job_restore import RestoredOperator, tasks_to_run
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata, encode_metadata
 from tests.contracts.runs_of_a_job import AGAIN, day, rows_of
 from tests.job_savepoints import save_job
 from tests.unit.cli.conftest import Terminal, rows
@@ -39,6 +40,13 @@ def saved(stage: Any, tmp_path: Any) -> Any:
     taken = {c.checkpoint_id: c for c in stage.store.describe(job_id_of(JOB)).checkpoints}
     stage.pointer = save_job(stage.storage, [taken[2], taken[4]], f"file://{tmp_path}/savepoints")
     return stage
+
+
+def rewrite(pointer: str, change: Callable[[CheckpointDocument], CheckpointDocument]) -> None:
+    """Change the metadata of a savepoint."""
+    uri = f"{pointer}/{METADATA_FILE}"
+    document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
+    local_path(uri).write_bytes(encode_metadata(change(document), uri=uri))
 
 
 def view_of(stage: Any) -> Any:
@@ -153,20 +161,14 @@ def test_without_yes_it_asks_and_no_is_no(saved, run, monkeypatch):
 
 
 def test_parts_of_stages_that_are_gone_are_listed(saved, run):
-    uri = f"{saved.pointer}/{METADATA_FILE}"
-    document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
-    gone = replace(document.parts[0], uid="loads[b]")
-    local_path(uri).write_bytes(encode_metadata(replace(document, parts=(*document.parts, gone)), uri=uri))
+    rewrite(saved.pointer, lambda d: replace(d, parts=(*d.parts, replace(d.parts[0], uid="loads[b]"))))
     *_, last = rows(run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json"))
     assert (last["operator"], last["start"]) == ("loads[b]", "not in the job")
     assert len(view_of(saved).actions) == 3
 
 
 def test_a_part_that_another_job_took_takes_back_all_checkpoints(saved, run):
-    uri = f"{saved.pointer}/{METADATA_FILE}"
-    document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
-    parts = [replace(part, job_id=job_id_of("other")) for part in document.parts]
-    local_path(uri).write_bytes(encode_metadata(replace(document, parts=tuple(parts)), uri=uri))
+    rewrite(saved.pointer, lambda d: replace(d, parts=tuple(replace(p, job_id=job_id_of("other")) for p in d.parts)))
     found = rows(run("restore", JOB, "--from", saved.pointer, "--dry-run", "-o", "json"))
     assert {row["operator"]: row["rolled_back"] for row in found} == {
         "count": [6, 5, 4],
@@ -176,10 +178,7 @@ def test_a_part_that_another_job_took_takes_back_all_checkpoints(saved, run):
 
 
 def test_a_stage_that_has_started_over_is_named(saved, run):
-    uri = f"{saved.pointer}/{METADATA_FILE}"
-    document = decode_metadata(local_path(uri).read_bytes(), uri=uri)
-    only = replace(document.parts[0], uid="late")
-    local_path(uri).write_bytes(encode_metadata(replace(document, parts=(only,)), uri=uri))
+    rewrite(saved.pointer, lambda d: replace(d, parts=(replace(d.parts[0], uid="late"),)))
     owner = owner_of(3, "late", clear_marker=AGAIN)
     attempt = saved.attempt(uid="late", owner=owner, num_retained=5, on_clear=OnClear.RESTART)
     attempt.finish(AttemptStatus.FINISHED)

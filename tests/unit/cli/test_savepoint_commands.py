@@ -34,6 +34,8 @@ from tests.messages import make_leadership, make_owner, make_registration
 from tests.unit.cli.conftest import Run, rows
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
+of_job_or_stage = pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")], ids=["job", "stage"])
+
 
 def changed(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Let the commands take savepoints in another way."""
@@ -88,7 +90,6 @@ def test_a_job_has_one_savepoint_with_all_its_operators_and_an_operator_one_of_i
 def test_a_job_whose_program_coordinates_it_is_left_without_a_request(
     finished: WrittenStage, run: Run, uid: tuple[str, ...]
 ) -> None:
-    assert finished.store is not None
     AlignedCheckpoints(finished.store).lead(make_leadership(job_name=JOB))
     outcome = run("savepoint", JOB, *uid)
     assert (outcome.status, "take the savepoint in that program" in outcome.err) == (1, True)
@@ -104,7 +105,7 @@ def test_a_job_without_a_checkpoint_has_nothing_to_copy(stage: WrittenStage, run
     assert "no completed checkpoint" in rows(outcome)[0]["failure"]
 
 
-@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+@of_job_or_stage
 def test_a_savepoint_without_a_place_names_the_setting(
     finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, uid: tuple[str, ...]
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_savepoint_without_a_place_names_the_setting(
     assert re.search("savepoint[_-]dir", outcome.err + outcome.out)
 
 
-@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+@of_job_or_stage
 def test_a_running_stage_is_waited_for(
     stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, uid: tuple[str, ...]
 ) -> None:
@@ -131,7 +132,7 @@ def test_a_running_stage_that_takes_no_checkpoint_in_time_is_named(stage: Writte
     assert "next checkpoint of aggregate" in outcome.err
 
 
-@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+@of_job_or_stage
 def test_an_interrupted_command_names_its_request_which_gc_goes_on_with(
     stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch, uid: tuple[str, ...]
 ) -> None:
@@ -167,7 +168,7 @@ def test_gc_goes_on_with_a_savepoint_that_no_command_waits_for(stage: WrittenSta
 
 
 @pytest.mark.parametrize(("stop", "kind"), [("suspend", "savepoint_suspend"), ("terminate", "savepoint_terminate")])
-@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+@of_job_or_stage
 def test_stopping_is_asked_of_the_job_or_of_one_stage(
     stage: WrittenStage, run: Run, stop: str, kind: str, uid: tuple[str, ...]
 ) -> None:
@@ -316,7 +317,6 @@ def test_a_savepoint_that_was_written_on_a_filesystem_unknown_here_keeps_its_job
     finished: WrittenStage, run: Run
 ) -> None:
     failed = failed_on_unknown_filesystem(finished)
-    assert finished.store is not None
     with finished.store.transaction(failed.job_id) as tx:
         written = replace(failed, status=CheckpointStatus.DISPOSED, metadata_uri=f"{failed.location}/_metadata")
         tx.update_checkpoint(written, expected=CheckpointStatus.ABORTED)
@@ -394,7 +394,7 @@ def test_a_dispose_that_was_cut_short_goes_on(
     assert not local_path(pointer).exists()
 
 
-@pytest.mark.parametrize("uid", [(), ("--uid", "aggregate")])
+@of_job_or_stage
 def test_a_savepoint_that_was_deleted_by_hand_is_disposed_and_verified_no_more(
     finished: WrittenStage, run: Run, uid: tuple[str, ...]
 ) -> None:
@@ -446,11 +446,9 @@ def test_the_listing_tells_savepoints_from_checkpoints(finished: WrittenStage, r
 
 
 @pytest.fixture
-def record(stage: WrittenStage) -> CheckpointRecord:
+def record(finished: WrittenStage) -> CheckpointRecord:
     """Return the checkpoint of a job that does not run."""
-    attempt = stage.attempt()
-    record = stage.take(attempt, stage.snapshot(attempt, "orders"))
-    attempt.finish(AttemptStatus.FINISHED)
+    [record] = finished.coordinator.describe(job_id_of(JOB)).checkpoints
     return record
 
 

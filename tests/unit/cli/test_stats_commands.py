@@ -186,7 +186,7 @@ def test_a_late_acknowledgement_is_told_with_the_failure(stage: WrittenStage, ru
 
 def test_the_history_outlives_the_rows(counted: WrittenStage, run: Run) -> None:
     [operator] = counted.coordinator.describe(counted.coordinator.jobs()[0].job_id).operators
-    with counted.store.transaction(operator.job_id) as tx:  # type: ignore[union-attr]
+    with counted.store.transaction(operator.job_id) as tx:
         tx.remove_checkpoints((1, 3))
     found = rows(run("stats", JOB, "--history", "--output", "json"))
     assert [(row["checkpoint"], row["status"], row["owner"]) for row in found] == [

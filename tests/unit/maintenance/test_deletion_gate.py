@@ -21,7 +21,6 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import find_source
 from tests.sqlite_rows import new_engine
 from tests.unit.storage.keyed_files import exclusive_file, keyed, take
 from tests.unit.written_stage import JOB, WrittenStage, collect
@@ -168,7 +167,6 @@ def test_a_savepoint_whose_state_is_refused_is_left_to_its_owner(stage: WrittenS
     assert before.items() <= stage.files().items()
     rival = stage.attempt("rival", restore_from=source)
     assert rival.restore() is not None
-    assert stage.store is not None
     claim = stage.store.claim(source.pointer)
     assert claim is not None
     assert claim.job_id == job_id_of("rival")
@@ -178,14 +176,7 @@ def _savepoint(stage: WrittenStage) -> tuple[RestoreSource, dict[str, int]]:
     from tests.unit.maintenance.test_gc import written_savepoint
 
     source, _ = written_savepoint(stage)
-    found = find_source(
-        stage.storage,
-        source.pointer,
-        uid="aggregate",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
+    found = stage.source_at(source.pointer)
     assert found is not None
     return replace(found, mode=RestoreMode.CLAIM), stage.files()
 

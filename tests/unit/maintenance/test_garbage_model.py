@@ -23,7 +23,6 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
-from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
 from tests.messages import ManualClock, make_registration
 from tests.sqlite_rows import new_store
@@ -101,14 +100,7 @@ class World:
 
     def claim(self, job: str) -> None:
         for row in self.savepoints():
-            source = find_source(
-                self.stage.storage,
-                row.location,
-                uid="aggregate",
-                mode=RestoreMode.CLAIM,
-                renamed_uids={},
-                allow_non_restored_state=False,
-            )
+            source = self.stage.source_at(row.location, mode=RestoreMode.CLAIM)
             self.begin(job, restore_from=source)
             return
 
@@ -186,7 +178,6 @@ class World:
     def live(self) -> list[CheckpointRecord]:
         rows = [c for view in self.views() for c in view.checkpoints if c.status is CheckpointStatus.COMPLETED]
         # The own row of a savepoint stays when another operator claims it, which then owns the bytes.
-        assert self.stage.store is not None
         return [c for c in rows if not c.properties.is_savepoint or self.stage.store.claim(c.location) is None]
 
     def require_live_bytes(self) -> None:

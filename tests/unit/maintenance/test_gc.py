@@ -22,7 +22,7 @@ from tests.contracts.maintenance_contract import AIRFLOW
 from tests.contracts.runs_of_a_job import AGAIN, day
 from tests.messages import make_owner
 from tests.unit.storage.keyed_files import state_file
-from tests.unit.written_stage import JOB, WrittenStage, collect, local_path
+from tests.unit.written_stage import JOB, WrittenStage, collect, local_path, no_storage
 
 CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}
 DIRTY = {1: "SUBSUMED", 2: "SUBSUMED", 3: "completed"}
@@ -375,11 +375,7 @@ def test_every_directory_that_a_job_ever_had_is_collected(stage, tmp_path):
 
 def test_storage_that_does_not_answer_is_told_and_leaves_everything_open(stage):
     stage.run()
-
-    def unreachable(base: str) -> CheckpointStorage:
-        raise StorageError("The storage is away.")
-
-    report = collect(stage, opener=unreachable)
+    report = collect(stage, opener=no_storage)
     assert "The storage is away." in report.unreachable[0]
     assert stage.statuses() == DIRTY
 

@@ -75,7 +75,9 @@ def test_a_savepoint_that_expires_names_only_the_stages_without_a_part(job: Save
     job.serve()
     job.stage.clock.advance(2 * 86_400)
     job.serve()
+    assert job.outcome(key).status is RequestStatus.FAILED
     assert job.outcome(key).failure_message == "The checkpoint expired before 'load' had acknowledged"
+    assert job.operator("extract").pinned_checkpoint is None
 
 
 def test_a_savepoint_that_expires_before_its_parts_are_copied_names_no_stage(job: SavedJob) -> None:
@@ -85,7 +87,7 @@ def test_a_savepoint_that_expires_before_its_parts_are_copied_names_no_stage(job
     job.serve()
     job.stage.clock.advance(1)
     taken = job.take(running)
-    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:
         operator = tx.operator(taken.operator_id)
         assert operator is not None
         tx.save_operator(replace(operator, pinned_checkpoint=taken.checkpoint_id))
@@ -115,7 +117,7 @@ def test_a_part_that_is_rolled_back_after_it_was_pinned_is_not_copied(job: Saved
 
         def pin(self, request: Any) -> Any:
             if next(calls) == 2:
-                rewinding = JobRewinding(job.stage.store, UnknownLiveness())  # type: ignore[arg-type]
+                rewinding = JobRewinding(job.stage.store, UnknownLiveness())
                 rewinding.rewind(RewindJob(job_id=job_id_of(JOB), run_key=SECOND, uid="load"))
             return savepoints.pin(request)
 
@@ -157,11 +159,10 @@ def test_a_fork_of_a_stage_does_not_end_a_savepoint(job: SavedJob) -> None:
 
 def test_a_stage_without_a_part_ignores_the_savepoint_that_its_task_names(job: SavedJob) -> None:
     job.run("extract")
-    key = job.request()
-    job.serve()
+    key = job.saved()
     job.run("late")
     saved = read_savepoint(CheckpointStorage.open, job.savepoint(key).location, job.view.job)
-    restoring = JobRestoring(job.stage.store, UnknownLiveness())  # type: ignore[arg-type]
+    restoring = JobRestoring(job.stage.store, UnknownLiveness())
     restoring.restore(RestoreJob(job_id=job_id_of(JOB), savepoint=saved, requested_by="anna"))
     own = RestoreSource(
         pointer="file:///gone/savepoint-5d2c4a-0f6f7c1e2b3a",

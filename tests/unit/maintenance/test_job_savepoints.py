@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,11 +12,9 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
-    CheckpointStatus,
     OnClear,
     OperatorRecord,
     RequestStatus,
@@ -39,7 +35,6 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, document_uris, load_document
-from airflow_provider_statecheck.storage.pointers import find_source
 from tests.job_savepoints import begin_savepoint
 from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
@@ -55,7 +50,6 @@ class SavedJob:
 
     def new_service(self) -> WholeJobSavepoints:
         """Return the service of another process."""
-        assert self.stage.store is not None
         return WholeJobSavepoints(
             rows=AlignedCheckpoints(self.stage.store),
             maintenance=self.stage.maintenance,
@@ -85,6 +79,29 @@ class SavedJob:
     def serve(self) -> None:
         self.service.take(job_id_of(JOB))
 
+    def saved(self, **changes: Any) -> str:
+        """Take a savepoint for which no stage is awaited, and return the key of its request."""
+        key = self.request(**changes)
+        self.serve()
+        assert self.outcome(key).status is RequestStatus.COMPLETED
+        return key
+
+    def prepare(self, attempt: StageAttempt) -> CheckpointRecord:
+        """Complete a checkpoint whose commits are not confirmed."""
+        pending = attempt.begin_checkpoint(None)
+        assert pending is not None
+        taken = attempt.complete_checkpoint(pending, CheckpointContent(has_commit=True))
+        assert taken is not None
+        return taken
+
+    def run_and_lose(self, uid: str) -> None:
+        """Run a stage whose snapshot is deleted afterwards."""
+        attempt = self.begin(uid)
+        snapshot = self.stage.snapshot(attempt, "rows")
+        self.stage.take(attempt, snapshot)
+        attempt.finish(AttemptStatus.FINISHED)
+        self.stage.storage.delete_directory(snapshot.uri)
+
     @property
     def view(self) -> JobView:
         return self.stage.coordinator.describe(job_id_of(JOB))
@@ -110,24 +127,9 @@ class SavedJob:
         return next(o for o in self.view.operators if o.uid == uid)
 
 
-def source_at(
-    storage: CheckpointStorage, pointer: str, uid: str = "load", renamed_uids: Mapping[str, str] = MappingProxyType({})
-) -> Any:
-    return find_source(
-        storage,
-        pointer,
-        uid=uid,
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids=renamed_uids,
-        allow_non_restored_state=False,
-    )
-
-
 def test_the_parts_of_stages_that_have_ended_are_their_last_checkpoints(job: SavedJob) -> None:
     first, second = job.run("extract"), job.run("load[de]")
-    key = job.request()
-    job.serve()
-    assert job.outcome(key).status is RequestStatus.COMPLETED
+    key = job.saved()
     assert job.parts(key) == {"extract": first.checkpoint_id, "load[de]": second.checkpoint_id}
 
 
@@ -148,15 +150,14 @@ def test_a_running_stage_gives_its_first_checkpoint_after_the_trigger(job: Saved
 def test_a_savepoint_is_complete_in_one_directory_that_can_be_moved(job: SavedJob, tmp_path: Path) -> None:
     job.run("extract")
     job.run("load")
-    key = job.request()
-    job.serve()
+    key = job.saved()
     savepoint, document = job.savepoint(key), job.document(key)
     assert document.relocatable
     assert all(uri.startswith(f"{savepoint.location}/") for uri in document_uris(document))
     moved = tmp_path / "elsewhere"
     shutil.move(savepoint.location.removeprefix("file://"), moved)
     shutil.rmtree(tmp_path / "checkpoints")
-    source = source_at(CheckpointStorage.open(str(tmp_path / "checkpoints")), f"file://{moved}")
+    source = job.stage.source_at(f"file://{moved}", uid="load")
     restored = job.begin("load", job="heir", restore_from=source).restore()
     assert restored is not None
     assert restored.state == {"done": ["load"]}
@@ -166,8 +167,7 @@ def test_a_savepoint_is_complete_in_one_directory_that_can_be_moved(job: SavedJo
 def test_each_part_records_the_run_that_it_has_reached(job: SavedJob) -> None:
     job.run("extract", owner=make_owner(run_key="2026-01-02T00:00:00+00:00"))
     job.run("load", owner=make_owner(run_key="2026-01-01T00:00:00+00:00"))
-    key = job.request()
-    job.serve()
+    key = job.saved()
     runs = {part.uid: part.run for part in job.document(key).parts}
     assert runs == {"extract": "2026-01-02T00:00:00+00:00", "load": "2026-01-01T00:00:00+00:00"}
 
@@ -175,8 +175,7 @@ def test_each_part_records_the_run_that_it_has_reached(job: SavedJob) -> None:
 def test_a_stage_that_ended_without_a_checkpoint_is_listed_without_a_part(job: SavedJob) -> None:
     job.run("extract")
     job.begin("notify").finish(AttemptStatus.FINISHED)
-    key = job.request()
-    job.serve()
+    key = job.saved()
     assert job.parts(key).keys() == {"extract"}
     assert {state.uid for state in job.document(key).operator_states} == {"extract", "notify"}
 
@@ -274,19 +273,6 @@ def test_a_retry_gives_the_part_of_the_attempt_that_failed_without_a_checkpoint(
     assert job.parts(key)["load"] == taken.checkpoint_id
 
 
-def test_a_savepoint_that_expires_names_the_stages_that_it_awaited(job: SavedJob) -> None:
-    job.run("extract")
-    job.begin("load")
-    key = job.request()
-    job.serve()
-    job.stage.clock.advance(2 * 86_400)
-    job.serve()
-    failed = job.outcome(key)
-    assert failed.status is RequestStatus.FAILED
-    assert "'load'" in failed.failure_message
-    assert job.operator("extract").pinned_checkpoint is None
-
-
 def test_another_process_goes_on_with_a_savepoint(job: SavedJob) -> None:
     job.run("extract")
     running = job.begin("load")
@@ -360,28 +346,30 @@ def test_a_stage_that_was_rewound_before_its_part_was_copied_declines(job: Saved
     assert job.stage.statuses()[first.checkpoint_id] == "completed"
     job.begin("extract")
     key = job.request()
-    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:
         newest = tx.open_checkpoints(operator_id_of("load"))[-1]
         roll_back(tx, [newest])
     job.serve()
     assert "'load' was rolled back" in job.outcome(key).failure_message
 
 
-def test_state_that_the_end_of_a_run_has_released_refuses_the_savepoint(job: SavedJob) -> None:
+@pytest.mark.parametrize("is_new_generation", [True, False], ids=["at the end of a run", "with newer checkpoints"])
+def test_state_that_retention_has_released_refuses_the_savepoint(job: SavedJob, is_new_generation: bool) -> None:
     job.run("load")
     job.run("extract")
-    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with job.stage.store.transaction(job_id_of(JOB)) as tx:
         operator = tx.operator(operator_id_of("load"))
         assert operator is not None
         roll_back(tx, tx.open_checkpoints(operator.operator_id))
-        tx.save_operator(replace(operator, generation=operator.generation + 1))
+        tx.save_operator(replace(operator, generation=operator.generation + is_new_generation))
     with pytest.raises(CheckpointNotFoundError, match="retention has released"):
         job.request()
+    assert not job.view.requests
 
 
 def test_requests_of_a_coordinator_of_a_program_are_left_to_it(job: SavedJob) -> None:
     taken = job.run("load")
-    begun = begin_savepoint(AlignedCheckpoints(job.stage.store), taken.operator_id)  # type: ignore[arg-type]
+    begun = begin_savepoint(AlignedCheckpoints(job.stage.store), taken.operator_id)
     job.serve()
     assert job.stage.statuses()[begun.checkpoint_id] == "pending"
     with pytest.raises(ConcurrentAttemptError):
@@ -409,17 +397,6 @@ def test_a_savepoint_is_the_latest_checkpoint_of_no_stage_and_subsumes_none(job:
     assert retry.checkpoint.checkpoint_id == taken.checkpoint_id
 
 
-def test_the_state_that_retention_has_released_refuses_the_savepoint(job: SavedJob) -> None:
-    taken = job.run("load")
-    with job.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
-        tx.update_checkpoint(
-            replace(taken, status=CheckpointStatus.SUBSUMED, ended_at=tx.now), expected=CheckpointStatus.COMPLETED
-        )
-    with pytest.raises(CheckpointNotFoundError, match="retention has released"):
-        job.request()
-    assert not job.view.requests
-
-
 def test_a_job_without_state_has_no_savepoint(job: SavedJob) -> None:
     job.begin("load").finish(AttemptStatus.FAILED)
     with pytest.raises(CheckpointNotFoundError, match="run a stage first"):
@@ -429,7 +406,7 @@ def test_a_job_without_state_has_no_savepoint(job: SavedJob) -> None:
 def test_a_program_with_a_coordinator_of_its_own_refuses_the_savepoint(job: SavedJob) -> None:
     job.run("load")
     owner = make_owner(logical_task="sales.py", label="sales.py")
-    AlignedCheckpoints(job.stage.store).lead(  # type: ignore[arg-type]
+    AlignedCheckpoints(job.stage.store).lead(
         TakeLeadership(job_name=JOB, attempt_key=new_key(), owner=owner, storage_base=job.stage.storage.base_uri)
     )
     with pytest.raises(ConcurrentAttemptError, match=r"sales\.py"):
@@ -448,15 +425,12 @@ def test_a_savepoint_needs_a_directory(job: SavedJob) -> None:
 
 def test_a_stage_whose_files_are_damaged_declines_the_savepoint(job: SavedJob) -> None:
     job.run("extract")
-    attempt = job.begin("load")
-    snapshot = job.stage.snapshot(attempt, "rows")
-    job.stage.take(attempt, snapshot)
-    attempt.finish(AttemptStatus.FINISHED)
-    job.stage.storage.delete_directory(snapshot.uri)
+    job.run_and_lose("load")
     key = job.request()
     job.serve()
     assert job.outcome(key).status is RequestStatus.FAILED
-    assert "rows" in job.outcome(key).failure_message
+    with pytest.raises(CheckpointDeclinedError, match="rows"):
+        job.service.pointer_of(job_id_of(JOB), key, 0)
     assert not any("savepoint" in name for name in CheckpointStorage.open(job.target).list_files(job.target))
 
 
@@ -474,22 +448,10 @@ def test_a_savepoint_that_is_late_is_reported_with_the_stages_that_it_awaits(job
     assert job.outcome(key).status is RequestStatus.RUNNING
 
 
-def test_a_savepoint_that_failed_is_reported_with_its_reason(job: SavedJob) -> None:
-    attempt = job.begin("load")
-    snapshot = job.stage.snapshot(attempt, "rows")
-    job.stage.take(attempt, snapshot)
-    attempt.finish(AttemptStatus.FINISHED)
-    job.stage.storage.delete_directory(snapshot.uri)
-    key = job.request()
-    with pytest.raises(CheckpointDeclinedError, match="rows"):
-        job.service.pointer_of(job_id_of(JOB), key, 0)
-
-
 def test_a_stage_that_has_only_restored_a_part_of_another_job_has_no_part_yet(job: SavedJob) -> None:
     job.run("load")
-    key = job.request()
-    job.serve()
-    source = source_at(job.stage.storage, job.savepoint(key).location, uid="write", renamed_uids={"load": "write"})
+    key = job.saved()
+    source = job.stage.source_at(job.savepoint(key).location, uid="write", renamed_uids={"load": "write"})
     heir = job.begin("write", job="heir", restore_from=source)
     assert heir.restore() is not None
     heir.finish(AttemptStatus.FAILED)
@@ -504,9 +466,8 @@ def test_a_stage_that_has_ended_with_only_the_savepoint_that_it_started_from_ref
     job: SavedJob, status: AttemptStatus
 ) -> None:
     job.run("load")
-    key = job.request()
-    job.serve()
-    source = source_at(job.stage.storage, job.savepoint(key).location)
+    key = job.saved()
+    source = job.stage.source_at(job.savepoint(key).location, uid="load")
     job.run("report", job="heir")
     # Its source had no rows, or it failed before it had restored the savepoint.
     job.begin("load", job="heir", restore_from=source).finish(status)

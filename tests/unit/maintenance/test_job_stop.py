@@ -22,7 +22,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.maintenance.job_savepoints import savepoint_kind
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
 from airflow_provider_statecheck.spark.status_log import stopping_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import WRITING_CALLS, FaultMode, InProcessPlan, Killed, faulty_storage
@@ -68,6 +67,12 @@ class StoppedJob(SavedJob):
         attempt.fail(stopped.value)
         return stopped.value
 
+    def fail_while_waiting(self, attempt: StageAttempt) -> None:
+        """Take a checkpoint after which the driver loses its connection while it waits."""
+        self.while_waiting = [_lose]
+        with pytest.raises(ConnectionError):
+            self.take_after(attempt)
+
     def newest(self, attempt: StageAttempt) -> int:
         """Return the newest checkpoint of the stage."""
         latest = self.stage.coordinator.latest(job_id_of(JOB), attempt.grant.attempt.operator_id)
@@ -107,10 +112,7 @@ def test_a_stage_waits_when_its_commits_are_confirmed(job: StoppedJob) -> None:
     running = job.driven("load")
     key = job.request(kind=SUSPEND)
     job.stage.clock.advance(1)
-    pending = running.begin_checkpoint(None)
-    assert pending is not None
-    taken = running.complete_checkpoint(pending, CheckpointContent(has_commit=True))
-    assert taken is not None
+    taken = job.prepare(running)
     assert not job.waits
     job.while_waiting = [job.serve]
     with pytest.raises(StoppedWithSavepointError):
@@ -120,10 +122,7 @@ def test_a_stage_waits_when_its_commits_are_confirmed(job: StoppedJob) -> None:
 
 def test_commits_of_a_checkpoint_before_the_trigger_do_not_make_a_stage_wait(job: StoppedJob) -> None:
     running = job.driven("load")
-    pending = running.begin_checkpoint(None)
-    assert pending is not None
-    taken = running.complete_checkpoint(pending, CheckpointContent(has_commit=True))
-    assert taken is not None
+    taken = job.prepare(running)
     key = job.request(kind=SUSPEND)
     running.confirm_commits((taken.checkpoint_id,))
     assert not job.waits
@@ -133,13 +132,9 @@ def test_commits_of_a_checkpoint_before_the_trigger_do_not_make_a_stage_wait(job
 
 
 def test_stages_go_on_if_the_savepoint_fails(job: StoppedJob) -> None:
-    attempt = job.begin("extract")
-    snapshot = job.stage.snapshot(attempt, "rows")
-    job.stage.take(attempt, snapshot)
-    attempt.finish(AttemptStatus.FINISHED)
+    job.run_and_lose("extract")
     running = job.driven("load")
     key = job.request(kind=SUSPEND)
-    job.stage.storage.delete_directory(snapshot.uri)
     job.while_waiting = [job.serve]
     job.take_after(running)
     assert job.outcome(key).status is RequestStatus.FAILED
@@ -200,10 +195,7 @@ def _lose() -> None:
 def test_a_retry_of_a_stage_that_failed_while_it_waited_stops_at_its_next_checkpoint(job: StoppedJob) -> None:
     other, failing = job.driven("other"), job.driven("load")
     key = job.request(kind=SUSPEND)
-
-    job.while_waiting = [_lose]
-    with pytest.raises(ConnectionError):
-        job.take_after(failing)
+    job.fail_while_waiting(failing)
     given = job.newest(failing)
     failing.finish(AttemptStatus.FAILED)
     retry = job.driven("load")
@@ -219,9 +211,7 @@ def test_a_retry_stops_although_the_savepoint_is_complete_before_its_first_check
 ) -> None:
     failing = job.driven("load")
     key = job.request(kind=SUSPEND)
-    job.while_waiting = [_lose]
-    with pytest.raises(ConnectionError):
-        job.take_after(failing)
+    job.fail_while_waiting(failing)
     failing.finish(AttemptStatus.FAILED)
     if retry_begins == "after":
         job.serve()
@@ -244,9 +234,7 @@ def test_retries_of_a_stage_that_failed_without_a_checkpoint_stop(job: StoppedJo
     job.driven("load")
     key = job.request(kind=SUSPEND)
     failing = job.driven("load")
-    job.while_waiting = [_lose]
-    with pytest.raises(ConnectionError):
-        job.take_after(failing)
+    job.fail_while_waiting(failing)
     job.serve()
     assert job.outcome(key).status is RequestStatus.COMPLETED
     failing.finish(AttemptStatus.FAILED)
@@ -276,9 +264,7 @@ def test_the_retry_of_a_stage_that_had_failed_at_the_trigger_stops(job: StoppedJ
 
 def test_the_retry_of_a_stage_that_began_after_the_savepoint_does_not_stop(job: StoppedJob) -> None:
     job.run("load")
-    key = job.request(kind=SUSPEND)
-    job.serve()
-    assert job.outcome(key).status is RequestStatus.COMPLETED
+    job.saved(kind=SUSPEND)
     # The clock was set back, and the time of the job stands still.
     for _ in range(2):
         attempt = job.driven("load", owner=make_owner(run_key="2026-01-02", run_id="the next run"))
@@ -330,7 +316,7 @@ def test_a_wait_ends_with_the_attempt(job: StoppedJob) -> None:
 def test_a_coordinator_of_a_program_stops_no_stage(job: StoppedJob) -> None:
     running = job.driven("load")
     properties = CheckpointProperties.for_sync_savepoint(terminate=False)
-    begin_savepoint(AlignedCheckpoints(job.stage.store), running.grant.attempt.operator_id, properties=properties)  # type: ignore[arg-type]
+    begin_savepoint(AlignedCheckpoints(job.stage.store), running.grant.attempt.operator_id, properties=properties)
     job.take_after(running)
     assert not job.waits
 
@@ -366,9 +352,7 @@ def test_the_part_of_a_stage_that_terminates_has_confirmed_commits(job: StoppedJ
     before = job.take(running)
     key = job.request(kind=TERMINATE)
     job.stage.clock.advance(1)
-    pending = running.begin_checkpoint(None)
-    assert pending is not None
-    running.complete_checkpoint(pending, CheckpointContent(has_commit=True))
+    pending = job.prepare(running)
     running.finish(AttemptStatus.FAILED)
     job.serve()
     assert job.outcome(key).status is RequestStatus.RUNNING

@@ -44,6 +44,21 @@ class Pipeline:
         # Retains all checkpoints.
         return self.stage.attempt(uid=uid, num_retained=100, **changes)
 
+    def retry(self, restored: int, num_retained: int = 100) -> StageAttempt:
+        """Let the writer fail, and begin another attempt of it that has restored a checkpoint."""
+        self.writer.finish(AttemptStatus.FAILED)
+        retry = self.stage.attempt(uid="writer", num_retained=num_retained)
+        with self.stage.store.transaction(job_id_of(JOB)) as tx:
+            attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
+            assert attempt is not None
+            tx.save_attempt(replace(attempt, restored_from=restored))
+        return retry
+
+    def require_declined(self, match: str) -> None:
+        """Require that the stages cannot give consistent parts."""
+        with pytest.raises(CheckpointDeclinedError, match=match):
+            self.parts()
+
     def take(self, attempt: StageAttempt, reads: Mapping[str, list[int]] | None = None) -> int:
         self.stage.clock.advance(1)
         taken = self.stage.take(attempt)
@@ -54,7 +69,7 @@ class Pipeline:
         self.stage.clock.advance(1)
         view = self.stage.coordinator.describe(job_id_of(JOB))
         self.members = members_of(view)
-        with self.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+        with self.stage.store.transaction(job_id_of(JOB)) as tx:
             number = tx.draw_checkpoint_id()
         self.savepoint = replace(
             view.checkpoints[-1],
@@ -159,27 +174,18 @@ def test_stages_that_read_each_other_without_end_decline(pipeline: Pipeline) -> 
     for _ in range(6):
         following = pipeline.take(pipeline.reader, {"writer": [following + 1]})
         following = pipeline.take(pipeline.writer, {"reader": [following + 2]})
-    with pytest.raises(CheckpointDeclinedError, match=r"'writer' and 'reader' read each other|'reader' and 'writer'"):
-        pipeline.parts()
+    pipeline.require_declined(r"'writer' and 'reader' read each other|'reader' and 'writer'")
 
 
 def test_output_that_its_stage_has_retracted_declines_and_names_both(pipeline: Pipeline) -> None:
     restored = pipeline.take(pipeline.writer)
     retracted = pipeline.take(pipeline.writer)
-    pipeline.writer.finish(AttemptStatus.FAILED)
-    retry = pipeline.begin("writer")
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
-        attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
-        assert attempt is not None
-        tx.save_attempt(replace(attempt, restored_from=restored))
+    retry = pipeline.retry(restored)
     pipeline.take(pipeline.reader)
     pipeline.trigger()
     pipeline.take(retry)
     pipeline.take(pipeline.reader, {"writer": [retracted]})
-    with pytest.raises(
-        CheckpointDeclinedError, match=f"'reader' has listed .* checkpoint {retracted} of stage 'writer'"
-    ):
-        pipeline.parts()
+    pipeline.require_declined(f"'reader' has listed .* checkpoint {retracted} of stage 'writer'")
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
@@ -193,8 +199,7 @@ def test_output_of_a_stage_that_gives_no_part_declines(pipeline: Pipeline, has_b
     late = pipeline.begin("empty")
     pipeline.take(pipeline.writer)
     pipeline.take(pipeline.reader, {"empty": [pipeline.take(late)]})
-    with pytest.raises(CheckpointDeclinedError, match="'reader' has listed the output of stage 'empty', which had no"):
-        pipeline.parts()
+    pipeline.require_declined("'reader' has listed the output of stage 'empty', which had no")
 
 
 def test_a_long_chain_of_stages_settles(pipeline: Pipeline) -> None:
@@ -235,14 +240,13 @@ def test_output_from_before_a_restore_in_place_is_in_force(pipeline: Pipeline) -
     read = pipeline.take(pipeline.reader, {"writer": [kept, cut]})
     assert pipeline.parts() == {"writer": written, "reader": read}
     pipeline.reads[read] = {"writer": [above]}
-    with pytest.raises(CheckpointDeclinedError, match="has retracted it"):
-        pipeline.parts()
+    pipeline.require_declined("has retracted it")
 
 
 def _adopt(pipeline: Pipeline, attempt: StageAttempt, copied: int) -> int:
     """Let an attempt start from a savepoint of its job, in a new generation."""
     ref = attempt.grant.attempt
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         operator, record = tx.operator(ref.operator_id), tx.attempt(ref.operator_id, ref.epoch)
         assert operator is not None
         assert record is not None
@@ -279,8 +283,7 @@ def test_output_of_a_stage_that_has_started_over_with_a_changed_source_declines(
     pipeline.trigger()
     pipeline.take(again)
     pipeline.take(pipeline.reader, {"writer": [retracted]})
-    with pytest.raises(CheckpointDeclinedError, match=f"checkpoint {retracted} of stage 'writer', which has retracted"):
-        pipeline.parts()
+    pipeline.require_declined(f"checkpoint {retracted} of stage 'writer', which has retracted")
 
 
 def test_a_stage_that_starts_over_with_a_changed_source_while_others_are_awaited_declines(pipeline: Pipeline) -> None:
@@ -289,51 +292,36 @@ def test_a_stage_that_starts_over_with_a_changed_source_while_others_are_awaited
     pipeline.trigger()
     pipeline.take(_start_over(pipeline))
     pipeline.take(pipeline.reader)
-    with pytest.raises(CheckpointDeclinedError, match="stage 'writer' has started over"):
-        pipeline.parts()
+    pipeline.require_declined("stage 'writer' has started over")
 
 
 def test_a_restart_of_a_running_stage_declines(pipeline: Pipeline) -> None:
     before = pipeline.take(pipeline.writer)
     pipeline.take(pipeline.writer)
     pipeline.trigger()
-    pipeline.writer.finish(AttemptStatus.FAILED)
-    retry = pipeline.begin("writer")
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    retry = pipeline.retry(before)
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         newest = tx.open_checkpoints(operator_id_of("writer"))[-1]
         roll_back(tx, [newest])
-        attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
-        assert attempt is not None
-        tx.save_attempt(replace(attempt, restored_from=before))
-    with pytest.raises(
-        CheckpointDeclinedError, match=f"checkpoint {newest.checkpoint_id} of stage 'writer' was rolled back"
-    ):
-        pipeline.parts()
+    pipeline.require_declined(f"checkpoint {newest.checkpoint_id} of stage 'writer' was rolled back")
     pipeline.take(retry)
-    with pytest.raises(CheckpointDeclinedError, match="was rolled back"):
-        pipeline.parts()
+    pipeline.require_declined("was rolled back")
 
 
 def test_output_that_was_retracted_long_ago_declines(pipeline: Pipeline) -> None:
     restored = pipeline.take(pipeline.writer)
     retracted = pipeline.take(pipeline.writer)
-    pipeline.writer.finish(AttemptStatus.FAILED)
-    retry = pipeline.stage.attempt(uid="writer", num_retained=1)
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
-        attempt = tx.attempt(operator_id_of("writer"), retry.grant.attempt.epoch)
-        assert attempt is not None
-        tx.save_attempt(replace(attempt, restored_from=restored))
+    retry = pipeline.retry(restored, num_retained=1)
     for _ in range(120):
         pipeline.take(retry)
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         mark_discarded(tx, operator_id_of("writer"), range(retracted + 120))
     pipeline.take(pipeline.reader)
     pipeline.trigger()
     pipeline.take(retry)
     pipeline.take(pipeline.reader, {"writer": [retracted]})
     assert all(c.checkpoint_id != retracted for c in pipeline.stage.coordinator.describe(job_id_of(JOB)).checkpoints)
-    with pytest.raises(CheckpointDeclinedError, match="has retracted it"):
-        pipeline.parts()
+    pipeline.require_declined("has retracted it")
 
 
 def test_output_of_a_stage_outside_the_job_is_not_cut(pipeline: Pipeline) -> None:
@@ -359,12 +347,11 @@ def test_a_pinned_part_that_was_rolled_back_declines(pipeline: Pipeline) -> None
     pipeline.trigger()
     pipeline.take(pipeline.writer)
     _pin(pipeline, 1_000)
-    with pytest.raises(CheckpointDeclinedError, match="checkpoint 1000 of stage 'writer' was rolled back"):
-        pipeline.parts()
+    pipeline.require_declined("checkpoint 1000 of stage 'writer' was rolled back")
 
 
 def _pin(pipeline: Pipeline, checkpoint_id: int) -> None:
-    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:  # type: ignore[union-attr]
+    with pipeline.stage.store.transaction(job_id_of(JOB)) as tx:
         operator = tx.operator(operator_id_of("writer"))
         assert operator is not None
         tx.save_operator(replace(operator, pinned_checkpoint=checkpoint_id))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,12 +13,21 @@ from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.gc import PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from airflow_provider_statecheck.testing.faults import (
+    WRITING_CALLS,
+    FaultMode,
+    FaultPlan,
+    InProcessPlan,
+    Killed,
+    faulty_rows,
+    faulty_storage,
+)
 from tests.contracts.maintenance_contract import AIRFLOW
 from tests.messages import make_owner
 from tests.soak import rest_in_soak
-from tests.unit.written_stage import JOB, WrittenStage, local_path
+from tests.unit.written_stage import JOB, WrittenStage, local_path, no_storage
 
 TEST = "test/sales"
 BY_RUN = "nightly/2026-01-01"
@@ -151,11 +162,7 @@ def test_a_dry_run_counts_old_rows(stage):
 
 def test_rows_stay_while_their_storage_does_not_answer(stage):
     stage.run(TEST)
-
-    def away(base: str) -> CheckpointStorage:
-        raise StorageError("The storage is away.")
-
-    report = prune(stage, TEST, TESTS, opener=away)
+    report = prune(stage, TEST, TESTS, opener=no_storage)
     assert (report.is_removed, jobs(stage)) == (False, {TEST})
     assert report.unreachable
     assert prune(stage, TEST, TESTS).is_removed
@@ -183,12 +190,8 @@ def test_a_problem_is_told_once(stage):
     stage.run(TEST)
     stage.run(TEST)
     stage.clock.advance(2 * MONTH)
-
-    def away(base: str) -> CheckpointStorage:
-        raise StorageError("The storage is away.")
-
     request = PruneRequest(test_jobs=True, older_than=timedelta(days=10))
-    assert len(prune(stage, TEST, request, opener=away).unreachable) == 1
+    assert len(prune(stage, TEST, request, opener=no_storage).unreachable) == 1
 
 
 def test_attempts_stay_whose_bytes_were_left_because_a_retained_checkpoint_cannot_be_read(stage, tmp_path):
@@ -272,137 +275,70 @@ def test_a_job_that_started_again_is_kept_with_its_files_and_the_reason_is_told(
 def test_a_request_stays_open_while_the_storage_does_not_answer(stage):
     stage.run(JOB)
     ask(stage, JOB)
-
-    def away(base: str) -> CheckpointStorage:
-        raise StorageError("The storage is away.")
-
-    assert prune(stage, JOB, PruneRequest(), opener=away).unreachable
+    assert prune(stage, JOB, PruneRequest(), opener=no_storage).unreachable
     assert request_of(stage, JOB).status is RequestStatus.RUNNING
     assert prune(stage, JOB, PruneRequest()).is_removed
     assert stage.files() == {}
 
 
-class Killed(BaseException):
-    """The process ends here; nothing catches it."""
-
-
-class Counting:
-    """Ends the process before or after the call of a number, on rows and bytes alike."""
-
-    def __init__(self, point: int | None, is_after: bool) -> None:
-        self.calls = 0
-        self.point = point
-        self.is_after = is_after
-
-    def around(self, target: Any) -> Any:
-        counting = self
-
-        class Proxy:
-            def __getattr__(self, name: str) -> Any:
-                attribute = getattr(target, name)
-                return counting.wrapped(attribute) if callable(attribute) else attribute
-
-        return Proxy()
-
-    def wrapped(self, call: Any) -> Any:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.point and not self.is_after:
-                raise Killed
-            result = call(*args, **kwargs)
-            if self.calls == self.point:
-                raise Killed
-            return result
-
-        return counted
-
-
-def whole_run(stage: WrittenStage, job: str, counting: Counting, request: PruneRequest = TESTS) -> PrunedJob:
-    def opener(base: str) -> Any:
-        return counting.around(CheckpointStorage.open(base))
-
-    return prune(stage, job, request, gateway=counting.around(stage.maintenance), opener=opener)
-
-
-@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
-def test_a_requested_removal_that_is_killed_at_any_call_is_ended_by_the_next(stage, is_after):
-    stage.run("counted", checkpoints=2)
-    ask(stage, "counted")
-    counted = Counting(None, is_after)
-    assert whole_run(stage, "counted", counted, PruneRequest()).is_removed
-    assert counted.calls > 20
-    for point in range(1, counted.calls + 1):
-        job = f"asked/{point}"
+def killed_removals(
+    stage: WrittenStage, prefix: str, request: PruneRequest, mode: FaultMode
+) -> Iterator[tuple[str, str]]:
+    """Kill the removal of a job at each of its durable steps, and yield the job with the key of the user's request."""
+    for point in count(1):
+        job = f"{prefix}/{point}"
         stage.run(job, checkpoints=2)
-        key = ask(stage, job)
-        with pytest.raises(Killed):
-            whole_run(stage, job, Counting(point, is_after), PruneRequest())
+        key = ask(stage, job) if prefix == "asked" else ""
+        try:
+            prune_with(stage, job, request, InProcessPlan(point=point, mode=mode))
+        except Killed:
+            yield job, key
+        else:
+            assert point > 10
+            return
+
+
+def prune_with(stage: WrittenStage, job: str, request: PruneRequest, plan: InProcessPlan) -> None:
+    gateway = faulty_rows(stage.maintenance, plan, JobMaintenance)
+    prune(stage, job, request, gateway=gateway, opener=lambda _: faulty_storage(stage.storage, plan, WRITING_CALLS))
+
+
+MODES = rest_in_soak([FaultMode.KILL, FaultMode.KILL_AFTER], FaultMode.KILL_AFTER)
+REMOVALS = [pytest.param("asked", PruneRequest(), id="requested"), pytest.param("test", TESTS, id="test job")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("prefix", "request_"), REMOVALS)
+def test_a_removal_that_is_killed_at_any_step_is_ended_by_the_next(stage, prefix, request_, mode):
+    for job, key in killed_removals(stage, prefix, request_, mode):
         if job in jobs(stage):
-            assert request_of(stage, job).status.is_open, point
-            assert prune(stage, job, PruneRequest()).is_removed, point
-        assert (jobs(stage), stage.files()) == (set(), {}), point
-        stage.attempt(job).finish(AttemptStatus.FAILED)
-        done = request_of(stage, job)
-        assert (done.request_key, done.status) == (key, RequestStatus.COMPLETED), point
-        assert not prune(stage, job, PruneRequest()).is_removed, "the request is served once"
-        prune(stage, job, named(job))
+            assert not key or request_of(stage, job).status.is_open, job
+            assert prune(stage, job, request_).is_removed, job
+        assert (jobs(stage), stage.files()) == (set(), {}), job
+        if key:
+            stage.attempt(job).finish(AttemptStatus.FAILED)
+            done = request_of(stage, job)
+            assert (done.request_key, done.status) == (key, RequestStatus.COMPLETED), job
+            assert not prune(stage, job, request_).is_removed, "the request is served once"
+            prune(stage, job, named(job))
 
 
-@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
-def test_an_attempt_between_two_calls_of_a_requested_removal_keeps_what_it_writes(stage, is_after):
-    stage.run("counted", checkpoints=2)
-    ask(stage, "counted")
-    counted = Counting(None, is_after)
-    whole_run(stage, "counted", counted, PruneRequest())
-    for point in range(1, counted.calls + 1):
-        job = f"asked/{point}"
-        stage.run(job, checkpoints=2)
-        ask(stage, job)
-        with pytest.raises(Killed):
-            whole_run(stage, job, Counting(point, is_after), PruneRequest())
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("prefix", "request_"), REMOVALS)
+def test_an_attempt_after_a_removal_that_was_killed_at_any_step_keeps_what_it_writes(stage, prefix, request_, mode):
+    for job, key in killed_removals(stage, prefix, request_, mode):
         stage.clock.advance(1)
         is_removed = job not in jobs(stage)
         attempt = stage.attempt(job)
         attempt.restore()
         stage.take(attempt, stage.snapshot(attempt, "after"))
-        attempt.finish(AttemptStatus.FAILED)
-        assert not prune(stage, job, PruneRequest()).is_removed, point
-        expected = RequestStatus.COMPLETED if is_removed else RequestStatus.FAILED
-        assert request_of(stage, job).status is expected, point
-        assert stage.attempt(job).restore() is not None, point
-
-
-@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
-def test_a_prune_that_is_killed_at_any_call_is_ended_by_the_next(stage, is_after):
-    stage.run("test/counted", checkpoints=2)
-    counted = Counting(None, is_after)
-    assert whole_run(stage, "test/counted", counted).is_removed
-    assert counted.calls > 20
-    for point in range(1, counted.calls + 1):
-        job = f"test/{point}"
-        stage.run(job, checkpoints=2)
-        with pytest.raises(Killed):
-            whole_run(stage, job, Counting(point, is_after))
-        if job in jobs(stage):
-            assert prune(stage, job, TESTS).is_removed, point
-        assert (jobs(stage), stage.files()) == (set(), {}), point
-
-
-@pytest.mark.parametrize("is_after", rest_in_soak([False, True], True), ids=["before", "after"])
-def test_a_killed_prune_leaves_a_job_that_an_attempt_can_begin_anew_with(stage, is_after):
-    stage.run("test/counted", checkpoints=2)
-    counted = Counting(None, is_after)
-    whole_run(stage, "test/counted", counted)
-    for point in range(1, counted.calls + 1):
-        job = f"test/{point}"
-        stage.run(job, checkpoints=2)
-        with pytest.raises(Killed):
-            whole_run(stage, job, Counting(point, is_after))
-        attempt = stage.attempt(job)
-        attempt.restore()
-        stage.take(attempt, stage.snapshot(attempt, "after"))
-        assert not prune(stage, job, TESTS).is_removed
-        assert stage.attempt(job).restore() is not None, point
+        if key:
+            attempt.finish(AttemptStatus.FAILED)
+        assert not prune(stage, job, request_).is_removed, job
+        if key:
+            expected = RequestStatus.COMPLETED if is_removed else RequestStatus.FAILED
+            assert request_of(stage, job).status is expected, job
+        assert stage.attempt(job).restore() is not None, job
 
 
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import epoch_name, job_id_of, orphans_uri, shared_uri, taskowned_uri
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, PruneRequest, collect_job, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
-from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path
@@ -241,14 +239,7 @@ def test_a_checkpoint_that_an_attempt_of_a_new_generation_began_from_stays(stage
     first = stage.attempt()
     taken = stage.take(first, stage.snapshot(first, "raw"))
     first.finish(AttemptStatus.FAILED)
-    source = find_source(
-        stage.storage,
-        taken.location,
-        uid="aggregate",
-        mode=RestoreMode.NO_CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
+    source = stage.source_at(taken.location)
     owner = make_owner(run_id="a new run under the old date")
     again = stage.attempt(owner=owner, restore_from=source)
     assert again.restore() is not None

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary
@@ -22,7 +21,6 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.messages import ManualClock, make_owner
 from tests.sqlite_rows import new_store
@@ -45,7 +43,6 @@ def lost(stage: WrittenStage) -> WrittenStage:
 
 def recover(stage: WrittenStage, job: str | None = None, **options: Any) -> list[RecoveredJob]:
     opener = options.pop("opener", CheckpointStorage.open)
-    assert stage.store is not None
     return Recoveries(JobRecovery(stage.store), opener, **options).recover(stage.storage.base_uri, job)
 
 
@@ -195,9 +192,7 @@ def test_only_the_job_that_is_named_is_recovered(stage, lost):
 def test_savepoints_in_a_directory_are_known_again(stage, lost, tmp_path):
     attempt = stage.attempt()
     target = f"file://{tmp_path}/savepoints"
-    ref = attempt.grant.attempt
-    ask = RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
-    stage.savepoints.request(ask)
+    stage.request_savepoint(attempt, target)
     stage.take(attempt, stage.snapshot(attempt, "raw"))
     (done,) = recover(lost, savepoints=target)
     assert len(done.savepoints) == 1
@@ -214,9 +209,7 @@ def test_savepoints_in_a_directory_are_known_again(stage, lost, tmp_path):
 def test_savepoints_do_not_recover_a_job_that_has_its_checkpoints_in_another_directory(stage, lost, tmp_path, named):
     target = f"file://{tmp_path}/savepoints"
     attempt = stage.attempt()
-    ref = attempt.grant.attempt
-    ask = RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
-    stage.savepoints.request(ask)
+    stage.request_savepoint(attempt, target)
     stage.take(attempt)
     elsewhere = WrittenStage(CheckpointStorage.open(str(tmp_path / "elsewhere")), store=lost.store)
     with pytest.raises(CheckpointNotFoundError, match="correct the checkpoint directory"):
@@ -302,9 +295,9 @@ def test_a_commit_of_unknown_outcome_is_made_good_by_the_next_call(stage, lost, 
     worked(stage)
     honest = JobRecovery.recover
 
-    def unknown(self: JobRecovery, request: Any) -> None:
+    def unknown(self: JobRecovery, request: Any, **options: Any) -> None:
         if is_committed:
-            honest(self, request)
+            honest(self, request, **options)
         raise CommitStateUnknownError("The reply was lost.")
 
     with monkeypatch.context() as patch:
@@ -318,19 +311,12 @@ def test_a_commit_of_unknown_outcome_is_made_good_by_the_next_call(stage, lost, 
 def test_a_savepoint_whose_files_a_checkpoint_names_stays_claimed(stage, lost, tmp_path):
     target = f"file://{tmp_path}/savepoints"
     attempt = stage.attempt("giver")
-    ref = attempt.grant.attempt
-    ask = RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
-    stage.savepoints.request(ask)
+    stage.request_savepoint(attempt, target)
     stage.take(attempt, stage.snapshot(attempt, "raw"))
-    (pointer,) = [c.location for c in stage.maintenance.describe(ref.job_id).checkpoints if c.properties.is_savepoint]
-    source = find_source(
-        stage.storage,
-        pointer,
-        uid="aggregate",
-        mode=RestoreMode.CLAIM,
-        renamed_uids={},
-        allow_non_restored_state=False,
-    )
+    (pointer,) = [
+        c.location for c in stage.maintenance.describe(job_id_of("giver")).checkpoints if c.properties.is_savepoint
+    ]
+    source = stage.source_at(pointer, mode=RestoreMode.CLAIM)
     heir = stage.attempt(restore_from=source)
     restored = heir.restore()
     assert restored is not None

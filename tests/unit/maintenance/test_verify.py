@@ -16,6 +16,7 @@ from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.written_stage import WrittenStage, local_path, parquet
+from tests.written_snapshots import flip
 
 LARGE_STATE = "x" * 100_000
 
@@ -56,12 +57,6 @@ def data(stage: WrittenStage, checkpoint: CheckpointRecord) -> Path:
 
 FILES = [metadata, state, manifest, data]
 Find = Callable[[WrittenStage, CheckpointRecord], Path]
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("is_deep", [False, True])

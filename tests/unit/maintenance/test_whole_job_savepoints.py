@@ -34,7 +34,6 @@ def pointer(stage: WrittenStage, target: str) -> str:
         taken.append(stage.take(attempt, stage.snapshot(attempt, f"rows of {uid}"), state=LARGE_STATE))
         attempt.finish(AttemptStatus.FINISHED)
     found = save_job(stage.storage, taken, target, empty=("notify",))
-    assert stage.store is not None
     add_row(stage.store, stage.storage, found)
     return found
 
@@ -44,7 +43,6 @@ def files_of(pointer: str) -> set[Path]:
 
 
 def recover(stage: WrittenStage, target: str) -> RecoveredJob:
-    assert stage.store is not None
     recoveries = Recoveries(JobRecovery(stage.store), CheckpointStorage.open, savepoints=target)
     [found] = recoveries.recover(stage.storage.base_uri)
     return found

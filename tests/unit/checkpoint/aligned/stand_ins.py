@@ -1,12 +1,13 @@
-"""Tasks and requests that the tests of the coordinator's parts are made of."""
+"""Requests, master hooks and operator coordinators that the tests of the coordinator's parts are made of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import SnapshotRequest
@@ -16,41 +17,6 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 def seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
-
-
-@dataclass
-class RecordingTask:
-    """A task that notes what it is told, and fails when it is told what it was made to fail at."""
-
-    uid: str
-    status: ExecutionStatus = ExecutionStatus.RUNNING
-    attempt_id: str = "1"
-    name: str = ""
-    parallelism: int = 2
-    max_parallelism: int = 128
-    fails_at: frozenset[str] = frozenset()
-    told: list[tuple[Any, ...]] = field(default_factory=list)
-
-    @property
-    def operator_id(self) -> OperatorId:
-        return operator_id_of(self.uid)
-
-    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: object) -> None:
-        self._hear("trigger", checkpoint_id, timestamp, options)
-
-    def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
-        self._hear("complete", checkpoint_id, timestamp, last_subsumed_id)
-
-    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
-        self._hear("aborted", checkpoint_id, latest_completed_id, timestamp)
-
-    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
-        self._hear("subsumed", checkpoint_id)
-
-    def _hear(self, what: str, *facts: Any) -> None:
-        self.told.append((what, *facts))
-        if what in self.fails_at:
-            raise RuntimeError(f"task cannot take {what}")
 
 
 def make_request(
@@ -71,3 +37,87 @@ def make_request(
         requested_at=START - seconds(age),
         **fields,
     )
+
+
+class JsonSerializer:
+    """Writes version 2 and reads versions 1 and 2."""
+
+    version = 2
+
+    def serialize(self, data: Any) -> bytes:
+        return json.dumps(data).encode()
+
+    def deserialize(self, version: int, data: bytes) -> Any:
+        if version not in (1, 2):
+            raise ValueError(f"no version {version}")
+        return json.loads(data) if version == 2 else data.decode()
+
+
+class RecordingHook:
+    """A hook that saves what it holds and notes what it is told."""
+
+    def __init__(self, identifier: Any, data: Any = None, serializer: Any = None, fails_at: str = "") -> None:
+        self.identifier = identifier
+        self.data = data
+        self.serializer = serializer
+        self.fails_at = fails_at
+        self.told: list[tuple[Any, ...]] = []
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[Any] | None:
+        self._hear("trigger", checkpoint_id, timestamp)
+        return None if self.data is None else executor.submit(lambda: self.data)
+
+    def restore_checkpoint(self, checkpoint_id: int, data: Any) -> None:
+        self._hear("restore", checkpoint_id, data)
+
+    def reset(self) -> None:
+        self._hear("reset")
+
+    def close(self) -> None:
+        self._hear("close")
+
+    def create_checkpoint_data_serializer(self) -> Any:
+        return self.serializer
+
+    def _hear(self, *what: Any) -> None:
+        self.told.append(what)
+        if what[0] == self.fails_at:
+            raise RuntimeError(f"cannot {what[0]}")
+
+
+def with_data(identifier: str, data: Any = "x") -> RecordingHook:
+    return RecordingHook(identifier, data, JsonSerializer())
+
+
+Answer = Callable[[Future[bytes | None]], None]
+
+
+class RecordingCoordinator:
+    """The coordinator of an operator; it notes what it is told."""
+
+    def __init__(self, uid: str, answer: Answer = lambda result: result.set_result(b"x"), fails_at: str = "") -> None:
+        self.operator_id: OperatorId = operator_id_of(uid)
+        self.answer = answer
+        self.fails_at = fails_at
+        self.told: list[tuple[Any, ...]] = []
+
+    def checkpoint(self, checkpoint_id: int, result: Future[bytes | None]) -> None:
+        self._hear("checkpoint", checkpoint_id)
+        self.answer(result)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._hear("complete", checkpoint_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._hear("aborted", checkpoint_id)
+
+    def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        self._hear("reset", checkpoint_id, state)
+
+    def abort_current_triggering(self) -> None:
+        self._hear("give up")
+
+    def _hear(self, *what: Any) -> None:
+        self.told.append(what)
+        if what[0] == self.fails_at:
+            raise RuntimeError(f"cannot {what[0]}")

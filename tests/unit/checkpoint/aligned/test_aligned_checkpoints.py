@@ -26,10 +26,9 @@ from airflow_provider_statecheck.checkpoint.messages import AcknowledgeResult
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError
-from tests.aligned_job import JOB, AlignedJob
+from tests.aligned_job import CHECKPOINT, JOB, AlignedJob
 from tests.messages import make_leadership
 
-CHECKPOINT = CheckpointProperties.for_checkpoint()
 DECIDER = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
 
 

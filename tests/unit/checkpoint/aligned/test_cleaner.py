@@ -28,10 +28,9 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from tests.aligned_job import AlignedJob, HeldExecutor, InlineExecutor
+from tests.aligned_job import CHECKPOINT, AlignedJob, HeldExecutor, InlineExecutor
 from tests.messages import ManualClock, complete_checkpoint, make_registration
 from tests.sqlite_rows import new_store
-from tests.unit.checkpoint.aligned.test_coordinator import CHECKPOINT
 from tests.unit.checkpoint.completed_rows import completed
 
 
@@ -196,9 +195,8 @@ def test_an_executor_that_was_shut_down_leaves_the_files(stage: Job) -> None:
 
 def test_files_that_checkpoints_in_progress_name_are_pinned(job: AlignedJob) -> None:
     coordinator = job.coordinator(max_concurrent_checkpoints=2)
-    for number in (1, 2):
-        coordinator.trigger_checkpoint(CHECKPOINT)
-        job.acknowledge_all(coordinator, number)
+    for _ in range(2):
+        job.take(coordinator)
     with job.jobs.transaction(job.job_id) as tx:
         found = tx.checkpoint(1)
         assert found is not None
@@ -223,8 +221,7 @@ def acknowledged_file(job: AlignedJob, coordinator: CheckpointCoordinator, check
 
 def test_files_wait_for_tasks_that_were_triggered_before_the_end(job: AlignedJob) -> None:
     coordinator = job.coordinator(max_concurrent_checkpoints=2)
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     coordinator.trigger_checkpoint(CHECKPOINT)
     coordinator.trigger_checkpoint(CHECKPOINT)
     job.acknowledge_all(coordinator, 2)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from airflow_provider_statecheck.checkpoint.aligned.coordinator import Checkpoin
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, RestoreMode
+from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
@@ -26,79 +25,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from tests.aligned_job import JOB_NAME, SAVEPOINT, AlignedJob, AlignedTask, NoWaiting, future_of
+from tests.aligned_job import CHECKPOINT, JOB_NAME, SAVEPOINT, AlignedJob, AlignedTask, NoWaiting, future_of, reason_of
+from tests.unit.checkpoint.aligned.stand_ins import RecordingCoordinator, RecordingHook, with_data
 
-CHECKPOINT = CheckpointProperties.for_checkpoint()
 Reason = CheckpointFailureReason
-
-
-def reason_of(future: Any) -> CheckpointFailureReason:
-    error = future.exception(0)
-    assert isinstance(error, CheckpointException)
-    return error.reason
-
-
-class Hook:
-    """A master hook that keeps one number."""
-
-    identifier = "hook"
-
-    def __init__(self, *, fails: bool = False) -> None:
-        self.fails = fails
-        self.calls: list[Any] = []
-
-    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[bytes]:
-        self.calls.append(("trigger", checkpoint_id))
-        if self.fails:
-            raise RuntimeError("hook")
-        future: Future[bytes] = Future()
-        future.set_result(b"%d" % checkpoint_id)
-        return future
-
-    def restore_checkpoint(self, checkpoint_id: int, data: bytes | None) -> None:
-        self.calls.append(("restore", checkpoint_id, data))
-
-    def reset(self) -> None:
-        self.calls.append(("reset",))
-
-    def close(self) -> None:
-        self.calls.append(("close",))
-
-    def create_checkpoint_data_serializer(self) -> Any:
-        class Serializer:
-            version = 1
-
-            def serialize(self, data: bytes) -> bytes:
-                return data
-
-            def deserialize(self, version: int, data: bytes) -> bytes:
-                return data
-
-        return Serializer()
-
-
-class Context:
-    """The coordinator of an operator."""
-
-    def __init__(self, operator_id: OperatorId) -> None:
-        self.operator_id = operator_id
-        self.calls: list[Any] = []
-
-    def checkpoint(self, checkpoint_id: int, result: Future[bytes | None]) -> None:
-        self.calls.append(("checkpoint", checkpoint_id))
-        result.set_result(b"own")
-
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self.calls.append(("complete", checkpoint_id))
-
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self.calls.append(("aborted", checkpoint_id))
-
-    def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        self.calls.append(("reset", checkpoint_id, state))
-
-    def abort_current_triggering(self) -> None:
-        self.calls.append(("give up",))
 
 
 class FailingFiles(SnapshotFiles):
@@ -224,28 +154,26 @@ def test_savepoint_without_any_directory_is_an_argument_error(job: AlignedJob) -
 
 
 def test_hooks_are_called_after_coordinators_and_kept(job: AlignedJob) -> None:
-    hook, context = Hook(), Context(job.tasks[0].operator_id)
+    hook, context = with_data("hook", 7), RecordingCoordinator("source")
     coordinator = job.coordinator(operator_coordinators=[context])
     assert coordinator.add_master_hook(hook)
-    assert not coordinator.add_master_hook(Hook())
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
-    completed = future.result(0)
-    assert [(state.name, state.data) for state in completed.master_states] == [("hook", b"1")]
+    assert not coordinator.add_master_hook(with_data("hook"))
+    completed = job.take(coordinator)
+    assert [(state.name, state.data) for state in completed.master_states] == [("hook", b"7")]
     own = completed.operator_states[job.tasks[0].operator_id]
     assert own.coordinator_state is not None
     assert own.subtask_states
-    assert context.calls == [("checkpoint", 1), ("complete", 1)]
+    assert context.told == [("checkpoint", 1), ("complete", 1)]
 
 
 def test_state_of_the_coordinator_of_an_unknown_operator_is_never_dropped(job: AlignedJob) -> None:
-    context = Context(operator_id_of("renamed"))
+    context = RecordingCoordinator("renamed")
     future = job.coordinator(operator_coordinators=[context]).trigger_checkpoint(CHECKPOINT)
     assert reason_of(future) is Reason.TRIGGER_CHECKPOINT_FAILURE
     with pytest.raises(CheckpointException) as caught:
         future.result(0)
     assert operator_id_of("renamed") in str(caught.value.__cause__)
-    assert context.calls == [("checkpoint", 1), ("give up",), ("aborted", 1)]
+    assert context.told == [("checkpoint", 1), ("give up",), ("aborted", 1)]
 
 
 @pytest.mark.parametrize("how", ["decline", "expiry", "acknowledgement"])
@@ -274,37 +202,32 @@ def test_what_is_raised_in_failing_the_job_reaches_the_caller_when_all_else_is_d
 
 
 def test_failing_hook_fails_the_checkpoint_and_coordinators_give_up(job: AlignedJob) -> None:
-    context = Context(job.tasks[0].operator_id)
+    context = RecordingCoordinator("source")
     coordinator = job.coordinator(operator_coordinators=[context])
-    coordinator.add_master_hook(Hook(fails=True))
+    coordinator.add_master_hook(RecordingHook("hook", fails_at="trigger"))
     assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.TRIGGER_CHECKPOINT_FAILURE
-    assert context.calls == [("checkpoint", 1), ("give up",), ("aborted", 1)]
+    assert context.told == [("checkpoint", 1), ("give up",), ("aborted", 1)]
     assert job.tasks[0].heard("trigger") == []
 
 
 def test_finished_operator_counts_as_acknowledged(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
     job.tasks[1].status = ExecutionStatus.FINISHED
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
-    assert future.result(0).operator_states[job.tasks[1].operator_id].is_fully_finished
+    assert job.take(coordinator).operator_states[job.tasks[1].operator_id].is_fully_finished
 
 
 def test_operator_that_has_not_begun_keeps_its_state_over_subsumption(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     job.tasks[1].status = ExecutionStatus.NOT_STARTED
-    for number in (2, 3):
-        coordinator.trigger_checkpoint(CHECKPOINT)
-        job.acknowledge_all(coordinator, number)
+    for _ in range(2):
+        job.take(coordinator)
     assert coordinator.restore_latest_checkpointed_state(job.tasks)
     assert job.tasks[1].restored is not None
     handle = job.tasks[1].restored[1][0].managed_operator[0]
     assert job.storage.read_bytes(handle.stream.uri) == b"sink 1 "  # type: ignore[union-attr]
     job.tasks[1].status = ExecutionStatus.RUNNING
-    for number in (4, 5):
-        coordinator.trigger_checkpoint(CHECKPOINT)
-        job.acknowledge_all(coordinator, number)
+    for _ in range(2):
+        job.take(coordinator)
     # The checkpoint that the leader restored is pinned until another one leads.
     assert job.storage.exists(job.location(1))
     job.lead()
@@ -336,22 +259,18 @@ def test_completed_checkpoint_subsumes_earlier_pending_ones_but_no_savepoint(
 
 
 def test_savepoint_neither_subsumes_nor_notifies(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     pending = coordinator.trigger_checkpoint(CHECKPOINT)
-    savepoint = coordinator.trigger_checkpoint(SAVEPOINT)
-    job.acknowledge_all(coordinator, 3)
-    assert savepoint.result(0).checkpoint_id == 3
+    assert job.take(coordinator, SAVEPOINT).checkpoint_id == 3
     assert not pending.done()
     assert job.tasks[0].heard("complete") == [1]
     assert coordinator._components.completed_store.get_latest_checkpoint_id() == 1
 
 
 def test_last_subsumed_id_is_told(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    for number in (1, 2):
-        coordinator.trigger_checkpoint(CHECKPOINT)
-        job.acknowledge_all(coordinator, number)
-    completes = [facts for facts in job.tasks[0].told if facts[0] == "complete"]
+    for _ in range(2):
+        job.take(coordinator)
+    completes = [facts[:3] for facts in job.tasks[0].told if facts[0] == "complete"]
     assert completes == [("complete", 1, -1), ("complete", 2, 1)]
     assert (job.status(1), job.status(2)) == ("subsumed", "completed")
     assert not job.storage.exists(job.location(1))
@@ -371,8 +290,7 @@ def test_metadata_that_cannot_be_written_aborts(job: AlignedJob) -> None:
 def test_store_that_refuses_a_checkpoint_discards_it_and_keeps_the_latest(
     job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     future = coordinator.trigger_checkpoint(CHECKPOINT)
     failing_add(coordinator, CoordinatorError("injected"), monkeypatch)
     with pytest.raises(CheckpointException):
@@ -411,8 +329,7 @@ def test_addition_of_unknown_outcome_deletes_nothing_while_the_row_cannot_be_rea
 
 def test_task_that_fails_at_a_completion_is_failed(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
     job.tasks[1].fails_at.add("complete")
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     assert [uid for uid, _ in job.failed_tasks] == ["sink"]
 
 
@@ -515,7 +432,7 @@ def test_stopping_the_scheduler_aborts_all_and_it_may_start_again(job: AlignedJo
 
 def test_shutdown_ends_everything_once(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    hook = Hook()
+    hook = with_data("hook", 7)
     coordinator.add_master_hook(hook)
     pending, queued = (coordinator.trigger_checkpoint(CHECKPOINT) for _ in range(2))
     ended: list[Any] = []
@@ -525,7 +442,7 @@ def test_shutdown_ends_everything_once(job: AlignedJob) -> None:
     coordinator.shutdown()
     assert {reason_of(pending), reason_of(queued)} == {Reason.CHECKPOINT_COORDINATOR_SHUTDOWN}
     assert sorted(ended, key=id) == sorted([pending, queued], key=id)
-    assert hook.calls.count(("close",)) == 1
+    assert hook.told.count(("close",)) == 1
     assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.CHECKPOINT_COORDINATOR_SHUTDOWN
     with pytest.raises(CoordinatorError, match="shut down"):
         coordinator.restore_latest_checkpointed_state(job.tasks)
@@ -535,32 +452,30 @@ def test_shutdown_ends_everything_once(job: AlignedJob) -> None:
 
 
 def test_restore_without_checkpoint(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    hook = Hook()
+    hook = with_data("hook", 7)
     coordinator.add_master_hook(hook)
     with pytest.raises(CoordinatorError, match="completed checkpoint"):
         coordinator.restore_latest_checkpointed_state(job.tasks, True)
     assert coordinator.restore_latest_checkpointed_state(job.tasks) is False
-    assert hook.calls == [("reset",)]
+    assert hook.told == [("reset",)]
 
 
 def test_restore_gives_state_to_tasks_hooks_and_coordinators(job: AlignedJob) -> None:
-    context = Context(job.tasks[0].operator_id)
+    context = RecordingCoordinator("source")
     coordinator = job.coordinator(operator_coordinators=[context])
-    hook = Hook()
+    hook = with_data("hook", 7)
     coordinator.add_master_hook(hook)
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     assert coordinator.restore_latest_checkpointed_state(job.tasks, True)
-    assert ("restore", 1, b"1") in hook.calls
-    assert ("reset", 1, b"own") in context.calls
+    assert ("restore", 1, 7) in hook.told
+    assert ("reset", 1, b"x") in context.told
     assert all(task.restored is not None and task.restored[0] == 1 for task in job.tasks)
 
 
 def test_state_without_operator_is_an_error_before_any_task_got_state(
     job: AlignedJob, coordinator: CheckpointCoordinator
 ) -> None:
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     left = (job.tasks[0],)
     with pytest.raises(IncompatibleCheckpointError, match="sink"):
         coordinator.restore_latest_checkpointed_state(left)
@@ -572,8 +487,7 @@ def test_state_without_operator_is_an_error_before_any_task_got_state(
 def test_part_of_the_subtasks_is_refused_where_all_or_nothing_is_asked(job: AlignedJob) -> None:
     job.tasks = (AlignedTask("source", parallelism=2), AlignedTask("sink"))
     coordinator = job.coordinator()
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
+    job.take(coordinator)
     with pytest.raises(IncompatibleCheckpointError, match="subset"):
         coordinator.restore_latest_checkpointed_state(job.tasks, all_or_nothing_state=True)
     assert coordinator.restore_latest_checkpointed_state(job.tasks)
@@ -583,16 +497,13 @@ def test_part_of_the_subtasks_is_refused_where_all_or_nothing_is_asked(job: Alig
 def test_savepoint_is_restored_and_ids_go_on_after_it(
     job: AlignedJob, coordinator: CheckpointCoordinator, mode: RestoreMode
 ) -> None:
-    savepoint = coordinator.trigger_checkpoint(SAVEPOINT)
-    job.acknowledge_all(coordinator, 1)
-    pointer = savepoint.result(0).external_pointer
+    pointer = job.take(coordinator, SAVEPOINT).external_pointer
     restored = coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
     assert restored.properties.unclaimed is (mode is RestoreMode.NO_CLAIM)
     assert job.tasks[0].restored is not None
     assert restored.checkpoint_id == 2
-    for number in (3, 4, 5):
-        coordinator.trigger_checkpoint(CHECKPOINT)
-        job.acknowledge_all(coordinator, number)
+    for _ in range(3):
+        job.take(coordinator)
     assert job.storage.allowing(pointer).exists(pointer)
     job.lead()
     job.coordinator()
@@ -600,29 +511,26 @@ def test_savepoint_is_restored_and_ids_go_on_after_it(
 
 
 def test_savepoint_is_not_restored_below_newer_checkpoints(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    savepoint = coordinator.trigger_checkpoint(SAVEPOINT)
-    job.acknowledge_all(coordinator, 1)
-    coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 2)
+    savepoint = job.take(coordinator, SAVEPOINT)
+    job.take(coordinator)
     with pytest.raises(CoordinatorError, match="newer"):
-        coordinator.restore_savepoint(savepoint.result(0).external_pointer, job.tasks)
+        coordinator.restore_savepoint(savepoint.external_pointer, job.tasks)
 
 
 # Futures
 
 
 def test_future_waits_until_the_rows_say_that_it_ended(job: AlignedJob) -> None:
-    waiter = NoWaiting([lambda: job.acknowledge_all(coordinator, 1)])
-    coordinator = job.coordinator(waiter=waiter)
+    coordinator = job.coordinator(pause=NoWaiting(lambda: job.acknowledge_all(coordinator, 1)))
     future = coordinator.trigger_checkpoint(CHECKPOINT)
     assert future.result().checkpoint_id == 1
     assert future.exception() is None
 
 
-def test_future_gives_up_after_its_timeout(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
+def test_future_gives_up_after_its_timeout(job: AlignedJob) -> None:
+    future = job.coordinator(pause=lambda _: None).trigger_checkpoint(CHECKPOINT)
     with pytest.raises(TimeoutError):
-        future.result(3)
+        future.result(0.01)
 
 
 def test_future_of_a_request_nobody_made_fails(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:

@@ -12,7 +12,6 @@ from airflow_provider_statecheck.checkpoint.aligned.rows import AbortCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import private_states
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
@@ -22,9 +21,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from tests.aligned_job import AlignedJob
-
-CHECKPOINT = CheckpointProperties.for_checkpoint()
+from tests.aligned_job import CHECKPOINT, AlignedJob, reason_of
 
 
 def is_there(job: AlignedJob, message: AcknowledgeMessage) -> bool:
@@ -65,9 +62,7 @@ def test_first_acknowledgement_is_stored(job: AlignedJob, coordinator: Checkpoin
 
 
 def test_last_acknowledgement_completes(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
-    future = coordinator.trigger_checkpoint(CHECKPOINT)
-    job.acknowledge_all(coordinator, 1)
-    assert future.result(0).operator_states.keys() == {task.operator_id for task in job.tasks}
+    assert job.take(coordinator).operator_states.keys() == {task.operator_id for task in job.tasks}
     assert [task.heard("complete") for task in job.tasks] == [[1], [1]]
 
 
@@ -182,7 +177,7 @@ def test_operator_without_state_is_acknowledged(job: AlignedJob, coordinator: Ch
     states = future.result(0).operator_states
     assert {state.uid for state in states.values()} == {task.uid for task in job.tasks}
     assert not any(state.has_state for state in states.values())
-    row = job.jobs.describe(job.job_id).checkpoints[0]
+    row = job.row(1)
     assert row.counts == {"operators": 0}
     assert job.coordinator().restore_latest_checkpointed_state(job.tasks, True)
 
@@ -195,7 +190,7 @@ def test_operator_without_state_is_in_the_checkpoint_beside_one_with_state(
     coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1, state=None))
     states = future.result(0).operator_states
     assert [states[task.operator_id].has_state for task in job.tasks] == [True, False]
-    assert job.jobs.describe(job.job_id).checkpoints[0].counts == {"operators": 1}
+    assert job.row(1).counts == {"operators": 1}
 
 
 def test_acknowledgement_counts_although_other_checkpoints_expire_meanwhile(
@@ -223,9 +218,7 @@ def test_acknowledgement_after_the_timeout_comes_too_late(job: AlignedJob, coord
     job.pass_time(600)
     message = job.acknowledgement(job.tasks[0], 1)
     assert coordinator.receive_acknowledge_message(message) is True
-    error = future.exception(0)
-    assert error is not None
-    assert error.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
+    assert reason_of(future) is CheckpointFailureReason.CHECKPOINT_EXPIRED
     assert not is_there(job, message)
 
 
@@ -233,9 +226,7 @@ def test_decline_aborts_with_its_reason(job: AlignedJob, coordinator: Checkpoint
     future = coordinator.trigger_checkpoint(CHECKPOINT)
     reason = CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
     coordinator.receive_decline_message(job.decline(job.tasks[0], 1, reason))
-    error = future.exception(0)
-    assert error is not None
-    assert error.reason is reason
+    assert reason_of(future) is reason
     assert job.tasks[1].heard("aborted") == [1]
 
 
@@ -270,4 +261,4 @@ def test_state_of_a_declined_checkpoint_goes_and_the_row_says_so(
     assert job.storage.exists(location)
     coordinator.receive_decline_message(job.decline(job.tasks[1], 1))
     assert not job.storage.exists(location)
-    assert job.jobs.describe(job.job_id).checkpoints[0].discarded_at is not None
+    assert job.row(1).discarded_at is not None

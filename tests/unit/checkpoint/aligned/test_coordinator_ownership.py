@@ -38,29 +38,17 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     SnapshotClaimedError,
 )
-from tests.aligned_job import SAVEPOINT, AlignedJob, AlignedTask, future_of
+from tests.aligned_job import CHECKPOINT, SAVEPOINT, AlignedJob, AlignedTask, future_of, reason_of
 
-CHECKPOINT = CheckpointProperties.for_checkpoint()
 Reason = CheckpointFailureReason
 
 
-def take(job: AlignedJob, coordinator: CheckpointCoordinator, what: Any = CHECKPOINT) -> Any:
-    future = coordinator.trigger_checkpoint(what)
-    assert future.checkpoint_id is not None
-    job.acknowledge_all(coordinator, future.checkpoint_id)
-    return future.result(0)
-
-
 def savepoint(job: AlignedJob, coordinator: CheckpointCoordinator) -> str:
-    future = coordinator.trigger_checkpoint(SAVEPOINT)
-    assert future.checkpoint_id is not None
-    job.acknowledge_all(coordinator, future.checkpoint_id)
-    return future.result(0).external_pointer
+    return job.take(coordinator, SAVEPOINT).external_pointer
 
 
 def kind(job: AlignedJob, checkpoint_id: int) -> CheckpointType:
-    rows = job.jobs.describe(job.job_id).checkpoints
-    return next(c.properties.snapshot_type for c in rows if c.checkpoint_id == checkpoint_id)
+    return job.row(checkpoint_id).properties.snapshot_type
 
 
 def files(states: Any) -> list[FileStateHandle]:
@@ -81,7 +69,7 @@ def files(states: Any) -> list[FileStateHandle]:
 def test_a_checkpoint_is_taken_of_the_kind_that_is_asked_for(
     job: AlignedJob, coordinator: CheckpointCoordinator, asked: TriggerKind, expected: CheckpointType
 ) -> None:
-    assert take(job, coordinator, asked).properties.snapshot_type is expected
+    assert job.take(coordinator, asked).properties.snapshot_type is expected
     assert job.tasks[0].told[0][2].checkpoint_type is expected
 
 
@@ -102,9 +90,9 @@ def test_without_a_claim_checkpoints_are_full_until_one_was_completed(job: Align
     savepoint(job, coordinator)
     job.lead()
     successor = job.coordinator()
-    take(job, successor, TriggerKind.INCREMENTAL)
+    job.take(successor, TriggerKind.INCREMENTAL)
     assert kind(job, 5) is CheckpointType.FULL_CHECKPOINT
-    take(job, successor)
+    job.take(successor)
     assert kind(job, 6) is CheckpointType.CHECKPOINT
 
 
@@ -115,7 +103,7 @@ def test_a_claim_forces_no_full_checkpoint_and_is_kept(job: AlignedJob) -> None:
     claim = job.jobs.claim(pointer)
     assert claim is not None
     assert claim.job_id == job.job_id
-    take(job, coordinator)
+    job.take(coordinator)
     assert kind(job, 3) is CheckpointType.CHECKPOINT
 
 
@@ -142,21 +130,21 @@ def test_the_row_of_a_restored_savepoint_stays_that_of_a_savepoint(job: AlignedJ
         restored = coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
         assert restored.checkpoint_id == 2
     assert (kind(job, 1), job.status(1)) == (CheckpointType.SAVEPOINT, "completed")
-    take(job, coordinator)
+    job.take(coordinator)
     ended = "disposed" if mode is RestoreMode.CLAIM else "completed"
     assert (kind(job, 1), job.status(1)) == (CheckpointType.SAVEPOINT, ended)
 
 
 def test_a_checkpoint_without_a_claim_is_never_deleted(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    pointer = take(job, coordinator).external_pointer
+    pointer = job.take(coordinator).external_pointer
     coordinator.shutdown_store(JobStatus.FAILED)
     job.lead()
     again = job.coordinator()
     restored = again.restore_savepoint(pointer, job.tasks)
     assert (restored.checkpoint_id, restored.properties.unclaimed) == (2, True)
-    assert take(job, again).properties.snapshot_type is CheckpointType.FULL_CHECKPOINT
-    take(job, again)
+    assert job.take(again).properties.snapshot_type is CheckpointType.FULL_CHECKPOINT
+    job.take(again)
     job.lead()
     job.coordinator()
     assert job.storage.exists(f"{pointer}/_metadata")
@@ -164,7 +152,7 @@ def test_a_checkpoint_without_a_claim_is_never_deleted(job: AlignedJob) -> None:
 
 def test_a_checkpoint_that_is_no_savepoint_cannot_be_claimed(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    pointer = take(job, coordinator).external_pointer
+    pointer = job.take(coordinator).external_pointer
     coordinator.shutdown_store(JobStatus.FAILED)
     job.lead()
     with pytest.raises(InvalidConfigurationError, match="claim_mode='no_claim'"):
@@ -175,33 +163,33 @@ def test_a_checkpoint_that_is_no_savepoint_cannot_be_claimed(job: AlignedJob) ->
 @pytest.mark.parametrize("mode", list(RestoreMode))
 def test_a_savepoint_is_restored_after_the_end_of_its_job(job: AlignedJob, mode: RestoreMode) -> None:
     coordinator = job.coordinator()
-    take(job, coordinator)
+    job.take(coordinator)
     pointer = savepoint(job, coordinator)
     coordinator.shutdown_store(JobStatus.FINISHED)
     job.lead()
     again = job.coordinator()
     again.restore_savepoint(pointer, job.tasks, restore_mode=mode)
-    take(job, again)
+    job.take(again)
     job.lead()
     assert job.coordinator().restore_latest_checkpointed_state(job.tasks, True)
 
 
 def test_the_leader_of_a_job_that_ended_may_go_on(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    take(job, coordinator)
+    job.take(coordinator)
     coordinator.shutdown_store(JobStatus.FAILED)
-    take(job, job.coordinator())
+    job.take(job.coordinator())
     assert (job.status(1), job.storage.exists(job.location(1))) == ("completed", True), "it is the user's"
     job.lead()
     assert job.coordinator().restore_latest_checkpointed_state(job.tasks)
 
 
 def test_a_restored_checkpoint_goes_with_the_end_of_the_job(job: AlignedJob) -> None:
-    take(job, job.coordinator())
+    job.take(job.coordinator())
     job.lead()
     coordinator = job.coordinator()
     assert coordinator.restore_latest_checkpointed_state(job.tasks)
-    take(job, coordinator)
+    job.take(coordinator)
     coordinator.shutdown_store(JobStatus.FINISHED)
     assert job.directories() == set()
 
@@ -229,7 +217,7 @@ def test_a_completed_checkpoint_is_announced_although_older_ones_cannot_be_abort
         broken.setattr(coordinator._finalizer._aborter, "abort", unavailable)
         job.acknowledge_all(coordinator, 2)
     assert (job.status(2), job.tasks[0].heard("complete")) == ("completed", [2])
-    take(job, coordinator)
+    job.take(coordinator)
     assert job.status(1) == "aborted"
 
 
@@ -250,7 +238,7 @@ def test_claimed_state_that_is_carried_on_outlives_the_savepoint(job: AlignedJob
     job.tasks[1].status = ExecutionStatus.NOT_STARTED
     completed = None
     for _ in range(2):
-        completed = take(job, coordinator)
+        completed = job.take(coordinator)
         job.lead()
         coordinator = job.coordinator()
     assert completed is not None
@@ -259,22 +247,16 @@ def test_claimed_state_that_is_carried_on_outlives_the_savepoint(job: AlignedJob
     assert all(job.storage.allowing(pointer).exists(stream.uri) for stream in carried)
     job.tasks[1].status = ExecutionStatus.RUNNING
     for _ in range(2):
-        take(job, coordinator)
+        job.take(coordinator)
     assert not job.storage.allowing(pointer).exists(pointer)
 
 
-@pytest.mark.parametrize("what", ["savepoint", "full"])
-def test_savepoints_and_full_checkpoints_hold_copies_of_carried_state(job: AlignedJob, what: str) -> None:
+@pytest.mark.parametrize("what", [SAVEPOINT, TriggerKind.FULL], ids=["savepoint", "full"])
+def test_savepoints_and_full_checkpoints_hold_copies_of_carried_state(job: AlignedJob, what: Any) -> None:
     coordinator = job.coordinator()
-    take(job, coordinator)
+    job.take(coordinator)
     job.tasks[1].status = ExecutionStatus.NOT_STARTED
-    future = (
-        coordinator.trigger_checkpoint(SAVEPOINT)
-        if what == "savepoint"
-        else coordinator.trigger_checkpoint(TriggerKind.FULL)
-    )
-    job.acknowledge_all(coordinator, 2)
-    completed = future.result(0)
+    completed = job.take(coordinator, what)
     found = files(completed.operator_states)
     assert len(found) == 2
     assert all(stream.uri.startswith(f"{completed.external_pointer}/") for stream in found)
@@ -359,9 +341,7 @@ def test_a_request_ends_with_its_checkpoint_whatever_key_triggered_it(job: Align
             properties=properties,
         )
         transitions.abort(tx, pending, Reason.IO_EXCEPTION)
-    error = future_of(coordinator, "asked").exception(0)
-    assert error is not None
-    assert error.reason is Reason.IO_EXCEPTION
+    assert reason_of(future_of(coordinator, "asked")) is Reason.IO_EXCEPTION
 
 
 # Errors of rows
@@ -427,7 +407,7 @@ def test_futures_do_not_read_the_whole_job(
 def test_statistics_count_completed_aborted_late_and_restored_checkpoints(
     job: AlignedJob, coordinator: CheckpointCoordinator
 ) -> None:
-    take(job, coordinator)
+    job.take(coordinator)
     coordinator.trigger_checkpoint(CHECKPOINT)
     late = job.acknowledgement(job.tasks[1], 2)
     coordinator.receive_decline_message(job.decline(job.tasks[0], 2))

@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.aligned.plan import (
     MAX_QUEUED_REQUESTS,
-    Admission,
     CheckpointPlanCalculator,
     CheckpointRequestDecider,
     Choice,
@@ -33,7 +32,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorSubtaskState,
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from tests.unit.checkpoint.aligned.stand_ins import START, RecordingTask, make_request, seconds
+from tests.aligned_job import AlignedTask
+from tests.unit.checkpoint.aligned.stand_ins import START, make_request, seconds
 
 NOT_STARTED, STARTING = ExecutionStatus.NOT_STARTED, ExecutionStatus.STARTING
 RUNNING, FINISHED = ExecutionStatus.RUNNING, ExecutionStatus.FINISHED
@@ -43,9 +43,9 @@ class Job:
     """A source, a map behind it and a sink; each in the given status."""
 
     def __init__(self, source: ExecutionStatus, middle: ExecutionStatus, sink: ExecutionStatus) -> None:
-        self.source = RecordingTask("source", source)
-        self.middle = RecordingTask("middle", middle)
-        self.sink = RecordingTask("sink", sink)
+        self.source = AlignedTask("source", source)
+        self.middle = AlignedTask("middle", middle)
+        self.sink = AlignedTask("sink", sink)
         self.all = [self.source, self.middle, self.sink]
 
     def plan(self, *, allow: bool = True):
@@ -70,7 +70,7 @@ def test_of_running_tasks_the_given_ones_are_triggered_waited_for_and_committed_
 @pytest.mark.parametrize("status", [STARTING, ExecutionStatus.CANCELED, ExecutionStatus.FAILED])
 def test_a_required_task_that_can_take_no_part_refuses_the_checkpoint(status):
     assert (
-        f"'middle' to be finished or not_started or running, found attempt '1' {status.value}"
+        f"'middle' to be finished or not_started or running, found attempt 'middle/1' {status.value}"
         in Job(RUNNING, status, RUNNING).refusal()
     )
 
@@ -97,13 +97,13 @@ def test_a_finished_task_counts_as_acknowledged_and_is_told_nothing():
 
 
 def test_a_finished_task_refuses_the_checkpoint_where_that_is_not_allowed():
-    assert "'middle' to be not_started or running, found attempt '1' finished" in Job(
+    assert "'middle' to be not_started or running, found attempt 'middle/1' finished" in Job(
         RUNNING, FINISHED, RUNNING
     ).refusal(allow=False)
 
 
 def test_an_operator_of_which_one_task_still_runs_is_not_fully_finished():
-    ended, running = RecordingTask("map", FINISHED, "1"), RecordingTask("map", RUNNING, "2")
+    ended, running = AlignedTask("map", FINISHED, "1"), AlignedTask("map", RUNNING, "2")
     plan = CheckpointPlanCalculator([ended, running], [ended, running], [ended, running]).calculate()
     assert plan.finished_tasks == (ended,)
     assert plan.fully_finished_operators == frozenset()
@@ -119,7 +119,7 @@ def test_a_job_of_which_nothing_runs_yet_or_any_more_has_nothing_to_checkpoint()
 
 
 def test_a_checkpoint_that_waits_for_nobody_is_refused():
-    task = RecordingTask("source")
+    task = AlignedTask("source")
     with pytest.raises(CheckpointException, match="nothing to checkpoint"):
         CheckpointPlanCalculator([task], [], [task]).calculate()
 
@@ -143,7 +143,7 @@ def test_tasks_behind_one_that_finished_are_triggered_themselves():
 
 
 def test_no_task_is_triggered_twice():
-    first, second = RecordingTask("first", FINISHED), RecordingTask("second")
+    first, second = AlignedTask("first", FINISHED), AlignedTask("second")
     plan = CheckpointPlanCalculator([first, second, second], [first, second], []).calculate()
     assert plan.tasks_to_trigger == (second,)
 
@@ -153,7 +153,7 @@ def test_a_plan_shows_each_task_at_one_moment():
     job = Job(RUNNING, RUNNING, RUNNING)
     asked = iter([RUNNING, FINISHED, FINISHED, FINISHED])
 
-    class Ending(RecordingTask):
+    class Ending(AlignedTask):
         @property
         def status(self) -> ExecutionStatus:
             return next(asked)
@@ -182,13 +182,13 @@ def make_state(subtasks: tuple[int, ...], mode: DistributionMode = DistributionM
     )
 
 
-def make_plan(*tasks: RecordingTask):
+def make_plan(*tasks: AlignedTask):
     return CheckpointPlanCalculator(tasks, tasks, tasks).calculate()
 
 
 def test_an_operator_that_ended_is_written_as_fully_finished():
-    ended = RecordingTask("source", ExecutionStatus.FINISHED, name="Source", parallelism=3, max_parallelism=64)
-    assert unanswered_states(make_plan(ended, RecordingTask("sink")), {}) == {
+    ended = AlignedTask("source", ExecutionStatus.FINISHED, name="Source", parallelism=3, max_parallelism=64)
+    assert unanswered_states(make_plan(ended, AlignedTask("sink")), {}) == {
         ended.operator_id: OperatorState(
             operator_id=ended.operator_id,
             uid="source",
@@ -201,25 +201,25 @@ def test_an_operator_that_ended_is_written_as_fully_finished():
 
 
 def test_an_operator_of_which_one_task_still_runs_answers_for_itself():
-    plan = make_plan(RecordingTask("map", ExecutionStatus.FINISHED, "1"), RecordingTask("map", attempt_id="2"))
+    plan = make_plan(AlignedTask("map", ExecutionStatus.FINISHED, "1"), AlignedTask("map", attempt_id="2"))
     assert unanswered_states(plan, {}) == {}
 
 
 def test_an_operator_that_has_not_begun_keeps_the_state_it_was_restored_with():
-    waiting = RecordingTask("source", ExecutionStatus.NOT_STARTED)
+    waiting = AlignedTask("source", ExecutionStatus.NOT_STARTED)
     restored = make_state((0, 1, 2))
-    states = unanswered_states(make_plan(waiting, RecordingTask("sink")), {waiting.operator_id: restored})
+    states = unanswered_states(make_plan(waiting, AlignedTask("sink")), {waiting.operator_id: restored})
     assert states == {waiting.operator_id: restored}
     assert states[waiting.operator_id] is restored
 
 
 def test_an_operator_that_has_not_begun_and_was_not_restored_has_no_state():
-    waiting = RecordingTask("source", ExecutionStatus.NOT_STARTED)
-    assert unanswered_states(make_plan(waiting, RecordingTask("sink")), {}) == {}
+    waiting = AlignedTask("source", ExecutionStatus.NOT_STARTED)
+    assert unanswered_states(make_plan(waiting, AlignedTask("sink")), {}) == {}
 
 
 def test_a_running_operator_does_not_keep_what_it_was_restored_with():
-    running = RecordingTask("source")
+    running = AlignedTask("source")
     assert unanswered_states(make_plan(running), {running.operator_id: make_state((0,))}) == {}
 
 
@@ -282,41 +282,41 @@ def test_of_equally_old_requests_every_coordinator_takes_the_same():
 
 
 def test_a_request_joins_a_queue_that_has_room():
-    assert make_decider(max_queued=2).admit([make_request("a")], make_request("b")) == Admission(accepted=True)
+    assert make_decider(max_queued=2).admit([make_request("a")], make_request("b")) == ()
 
 
 @pytest.mark.parametrize("properties", [CHECKPOINT, FORCED_SAVEPOINT])
 def test_a_queue_full_of_users_requests_refuses_the_new_one_whatever_it_is(properties):
-    queue = [make_request(key) for key in "abc"]
-    assert make_decider().admit(queue, make_request("d", properties=properties)) == Admission(accepted=False)
+    queue, new = [make_request(key) for key in "abc"], make_request("d", properties=properties)
+    assert make_decider().admit(queue, new) == (new,)
 
 
 def test_the_worst_periodic_request_gives_way_to_a_users_one():
     queue = [make_request("a", is_periodic=True, age=9), make_request("b", is_periodic=True), make_request("c")]
-    assert make_decider().admit(queue, make_request("d")) == Admission(accepted=True, dropped=(queue[1],))
+    assert make_decider().admit(queue, make_request("d")) == (queue[1],)
 
 
 def test_a_new_request_that_is_the_worst_of_a_full_queue_fails_itself():
-    queue = [make_request(key, is_periodic=True, age=9) for key in "abc"]
-    assert make_decider().admit(queue, make_request("d", is_periodic=True)) == Admission(accepted=False)
+    queue, new = [make_request(key, is_periodic=True, age=9) for key in "abc"], make_request("d", is_periodic=True)
+    assert make_decider().admit(queue, new) == (new,)
 
 
 def test_a_request_asked_for_again_is_the_same_request():
     queue = [make_request(key) for key in "abc"]
-    assert make_decider().admit(queue, make_request("c")) == Admission(accepted=True)
+    assert make_decider().admit(queue, make_request("c")) == ()
 
 
 def test_requests_that_run_take_no_place_in_the_queue():
     running = [make_request(key, status=RequestStatus.RUNNING) for key in "abc"]
-    assert make_decider().admit(running, make_request("d")).accepted
+    assert make_decider().admit(running, make_request("d")) == ()
     assert choose(make_decider(), *running) == Choice()
 
 
 def test_a_thousand_requests_may_wait_by_default():
     queue = [make_request(f"{n:04}") for n in range(MAX_QUEUED_REQUESTS - 1)]
     decider = CheckpointRequestDecider(max_concurrent=1, min_pause_seconds=0)
-    assert decider.admit(queue, make_request("x")).accepted
-    assert not decider.admit([*queue, make_request("x")], make_request("y")).accepted
+    assert decider.admit(queue, make_request("x")) == ()
+    assert len(decider.admit([*queue, make_request("x")], make_request("y"))) == 1
 
 
 def test_the_head_of_the_queue_runs():
@@ -324,28 +324,24 @@ def test_the_head_of_the_queue_runs():
     assert choose(make_decider(), make_request("a", age=1), head) == Choice(run=head)
 
 
+@pytest.mark.parametrize(
+    ("properties", "state", "runs"),
+    [
+        pytest.param(FORCED_SAVEPOINT, {"is_triggering": True}, False, id="another one is being triggered"),
+        pytest.param(FORCED_SAVEPOINT, {"cleanings": 3}, False, id="more cleanings than concurrent checkpoints"),
+        pytest.param(FORCED_SAVEPOINT, {"cleanings": 2}, True, id="as many cleanings"),
+        pytest.param(CHECKPOINT, {"pending_count": 2}, False, id="as many pending as allowed"),
+        pytest.param(CHECKPOINT, {"pending_count": 1}, True, id="room for another one"),
+        pytest.param(FORCED_SAVEPOINT, {"pending_count": 5}, True, id="forced, however many are pending"),
+    ],
+)
+def test_a_request_runs_when_the_work_in_progress_allows_it(properties, state, runs):
+    request = make_request("a", properties=properties)
+    assert choose(make_decider(2), request, make_request("b"), **state) == Choice(run=request if runs else None)
+
+
 def test_nothing_runs_of_an_empty_queue():
     assert choose(make_decider()) == Choice()
-
-
-def test_nothing_runs_while_a_trigger_is_in_progress_forced_or_not():
-    assert choose(make_decider(), make_request("a", properties=FORCED_SAVEPOINT), is_triggering=True) == Choice()
-
-
-def test_nothing_runs_while_more_cleanings_than_concurrent_checkpoints_are_in_flight():
-    request = make_request("a", properties=FORCED_SAVEPOINT)
-    assert choose(make_decider(2), request, cleanings=3) == Choice()
-    assert choose(make_decider(2), request, cleanings=2).run == request
-
-
-def test_a_request_stays_queued_while_as_many_as_allowed_are_pending():
-    assert choose(make_decider(2), make_request("a"), pending_count=2) == Choice()
-    assert choose(make_decider(2), make_request("a"), pending_count=1).run is not None
-
-
-def test_a_forced_head_runs_however_many_are_pending():
-    forced = make_request("a", properties=FORCED_SAVEPOINT)
-    assert choose(make_decider(1), forced, make_request("b"), pending_count=5).run == forced
 
 
 def test_a_savepoint_that_is_not_forced_waits_its_turn_and_holds_up_forced_checkpoints():
@@ -460,9 +456,7 @@ def test_a_queue_is_emptied_by_choosing_again_and_again(queue, ago):
 def test_arrivals_never_overfill_the_queue_nor_cost_a_user_his_place(arrivals, most):
     queue: list[SnapshotRequest] = []
     for new in arrivals:
-        admission = make_decider(max_queued=most).admit(queue, new)
-        assert all(r.is_periodic for r in admission.dropped)
-        if admission.accepted:
-            queue.append(new)
-        queue = [r for r in queue if r not in admission.dropped]
+        refused = make_decider(max_queued=most).admit(queue, new)
+        assert all(r.is_periodic for r in refused if r != new)
+        queue = [r for r in (*queue, new) if r not in refused]
         assert len(queue) <= most

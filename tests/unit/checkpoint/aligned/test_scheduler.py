@@ -15,7 +15,6 @@ from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.coordinators import SETTINGS
 from tests.aligned_job import AlignedJob
-from tests.messages import ManualClock
 from tests.unit.checkpoint.aligned.stand_ins import START, seconds
 from tests.unit.test_every_setting import FLINK_VALUES
 
@@ -33,13 +32,13 @@ class FixedRandom(Random):
 
 def make_trigger(part: float = 0, interval: float = 60, min_pause: float = 10) -> PeriodicTrigger:
     """A trigger that was started and fires first after the pause, for ``part`` 1 after the interval."""
-    trigger = PeriodicTrigger(seconds(interval), seconds(min_pause), FixedRandom(part), ManualClock(START))
+    trigger = PeriodicTrigger(seconds(interval), seconds(min_pause), FixedRandom(part))
     trigger.start(START)
     return trigger
 
 
 def test_a_trigger_fires_only_when_it_was_started():
-    trigger = PeriodicTrigger(seconds(1), seconds(0), Random(1), ManualClock(START))
+    trigger = PeriodicTrigger(seconds(1), seconds(0), Random(1))
     assert not trigger.is_started
     assert trigger.next_fire_at is None
     assert not trigger.due(START + seconds(1000))
@@ -47,7 +46,7 @@ def test_a_trigger_fires_only_when_it_was_started():
 
 @given(st.integers(), st.floats(0, 100), st.floats(0.01, 100))
 def test_the_first_delay_lies_between_pause_and_interval(number, min_pause, interval):
-    trigger = PeriodicTrigger(seconds(interval), seconds(min_pause), Random(number), ManualClock(START))
+    trigger = PeriodicTrigger(seconds(interval), seconds(min_pause), Random(number))
     trigger.start(START)
     assert trigger.next_fire_at is not None
     assert seconds(min_pause) <= trigger.next_fire_at - START <= max(seconds(interval), seconds(min_pause))
@@ -97,7 +96,7 @@ def test_a_trigger_that_is_started_again_forgets_what_was_set():
 
 def test_an_armed_trigger_fires_after_the_delay_and_then_at_the_fixed_rate():
     trigger = make_trigger()
-    trigger.rearm(seconds(3))
+    trigger.rearm(START, seconds(3))
     assert trigger.due(START + seconds(3))
     assert trigger.next_fire_at == START + seconds(63)
 
@@ -105,14 +104,14 @@ def test_an_armed_trigger_fires_after_the_delay_and_then_at_the_fixed_rate():
 def test_arming_does_not_start_a_stopped_trigger():
     trigger = make_trigger()
     trigger.stop()
-    trigger.rearm(seconds(3))
+    trigger.rearm(START, seconds(3))
     assert not trigger.is_started
 
 
 @pytest.mark.parametrize(("interval", "min_pause"), [(0, 0), (-1, 0), (1, -1)])
 def test_times_out_of_their_range_are_refused(interval, min_pause):
     with pytest.raises(InvalidConfigurationError):
-        PeriodicTrigger(timedelta(seconds=interval), timedelta(seconds=min_pause), Random(1), ManualClock(START))
+        PeriodicTrigger(timedelta(seconds=interval), timedelta(seconds=min_pause), Random(1))
 
 
 def test_a_clock_that_is_set_back_delays_the_next_firing_by_an_interval_at_most():
