@@ -181,6 +181,12 @@ def test_a_mapped_task_is_known_by_its_key_and_never_by_its_index() -> None:
         uid_of(make_context(map_index=0), None, None)
 
 
+@pytest.mark.parametrize("key", [0, "0"])
+def test_the_number_0_is_a_map_key(stage: WrittenStage, key: Any) -> None:
+    asked = prepared(stage, map_key=key).registration
+    assert (asked.uid, asked.owner.logical_task.partition("/")[2]) == ("aggregate[0]", "task[0]")
+
+
 def test_a_retry_keeps_the_clear_marker() -> None:
     first, retry = owner_of(make_context(), None), owner_of(make_context(try_number=2), None)
     assert first.clear_marker == retry.clear_marker
