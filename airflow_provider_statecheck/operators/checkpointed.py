@@ -247,7 +247,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
 def _with_restore_source(
     task: CheckpointedOperator, storage: CheckpointStorage, registration: RegisterAttempt
 ) -> RegisterAttempt:
-    mode = _claim_mode(task.claim_mode)
+    mode = _claim_mode(task.claim_mode, is_test=is_test_job(registration.job_name))
     if task.from_checkpoint:
         return _fork(task, task.from_checkpoint, storage, registration)
     if task.fork:
@@ -298,14 +298,16 @@ def _fork(
     return replace(registration, job_name=name, restore_from=source)
 
 
-def _claim_mode(value: str) -> RestoreMode:
+def _claim_mode(value: str, *, is_test: bool) -> RestoreMode:
     from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 
     try:
-        return RestoreMode(value.lower())
+        mode = RestoreMode(value.lower())
     except ValueError as error:
         modes = ", ".join(mode.value for mode in RestoreMode)
         raise InvalidConfigurationError(f"Expected claim_mode to be one of {modes}, found {value!r}.") from error
+    # The job of a test run is pruned with all that it owns, and the real job could not start from the savepoint.
+    return RestoreMode.NO_CLAIM if is_test else mode
 
 
 def _driver_settings(
