@@ -161,6 +161,12 @@ MAX_TEXT = 16_384
 """Maximum number of characters of the key, the namespace and the user key of a single query."""
 MAX_ANSWER_BYTES = 8 << 20
 """Maximum size of an answer."""
+MAX_VALUE_BYTES = 64 << 20
+"""
+Maximum size in memory of the values of an answer.
+
+A value with more than eight times as many bytes in memory as in JSON has mostly null fields or expired elements.
+"""
 _MAX_CALLERS = 10_000
 
 

@@ -18,6 +18,7 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.requests import Handler, MessageRoute, reject_unstorable_parameters
 from airflow_provider_statecheck.api.state_reads import (
+    MAX_VALUE_BYTES,
     ProxyReads,
     StateGrantDep,
     check_state_access,
@@ -199,6 +200,7 @@ def _query_of_key(
         namespace=namespace,
         user_key=None if user_key is None else TextUserKey(user_key),
         as_of=as_of,
+        max_value_bytes=MAX_VALUE_BYTES,
     )
 
 
@@ -219,6 +221,7 @@ async def values(
         namespace=batch.namespace,
         user_key=None if batch.user_key is None else JsonUserKey(batch.user_key),
         as_of=AsOf(checkpoint_id=batch.checkpoint_id, pointer=batch.pointer, at=batch.at),
+        max_value_bytes=MAX_VALUE_BYTES,
     )
     return await reads.get(query, _batch)
 

@@ -75,6 +75,11 @@ def job_name(name: str, *, is_test: bool) -> str:
     return f"{TEST_NAMESPACE}{name}" if is_test else name
 
 
+def key_text(map_key: object) -> str | None:
+    """Return a map key as text; an expanded list and a native template may give any value, such as the number 0."""
+    return None if map_key is None else str(map_key)
+
+
 def uid_with_key(uid: str, map_key: str | None) -> str:
     """Return the uid of an instance of a mapped task, or of an unmapped task for ``None``."""
     return f"{uid}[{map_key}]" if map_key else uid

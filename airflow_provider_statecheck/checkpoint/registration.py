@@ -79,7 +79,8 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
 
     :param dead: Attempts whose tasks are known to have stopped.
     :raises StaleAttemptError: if the attempt was registered before and has been replaced since.
-    :raises InvalidConfigurationError: if another instance of the mapped task has the same map key.
+    :raises InvalidConfigurationError: if another instance of the mapped task has the same map key, or another task of the Dag
+        the same uid.
     :raises RunSupersededError: if a later run has already advanced the state.
     :raises RivalError: if another owner's attempt is open and not in ``dead``.
     :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
@@ -115,6 +116,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
     _require_key_of_its_own(previous, request)
+    _require_uid_of_its_own(previous, request)
     choice = restore_choice.roll_back_to_choice(tx, operator)
     restore = in_place_restore.waiting(tx, operator)
     _require_not_superseded(tx, operator, request, restore)
@@ -192,6 +194,22 @@ def _require_key_of_its_own(previous: AttemptRecord | None, request: RegisterAtt
         f"{map_index_of(previous.owner)} and {map_index_of(request.owner)} in run {request.owner.run_id!r}; derive the key from the "
         f"content of each instance, and remove duplicates from the list."
     )
+
+
+def _require_uid_of_its_own(previous: AttemptRecord | None, request: RegisterAttempt) -> None:
+    # The uids of templates are equal only when they are rendered. The second task would find all work done.
+    if previous is None or previous.owner.run_id != request.owner.run_id:
+        return
+    mine, theirs = dict(request.owner.airflow), dict(previous.owner.airflow)
+    other = theirs.get("task_id")
+    is_other_task = mine.get("dag_id") == theirs.get("dag_id") and other not in (None, mine.get("task_id"))
+    uids = (request.dag_uids or {}).get(other or "")
+    # An empty tuple means that the uid is a template. A task that has another uid now has given this one away.
+    if is_other_task and uids is not None and (not uids or not set(uids).isdisjoint(task_uids_of(request.uid))):
+        raise InvalidConfigurationError(
+            f"Expected a unique uid for every task of a job, found {request.uid!r} at both {other!r} and {mine.get('task_id')!r} in "
+            f"run {request.owner.run_id!r} of the job {request.job_name!r}; give one of them another uid."
+        )
 
 
 def _require_no_rival(previous: AttemptRecord | None, request: RegisterAttempt, dead: Sequence[AttemptRecord]) -> None:

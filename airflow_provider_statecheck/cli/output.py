@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -128,7 +129,7 @@ def print_message(message: str) -> None:
 
 def is_confirmed(args: Namespace, show: Callable[[], object], question: str) -> bool:
     """
-    Show the planned changes and ask for confirmation, unless ``--yes`` or ``--dry-run`` is given.
+    Show the planned changes on stderr and ask for confirmation, unless ``--yes`` or ``--dry-run`` is given.
 
     :param show: Prints the planned changes and makes none.
     :param question: Question such as ``Remove these rows?``
@@ -141,7 +142,9 @@ def is_confirmed(args: Namespace, show: Callable[[], object], question: str) -> 
             "Expected a terminal for the confirmation, found none; give --yes or --dry-run."
         )
     try:
-        show()
+        # The rows on stdout are those of the changes, which a program can parse.
+        with contextlib.redirect_stdout(sys.stderr):
+            show()
         answer = _answer_to(question)
     except KeyboardInterrupt:
         answer = ""

@@ -76,6 +76,7 @@ def dispose(args: Namespace) -> Exit:
     """Delete a savepoint, also if its job has no rows any more."""
     opener = storage_opener(args.storage_conn_id)
     disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
+    print_rows([{"pointer": redact(disposed.pointer), "bytes": disposed.size_bytes}], args.output)
     size = readable_size(disposed.size_bytes) if disposed.size_bytes else "no files"
     verb = "would be deleted" if args.dry_run else "deleted"
     print_message(f"{redact(disposed.pointer)} with {size} {verb}.")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run
+from airflow_provider_statecheck.checkpoint.fencing import checkpoints_before_run, is_same
 from airflow_provider_statecheck.checkpoint.ids import (
     ALIGNED_OPERATOR_ID,
     ALIGNED_UID,
@@ -124,7 +124,7 @@ class _Wanted:
             return checkpoint.checkpoint_id == self.checkpoint_id
         if self.run is not None:
             attempt = _attempt(view, checkpoint)
-            return self.run == checkpoint.run_key or (attempt is not None and self.run == attempt.owner.run_id)
+            return is_same(self.run, checkpoint.run_key) or (attempt is not None and self.run == attempt.owner.run_id)
         if self.pointer is not None:
             return canonical_uri(checkpoint.location) == canonical_uri(self.pointer)
         return self.at is None or (checkpoint.completed_at is not None and checkpoint.completed_at <= self.at)

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_name, uid_with_key, uids_before
+from airflow_provider_statecheck.checkpoint.ids import (
+    TEST_NAMESPACE,
+    is_test_job,
+    job_name,
+    key_text,
+    uid_with_key,
+    uids_before,
+)
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
@@ -240,7 +247,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
 def _with_restore_source(
     task: CheckpointedOperator, storage: CheckpointStorage, registration: RegisterAttempt
 ) -> RegisterAttempt:
-    mode = _claim_mode(task.claim_mode)
+    mode = _claim_mode(task.claim_mode, is_test=is_test_job(registration.job_name))
     if task.from_checkpoint:
         return _fork(task, task.from_checkpoint, storage, registration)
     if task.fork:
@@ -291,14 +298,16 @@ def _fork(
     return replace(registration, job_name=name, restore_from=source)
 
 
-def _claim_mode(value: str) -> RestoreMode:
+def _claim_mode(value: str, *, is_test: bool) -> RestoreMode:
     from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 
     try:
-        return RestoreMode(value.lower())
+        mode = RestoreMode(value.lower())
     except ValueError as error:
         modes = ", ".join(mode.value for mode in RestoreMode)
         raise InvalidConfigurationError(f"Expected claim_mode to be one of {modes}, found {value!r}.") from error
+    # The job of a test run is pruned with all that it owns, and the real job could not start from the savepoint.
+    return RestoreMode.NO_CLAIM if is_test else mode
 
 
 def _driver_settings(
@@ -334,19 +343,19 @@ def _registration(
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.hooks.transport import is_orm_open
 
-    dag = task.get_dag()
+    dag, map_key = task.get_dag(), key_text(task.map_key)
     return RegisterAttempt(
         job_name=job_name_of(context, task.job, is_test=is_orm_open()),
-        uid=uid_of(context, task.uid, task.map_key),
+        uid=uid_of(context, task.uid, map_key),
         attempt_key=new_key(),
-        owner=owner_of(context, task.map_key),
+        owner=owner_of(context, map_key),
         storage_base=storage_base,
         on_clear=settings.on_clear,
         num_retained=settings.num_retained,
         retained_runs=settings.retained_runs,
         checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
         retention=settings.externalized_checkpoint_retention.retention_policy,
-        former_uids=former_uids(task.uid or task.task_id, task.renamed_uids or {}, task.map_key),
+        former_uids=former_uids(task.uid or task.task_id, task.renamed_uids or {}, map_key),
         dag_uids=uids_by_task([task] if dag is None else dag.tasks),
         allow_non_restored_state=task.allow_non_restored_state,
         savepoint_at_end=_savepoint_at_end(task, settings),

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
-from airflow_provider_statecheck.queryable.queries import ABSENT, StateReply
+from airflow_provider_statecheck.queryable.queries import ABSENT, StateReply, ValueLimit
 from airflow_provider_statecheck.state.arrow.layout import Block, BlockCache, single
 from airflow_provider_statecheck.state.arrow.part_files import LocalFiles, PartBytes
 from airflow_provider_statecheck.state.arrow.runs import (
@@ -265,6 +265,8 @@ KeyInGroup = tuple[Any, int]
 """Key in normal form, and its key group."""
 _KEYS_AT_ONCE = 64
 """Keys whose blocks are in memory at once, besides those in the cache."""
+_BYTES_AT_ONCE = 64 << 20
+"""Approximate size of the blocks of several keys that are in memory at once, in bytes."""
 _SHORT_BYTES = 16 << 10
 """Size of a value up to which its conversion takes no longer than the way to a thread and back."""
 _STATE_BYTES = 32_768
@@ -309,11 +311,15 @@ class OpenedState:
             self.content = content
         return content is self.content
 
-    def read(self, keys: Sequence[KeyInGroup], namespace: str, user_key: Any = None) -> list[Any]:
+    def read(
+        self, keys: Sequence[KeyInGroup], namespace: str, user_key: Any = None, limit: ValueLimit | None = None
+    ) -> list[Any]:
         """
         Return the unexpired value of each key, :data:`ABSENT` for a key without one.
 
         :param user_key: Key of one entry of a map state; ``None`` for all entries, as a dictionary.
+        :param limit: Limit that counts the values; by default they may have any size.
+        :raises RequestLimitError: if the values are above the limit.
         :raises InvalidConfigurationError: if there is a user key, but the state is no map.
         :raises UnsupportedStateError: if the user key does not fit its type.
         :raises CheckpointNotFoundError: if a file is missing.
@@ -321,16 +327,40 @@ class OpenedState:
         :raises StorageError: if the storage fails.
         """
         targets = self._targets(keys, namespace, user_key)
-        read = self._maps if self._state.is_map and user_key is None else self._cells
+        is_whole_map = self._state.is_map and user_key is None
+        read = self._maps if is_whole_map else self._cells
+        limit = limit or ValueLimit()
         if len(targets) <= 1:
-            return read(targets)
+            return read(targets, limit)
         # In sorted order, keys in the same block follow each other.
         order = sorted(range(len(targets)), key=lambda index: targets[index].key)
         values: dict[int, Any] = {}
-        for start in range(0, len(order), _KEYS_AT_ONCE):
-            chosen = order[start : start + _KEYS_AT_ONCE]
-            values.update(zip(chosen, read([targets[index] for index in chosen]), strict=True))
+        for chosen in self._parts_of_maps(targets, order) if is_whole_map else self._parts(order):
+            values.update(zip(chosen, read([targets[index] for index in chosen], limit), strict=True))
         return [values[index] for index in range(len(targets))]
+
+    def _parts(self, order: list[int]) -> Iterator[list[int]]:
+        """Yield the indexes of the keys that are read at once, whose values are each in one block of a run."""
+        bytes_of_key = sum(run.bytes_per_block for run in self._runs)
+        count = max(1, min(_KEYS_AT_ONCE, _BYTES_AT_ONCE // max(1, bytes_of_key)))
+        return (order[start : start + count] for start in range(0, len(order), count))
+
+    def _parts_of_maps(self, targets: Sequence[Target], order: list[int]) -> Iterator[list[int]]:
+        """Yield the indexes of the keys whose maps, of any number of blocks, are read at once."""
+        part, sizes = list[int](), dict[tuple[int, int], int]()
+        for index in order:
+            wanted = self._block_sizes(targets[index])
+            if part and (len(part) == _KEYS_AT_ONCE or sum((sizes | wanted).values()) > _BYTES_AT_ONCE):
+                yield part
+                part, sizes = [], {}
+            part.append(index)
+            sizes |= wanted
+        yield part
+
+    def _block_sizes(self, target: Target) -> dict[tuple[int, int], int]:
+        """Return the sizes of the blocks with the map of a target, by run and number."""
+        found = ((number, run, run.blocks_of(target)) for number, run in enumerate(self._runs))
+        return {(number, block): run.bytes_per_block for number, run, blocks in found for block in blocks}
 
     def _targets(self, keys: Sequence[KeyInGroup], namespace: str, user_key: Any) -> list[Target]:
         tail = () if user_key is None else self._user_key(user_key)
@@ -343,13 +373,14 @@ class OpenedState:
             )
         return self._positions.user_key(user_key)
 
-    def _cells(self, targets: Sequence[Target]) -> list[Any]:
+    def _cells(self, targets: Sequence[Target], limit: ValueLimit) -> list[Any]:
         found = newest_rows(self._runs, targets)
-        return [ABSENT if each is None else self._value(*each) for each in found]
+        return [ABSENT if each is None else self._value(*each, limit) for each in found]
 
-    def _value(self, block: Block, row: int) -> Any:
+    def _value(self, block: Block, row: int, limit: ValueLimit) -> Any:
         """Return the value of a row without what has expired."""
         stored = block.values.slice(row, 1)
+        limit.count(stored)
         if not self._is_short and block.nbytes > _SHORT_BYTES and stored.nbytes > _SHORT_BYTES:
             about_to_wait()  # for the conversion
         is_list = self._state.kind is StateKind.LIST
@@ -360,12 +391,12 @@ class OpenedState:
             return ABSENT
         return found if is_list else found[0]
 
-    def _maps(self, targets: Sequence[Target]) -> list[Any]:
+    def _maps(self, targets: Sequence[Target], limit: ValueLimit) -> list[Any]:
         about_to_wait()  # for the conversion of any number of entries
         found = [rows_of_each(run, targets) for run in self._runs]
-        return [self._entries([rows for run in found for rows in run[index]]) for index in range(len(targets))]
+        return [self._entries([rows for run in found for rows in run[index]], limit) for index in range(len(targets))]
 
-    def _entries(self, found: list[FoundRows]) -> Any:
+    def _entries(self, found: list[FoundRows], limit: ValueLimit) -> Any:
         """Return the entries in rows of several runs, newest first."""
         if not found:
             return ABSENT
@@ -374,6 +405,7 @@ class OpenedState:
             conform(block.table.slice(start, end - start), namespace=True, deleted=True) for block, start, end in found
         ]
         shown = self._columns.shown(without_tombstones(merge_tables(tables)), self.content.taken_at_ms)
+        limit.count(shown.select([MAP_KEY, MAP_VALUE]))
         values = self._state.serializer.from_arrow(single(shown.column(MAP_VALUE)))
         assert self._state.key_serializer is not None  # noqa: S101 - the state is a map
         user_keys = self._state.key_serializer.from_arrow(single(shown.column(MAP_KEY)))

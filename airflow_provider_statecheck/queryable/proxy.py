@@ -22,7 +22,14 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocation
 from airflow_provider_statecheck.queryable.oracle import KvStateLocationOracle
-from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName, StateQuery, StateReply
+from airflow_provider_statecheck.queryable.queries import (
+    LATEST,
+    AsOf,
+    QueryableName,
+    StateQuery,
+    StateReply,
+    ValueLimit,
+)
 from airflow_provider_statecheck.state.cached_reads import LruCache, about_to_wait
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 
@@ -70,13 +77,20 @@ class KeyReader(Protocol):
     """State server that reads keys at an address."""
 
     def read(
-        self, address: KvStateAddress, keys: Sequence[tuple[Any, int]], namespace: str = "", user_key: Any = None
+        self,
+        address: KvStateAddress,
+        keys: Sequence[tuple[Any, int]],
+        namespace: str = "",
+        user_key: Any = None,
+        limit: ValueLimit | None = None,
     ) -> list[Any]:
         """
         Return the value of each key, :data:`~airflow_provider_statecheck.queryable.queries.ABSENT` for one without state.
 
         :param keys: Keys in normal form with their key groups.
+        :param limit: Limit that counts the values; by default they may have any size.
         :raises UnknownKvStateIdError: if the files of the state are gone.
+        :raises RequestLimitError: if the values are above the limit.
         """
         ...
 
@@ -128,6 +142,7 @@ class StateProxy:
         :raises UnknownKvStateLocationError: if no state is registered under the name.
         :raises InvalidConfigurationError: if a key has no value for a column, or for a user key of a state without one.
         :raises UnsupportedStateError: if a key does not fit its type.
+        :raises RequestLimitError: if the values are larger than the query allows.
         :raises StateCheckError: the last error, if the locations stay stale, or if rows or storage fail.
         """
         tries = _Tries(self._retries)
@@ -166,21 +181,20 @@ class StateProxy:
             key=address.content.key,
             is_entry=query.user_key is not None,
             keys=keys,
-            values=self._values(location, keys, query.namespace, user_key),
+            values=self._values(location, keys, query, user_key),
         )
 
     def _values(
-        self, location: KvStateLocation, keys: tuple[Any, ...], namespace: str, user_key: Any
+        self, location: KvStateLocation, keys: tuple[Any, ...], query: StateQuery, user_key: Any
     ) -> tuple[Any, ...]:
+        options = query.namespace, user_key, ValueLimit(query.max_value_bytes)
         if len(keys) == 1:
             key_group = _key_group_of(location, keys[0])
-            return tuple(
-                self._server.read(location.address_of(key_group), ((keys[0], key_group),), namespace, user_key)
-            )
+            return tuple(self._server.read(location.address_of(key_group), ((keys[0], key_group),), *options))
         values: dict[int, Any] = {}
         for address, places in _by_address(location, keys):
             wanted = [(keys[place], key_group) for place, key_group in places]
-            found = self._server.read(address, wanted, namespace, user_key)
+            found = self._server.read(address, wanted, *options)
             values.update(zip((place for place, _ in places), found, strict=True))
         return tuple(values[place] for place in range(len(keys)))
 

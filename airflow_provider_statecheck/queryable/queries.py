@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
+    RequestLimitError,
     UnknownKeyOrNamespaceError,
     UnsupportedStateError,
 )
@@ -159,6 +160,34 @@ def _is_zoned_or_none(value: Any) -> bool:
 LATEST: Final = AsOf()
 
 
+class ValueLimit:
+    """
+    Limit of the size in memory of the values of one reply, which are then converted and encoded.
+
+    :param max_bytes: Largest size; ``None`` for any.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._read_bytes = 0
+
+    def count(self, values: Any) -> None:
+        """
+        Count values of the reply.
+
+        :param values: Arrow array or table.
+        :raises RequestLimitError: if all counted values together are too large.
+        """
+        if self._max_bytes is None:
+            return
+        self._read_bytes += values.nbytes
+        if self._read_bytes > self._max_bytes:
+            raise RequestLimitError(
+                f"Expected values of at most {self._max_bytes} bytes in memory, found larger ones; ask for fewer keys at once, "
+                f"or for one entry of a map with user_key, or read the state with read_state."
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateQuery:
     """
@@ -174,6 +203,8 @@ class StateQuery:
     user_key: JsonUserKey | TextUserKey | None = None
     """Key of one entry of a map state; ``None`` for whole maps and for other states."""
     as_of: AsOf = LATEST
+    max_value_bytes: int | None = None
+    """Largest size in memory of all values of the reply; ``None`` for any."""
 
     def __post_init__(self) -> None:
         require_queryable_name(self.name)

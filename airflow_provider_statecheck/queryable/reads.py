@@ -31,6 +31,7 @@ from airflow_provider_statecheck.queryable.queries import (
     QueryableName,
     StateQuery,
     StateReply,
+    ValueLimit,
 )
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -280,7 +281,12 @@ class KvStateServer:
         self._cache = cache or StateCache()
 
     def read(
-        self, address: KvStateAddress, keys: Sequence[KeyInGroup], namespace: str = "", user_key: Any = None
+        self,
+        address: KvStateAddress,
+        keys: Sequence[KeyInGroup],
+        namespace: str = "",
+        user_key: Any = None,
+        limit: ValueLimit | None = None,
     ) -> list[Any]:
         """
         Return the value of each key, :data:`ABSENT` for a key without one. Expiry is decided by the time of the checkpoint.
@@ -290,6 +296,8 @@ class KvStateServer:
 
         :param keys: Keys in normal form with their key groups; the address covers all of these key groups.
         :param user_key: Key of the map entry to return; ``None`` for all entries.
+        :param limit: Limit that counts the values; by default they may have any size.
+        :raises RequestLimitError: if the values are above the limit.
         :raises UnknownKvStateIdError: if the files of the checkpoint are gone.
         :raises InvalidConfigurationError: if there is a user key, but the state is no map.
         :raises UnsupportedStateError: if the user key does not fit its type, or this release does not support a type.
@@ -299,7 +307,8 @@ class KvStateServer:
         :raises StorageError: if the storage fails.
         """
         try:
-            return self._cache.state_at(address, lambda: self._opened(address)).read(keys, namespace, user_key)
+            state = self._cache.state_at(address, lambda: self._opened(address))
+            return state.read(keys, namespace, user_key, limit)
         except CheckpointNotFoundError as error:
             raise UnknownKvStateIdError(
                 f"Expected the state files of checkpoint {address.checkpoint_id} at {address.pointer}, found that they are "

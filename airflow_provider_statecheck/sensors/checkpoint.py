@@ -13,7 +13,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_statecheck.checkpoint.config_options import parse_whole_number
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, uid_with_key
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, key_text, uid_with_key
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     EnvironmentNotReadyError,
@@ -148,7 +148,7 @@ class CheckpointSensor(BaseSensorOperator):
         job_id_of(self.job)  # rejects an empty name before the prefix of test runs is added
         return CheckpointCondition(
             job=job_name(self.job, is_test=is_orm_open()),
-            uid=_full_uid(self.uid, self.map_key),
+            uid=_full_uid(self.uid, key_text(self.map_key)),
             at_least=_checkpoint_id(self.at_least),
             max_age=self.max_age,
         )

@@ -6,6 +6,7 @@ Compatibility is decided from the schemas alone. No state is read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,6 +20,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.lazy import pa
 from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
 from airflow_provider_statecheck.state.serializers.resolve import restored_serializer
 from airflow_provider_statecheck.state.serializers.serializer import (
     AS_IS,
@@ -240,6 +242,28 @@ def loses_nothing(old: StateSchema, new: StateSchema) -> bool:
     verdict = _compatibility(old, new)
     is_whole = verdict.outcome is not Outcome.INCOMPATIBLE and not verdict.merges and old.expires <= new.expires
     return is_whole and _is_readable(old.value, new.value) and _is_readable(old.key, new.key)
+
+
+def has_custom(state: StateSchema) -> bool:
+    """Return whether a type of a state is, or contains, one of a user-defined serializer."""
+    return any(
+        f'"{PREFIX}' in json.dumps(encode_snapshot(each)) for each in (state.key, state.value) if each is not None
+    )
+
+
+def are_comparable(a: StateSchema, b: StateSchema) -> bool:
+    """Return whether equal values of a state are equal in the columns of both schemas, so that neither needs a migration."""
+    if a.kind is not b.kind:
+        return False
+    if (a.key, a.value) == (b.key, b.value):
+        return True
+    # Only the code of a user-defined serializer knows whether two versions write equal bytes.
+    return not has_custom(b) and (_is_unchanged(a, b) or _is_unchanged(b, a))
+
+
+def _is_unchanged(old: StateSchema, new: StateSchema) -> bool:
+    pairs = [(old.value, new.value)] + ([(old.key, new.key)] if old.key and new.key else [])
+    return worst(_type_compatibility(*each) for each in pairs) is Outcome.COMPATIBLE_AS_IS
 
 
 def _is_readable(old: SerializerSnapshot | None, new: SerializerSnapshot | None) -> bool:

@@ -9,7 +9,11 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
-from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import (
+    ConcurrentAttemptError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+)
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.contracts.runs_of_a_job import AGAIN, JOB, RunningTasks, rows_of
 from tests.messages import complete_checkpoint, make_owner, make_registration
@@ -111,6 +115,26 @@ class OperatorUidsContract:
         self.ran(instance("routes", "south"))
         with pytest.raises(IncompatibleCheckpointError, match=r"'routes\[north\]'"):
             self.gateway.register(instance("lines", "north"))
+
+    @pytest.mark.parametrize("status", [None, AttemptStatus.FINISHED])
+    @pytest.mark.parametrize("uids", [(), ("shared",)], ids=["template", "given"])
+    def test_second_task_with_a_uid_in_a_run_is_refused(
+        self, status: AttemptStatus | None, uids: tuple[str, ...]
+    ) -> None:
+        dag_uids: dict[str, tuple[str, ...]] = {"first": uids, "second": ()}
+        grant = self.gateway.register(registration("first", uid="shared[a]", dag_uids=dag_uids))
+        complete_checkpoint(self.gateway, grant.attempt)
+        if status is not None:
+            self.gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
+        before = rows_of(self.gateway.describe(JOB))
+        with pytest.raises(InvalidConfigurationError, match=r"'shared\[a\]' at both 'first' and 'second'"):
+            self.gateway.register(registration("second", uid="shared[a]", dag_uids=dag_uids))
+        assert rows_of(self.gateway.describe(JOB)) == before
+
+    @pytest.mark.parametrize("dag_uids", [{"second": ()}, {"first": ("other",), "second": ("shared",)}])
+    def test_uid_that_a_task_has_given_to_another_one_goes_on(self, dag_uids: dict[str, tuple[str, ...]]) -> None:
+        self.ran(registration("first", uid="shared"))
+        assert self.gateway.register(registration("second", uid="shared", dag_uids=dag_uids)).is_restore
 
     def test_task_whose_uid_is_a_template_has_an_operator_for_each(self) -> None:
         def region(name: str) -> RegisterAttempt:

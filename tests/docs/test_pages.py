@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -121,6 +123,27 @@ def test_the_pages_have_blocks_of_the_languages_that_matter():
     assert found.count("python") >= 7
     assert found.count("bash") >= 5
     assert found.count("text") >= 20
+
+
+def test_what_the_pages_import_of_the_package_is_there():
+    imported = {
+        (node.module or "", name.name)
+        for block in all_blocks("python")
+        for node in ast.walk(ast.parse(block.code))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("airflow_provider_statecheck")
+        for name in node.names
+    }
+
+    assert len(imported) > 50
+    assert sorted(each for each in imported if not _is_there(*each)) == []
+
+
+def _is_there(module: str, name: str) -> bool:
+    try:
+        import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return hasattr(import_module(module), name)
+    return True
 
 
 @pytest.mark.parametrize(("language", "read"), [("json", json.loads), ("toml", tomllib.loads)])

@@ -163,6 +163,16 @@ class FileRun(SortedRun):
         sizes: int = sum(part.firsts.nbytes + part.blocks.nbytes for part in self.parts)
         return sizes + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
 
+    @cached_property
+    def bytes_per_block(self) -> int:
+        """Return the approximate size of a block in memory, in bytes."""
+        return self.raw_bytes // max(1, len(self.block_rows))
+
+    def blocks_of(self, target: Target) -> Sequence[int]:
+        """Return the numbers of the blocks that may have rows of a target."""
+        position = target.position_in(self)
+        return () if position is None else blocks_at(self, position)
+
     def block(self, number: int) -> Block:
         return self._cache.get_or_load(self._block_keys[number], lambda: Block(self.tables([number])[0]))
 
@@ -398,7 +408,7 @@ def rows_in(run: SortedRun, target: Target) -> Iterator[FoundRows]:
 def rows_of_each(run: FileRun, targets: Sequence[Target]) -> list[list[FoundRows]]:
     """Return the rows of each target in a run, including tombstones. Each block is read once, adjacent ones together."""
     positions = [target.position_in(run) for target in targets]
-    numbers = [() if position is None else blocks_at(run, position) for position in positions]
+    numbers = [run.blocks_of(target) for target in targets]
     blocks = run.blocks(sorted(set(chain.from_iterable(numbers))))
     return [
         [rows for number in members for rows in _rows_at(blocks[number], position or ())]

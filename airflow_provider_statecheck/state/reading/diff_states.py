@@ -23,7 +23,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     with_namespaces,
 )
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
-from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
 from airflow_provider_statecheck.state.reading.state_reader import (
     AFTER,
     BEFORE,
@@ -31,6 +31,8 @@ from airflow_provider_statecheck.state.reading.state_reader import (
     StateColumns,
     StateReader,
 )
+from airflow_provider_statecheck.state.schemas import are_comparable
+from airflow_provider_statecheck.state.serializers.custom_serializer import is_custom
 from airflow_provider_statecheck.state.serializers.nested_columns import differing
 from airflow_provider_statecheck.state.serializers.serializer import describe
 
@@ -150,17 +152,22 @@ def _codes(columns: StateColumns, before: Any, after: Any) -> Any:
 
 def _require_comparable(before: StateReader, after: StateReader) -> None:
     a, b = before.content, after.content
-    if before.columns.schema != after.columns.schema or a.key != b.key or a.schema.kind is not b.schema.kind:
+    if before.columns.schema != after.columns.schema or a.key != b.key or not are_comparable(a.schema, b.schema):
         raise IncompatibleCheckpointError(
-            f"Expected the state {a.schema.name!r} to have the same types in both checkpoints, found {describe(a.key)} with "
-            f"{describe(a.schema.value)} and {describe(b.key)} with {describe(b.schema.value)}; compare "
-            f"checkpoints that were both taken before, or both after, the change of types."
+            f"Expected the state {a.schema.name!r} to have the same types in both checkpoints, found {_types(a)} and "
+            f"{_types(b)}; compare checkpoints that were both taken before, or both after, the change of types."
         )
     if a.max_parallelism != b.max_parallelism:
         raise IncompatibleCheckpointError(
             f"Expected both checkpoints to have {a.max_parallelism} key groups, found {b.max_parallelism}; rescale one of "
             f"them with 'airflow statecheck rescale'."
         )
+
+
+def _types(content: StateContent) -> str:
+    value = content.schema.value
+    version = f" in version {value.version}" if is_custom(value) else ""
+    return f"{describe(content.key)} with {describe(value)}{version}"
 
 
 def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) -> tuple[Any, Any]:

@@ -7,7 +7,6 @@ A canonical copy may have another maximum parallelism: the key group of every ke
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -45,9 +44,7 @@ from airflow_provider_statecheck.state.reading.checkpoint_states import (
     written_schemas,
 )
 from airflow_provider_statecheck.state.reading.state_reader import StateColumns, StateReader
-from airflow_provider_statecheck.state.schemas import StateSchema, is_exact, schema_of_all
-from airflow_provider_statecheck.state.serializers.custom_serializer import PREFIX
-from airflow_provider_statecheck.state.serializers.serializer import encode_snapshot
+from airflow_provider_statecheck.state.schemas import StateSchema, has_custom, is_exact, schema_of_all
 from airflow_provider_statecheck.state.writing.canonical_files import CanonicalFiles, KeyedFiles, split_by_ranges
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
@@ -273,13 +270,6 @@ def _require_convertible(operator: OperatorState, handle: KeyedStateHandle) -> N
             f"Expected keyed state of operator {operator.uid!r} that this release can convert, found state of the backend "
             f"{handle.backend_id!r}; take a native savepoint."
         )
-
-
-def has_custom(state: StateSchema) -> bool:
-    """Return whether a type of a state is, or contains, one of a user-defined serializer."""
-    return any(
-        f'"{PREFIX}' in json.dumps(encode_snapshot(each)) for each in (state.key, state.value) if each is not None
-    )
 
 
 def _require_times(state: StateSchema, files: StateFiles) -> None:

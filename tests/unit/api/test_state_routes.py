@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from airflow_provider_statecheck.api import state_reads
+from airflow_provider_statecheck.api import state_reads, state_routes
 from airflow_provider_statecheck.api.state_reads import MAX_KEYS, MAX_TEXT, small_json
 from airflow_provider_statecheck.checkpoint.codec import encode, json_parts
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
@@ -380,6 +380,19 @@ class TestAnswers:
         refused(answer, 413, "request_limit")
         assert isinstance(decode_error(answer.json()), RequestLimitError)
         assert "Retry-After" not in answer.headers
+
+    def test_values_above_the_limit_of_all_subtasks_are_refused(
+        self, served: ServedStage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = [f"key {number}" for number in range(8)]
+        served.stage.put("balance", dict.fromkeys(names, 1))
+        served.stage.checkpoint()
+        monkeypatch.setattr(state_routes, "MAX_VALUE_BYTES", 8 * 8)
+        accepted(served.post("balances", {"keys": [*names, "nobody"]}))
+        monkeypatch.setattr(state_routes, "MAX_VALUE_BYTES", 8 * 8 - 1)
+        assert "63 bytes in memory" in refused(served.post("balances", {"keys": names}), 413, "request_limit")
+        monkeypatch.setattr(state_routes, "MAX_VALUE_BYTES", 7)
+        refused(served.get("balances", key="key 1"), 413, "request_limit")
 
     def test_time_of_completion_is_that_of_the_coordinator(self, served: ServedStage) -> None:
         served.stage.put("balance", {"ann": 1})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from typing import Any
@@ -315,6 +316,14 @@ class TestPrune:
             outcome = run("prune", "--test-jobs")
             assert (outcome.status, len(stage.maintenance.jobs())) == (0, left), answer
             assert "Remove these rows and files? [y/N]" in outcome.err
+
+    @pytest.mark.parametrize(("answer", "shown"), [("y\n", 1), ("n\n", 0)])
+    def test_only_what_was_changed_is_on_stdout(self, stage, run, monkeypatch, answer, shown):
+        stage.run("test/a")
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        outcome = run("prune", "--test-jobs", "-o", "json")
+        assert len(json.loads(outcome.out or "[]")) == shown
+        assert '"job": "test/a"' in outcome.err
 
     def test_ends_with_2_where_the_question_is_not_answered(self, stage, run, monkeypatch):
         stage.run("test/a")

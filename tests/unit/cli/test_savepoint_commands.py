@@ -345,8 +345,10 @@ def failed_on_unknown_filesystem(stage: WrittenStage) -> CheckpointRecord:
 
 def test_a_disposed_savepoint_is_gone_with_its_row_confirmed(finished: WrittenStage, run: Run) -> None:
     pointer = taken(finished, run)
-    outcome = run("dispose", pointer)
+    outcome = run("dispose", pointer, "-o", "json")
     assert (outcome.status, "deleted" in outcome.err) == (0, True)
+    [shown] = rows(outcome)
+    assert (shown["pointer"], shown["bytes"] > 0) == (pointer, True)
     assert not local_path(pointer).exists()
     [row] = savepoints(finished)
     assert (row.status.value, row.awaits_discard) == ("disposed", False)

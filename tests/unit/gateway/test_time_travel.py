@@ -87,6 +87,7 @@ def test_checkpoint_is_found_by_its_id(job: Job) -> None:
 def test_newest_of_a_run_is_found_by_its_date_or_its_id(job: Job) -> None:
     assert job.find(run="2026-01-01") == job.find(run="scheduled__1") == job.taken[1].location
     assert job.find(run="2026-01-02") == job.taken[3].location
+    assert job.find(run="2026-01-02T01:00:00+01:00") == job.taken[3].location
 
 
 def test_newest_that_was_complete_at_a_time_is_found(job: Job) -> None:
@@ -219,6 +220,7 @@ def week(stage: WrittenStage) -> WrittenStage:
         ("2", 2),
         ("run:2026-01-02T00:00:00+00:00", 2),
         ("run:2026-01-04T00:00:00+00:00", 4),
+        ("run:2026-01-04T00:00:00Z", 4),
         ("before:2026-01-05T00:00:00+00:00", 4),
         ("before:2026-01-04", 2),
         ("before:2026-01-03", 2),

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseOperator, TaskGroup, task
 
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks import transport
@@ -30,6 +31,8 @@ from airflow_provider_statecheck.operators.pyspark import (
 )
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
 from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.state.writing.canonical import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage
 
@@ -123,6 +126,21 @@ def test_a_fork_of_nothing_is_refused(stage: WrittenStage, arguments: dict[str, 
         prepared(stage, **arguments)
 
 
+@pytest.mark.parametrize(("is_test", "mode"), [(False, RestoreMode.CLAIM), (True, RestoreMode.NO_CLAIM)])
+def test_a_test_run_does_not_claim_the_savepoint_that_it_starts_from(
+    stage: WrittenStage, monkeypatch: pytest.MonkeyPatch, is_test: bool, mode: RestoreMode
+) -> None:
+    stage.run(checkpoints=1)
+    taken = CheckpointStates.load(stage.coordinator.describe(job_id_of("sales")).checkpoints[0].location)
+    pointer = new_savepoint_uri(stage.storage.base_uri, job_id_of("sales"))
+    properties = CheckpointProperties.for_savepoint()
+    write_savepoint(taken.storage, taken.document, directory=pointer, checkpoint_id=2, properties=properties)
+    monkeypatch.setattr(transport, "is_orm_open", lambda: is_test)
+    source = prepared(stage, job="heir", from_savepoint=pointer, claim_mode="claim").registration.restore_from
+    assert source is not None
+    assert (source.pointer, source.mode) == (pointer, mode)
+
+
 def test_a_task_that_is_told_to_end_while_it_waits_for_its_turn_ends(
     stage: WrittenStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +197,12 @@ def test_a_mapped_task_is_known_by_its_key_and_never_by_its_index() -> None:
     assert first == uid_of(make_context(map_index=7), None, "north") == "task[north]"
     with pytest.raises(InvalidConfigurationError, match="map_key"):
         uid_of(make_context(map_index=0), None, None)
+
+
+@pytest.mark.parametrize("key", [0, "0"])
+def test_the_number_0_is_a_map_key(stage: WrittenStage, key: Any) -> None:
+    asked = prepared(stage, map_key=key).registration
+    assert (asked.uid, asked.owner.logical_task.partition("/")[2]) == ("aggregate[0]", "task[0]")
 
 
 def test_a_retry_keeps_the_clear_marker() -> None:

@@ -67,7 +67,7 @@ class Server:
     error: Callable[[], StateCheckError] = lambda: UnknownKvStateIdError("gone")
     reads: list[list[Any]] = field(default_factory=list)
 
-    def read(self, at: KvStateAddress, keys: Iterable[Any], namespace: str = "", user_key: Any = None) -> list[Any]:
+    def read(self, at: KvStateAddress, keys: Iterable[Any], *_: Any) -> list[Any]:
         self.reads.append(list(keys))
         if at.checkpoint_id < self.oldest:
             raise self.error()

@@ -7,7 +7,7 @@ import os
 import threading
 import tracemalloc
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +26,18 @@ from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     InvalidConfigurationError,
     LocationNotAllowedError,
+    RequestLimitError,
     StorageError,
     UnknownKvStateIdError,
 )
+from airflow_provider_statecheck.queryable import immutable_states
 from airflow_provider_statecheck.queryable.immutable_states import StateCache
 from airflow_provider_statecheck.queryable.locations import KvStateAddress
-from airflow_provider_statecheck.queryable.queries import ABSENT
+from airflow_provider_statecheck.queryable.queries import ABSENT, ValueLimit
 from airflow_provider_statecheck.queryable.reads import KvStateServer
 from airflow_provider_statecheck.state.arrow.layout import ArrowStateSettings, Block
 from airflow_provider_statecheck.state.arrow.part_files import LocalFiles
+from airflow_provider_statecheck.state.arrow.runs import FileRun
 from airflow_provider_statecheck.state.backends import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
@@ -44,6 +47,7 @@ from tests.unit.queryable.served import ServedJob
 from tests.written_state import EACH_BACKEND, GROUPS
 
 VALUE = ValueStateDescriptor("value", str)
+MAP = MapStateDescriptor("map", int, str)
 NUMBERS = range(400)
 BY_NUMBER = KeySerializer((KeyField("id", pa.int64()),))
 SMALL_BLOCKS = ArrowStateSettings(block_rows=4, part_bytes=4096)
@@ -91,6 +95,45 @@ def test_one_key_is_one_read_of_one_block_and_none_if_it_is_cached(remote: str) 
     served.storage.reads.clear()
     assert served.get(pointer, "value", 7) == ["value 7"]
     assert data_reads(served, pointer) == []
+
+
+@pytest.mark.parametrize("bytes_at_once", [1, 1 << 20])
+def test_few_large_values_are_in_memory_at_once(
+    remote: str, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+) -> None:
+    names = [f"key {number}" for number in range(20)]
+    served = ServedJob(remote, VALUE, MAP, backend=ArrowStateBackend(SMALL_BLOCKS), cache=StateCache(block_bytes=0))
+    for name in names:
+        served.job.state(name, "value").update(name)
+        served.job.state(name, "map").put_all(dict.fromkeys(range(20), name))
+    pointer = served.job.save()
+    monkeypatch.setattr(immutable_states, "_BYTES_AT_ONCE", bytes_at_once)
+    read: list[int] = []
+    blocks = FileRun.blocks
+
+    def counted(run: FileRun, numbers: Sequence[int]) -> dict[int, Block]:
+        read.append(len(numbers))
+        return blocks(run, numbers)
+
+    monkeypatch.setattr(FileRun, "blocks", counted)
+    assert served.get(pointer, "map", *names) == [dict.fromkeys(range(20), name) for name in names]
+    assert (max(read) <= 6) is (bytes_at_once == 1)
+    read.clear()
+    assert served.get(pointer, "value", *names) == names
+    # A single key needs no read of several blocks.
+    assert bool(read) is (bytes_at_once > 1)
+
+
+@pytest.mark.parametrize("name", ["value", "map"])
+def test_values_above_a_limit_are_refused(tmp_path: Path, name: str) -> None:
+    served = ServedJob(tmp_path, VALUE, MAP)
+    served.job.state("ann", "value").update("abc")
+    served.job.state("ann", "map").put_all({1: "abc", 2: "def"})
+    pointer = served.job.save()
+    address, key = served.address(pointer, name, "ann"), ("ann", served.job.keys.key_group_of("ann", GROUPS))
+    served.server.read(address, [key], limit=ValueLimit(100))
+    with pytest.raises(RequestLimitError, match="at most 5 bytes in memory"):
+        served.server.read(address, [key], limit=ValueLimit(5))
 
 
 def test_adjacent_blocks_share_a_read_and_each_is_read_once(remote: str) -> None:

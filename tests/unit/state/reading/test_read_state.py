@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,67 @@ def test_state_of_other_types_cannot_be_compared(tmp_path: Path) -> None:
     for other in pointers[1:]:
         with pytest.raises(IncompatibleCheckpointError, match="same types"):
             diff_states(pointers[0], other, "value")
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class WithGreen(Enum):
+    GREEN = "green"
+    RED = "red"
+    BLUE = "blue"
+
+
+class WithNavy(Enum):
+    RED = "red"
+    NAVY = "blue"
+    BLUE = "blue"  # noqa: PIE796 - the former name
+
+
+class Text:
+    """Serializer of the user."""
+
+    class_id = "text"
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def serialize(self, value: str) -> bytes:
+        return f"{self.version}{value}".encode()
+
+    def deserialize(self, data: bytes) -> str:
+        return data.decode()[1:]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(Text(1), Text(2)), (list[Text(1)], list[Text(2)]), (Colour, WithNavy), (set[int], list[int])],  # type: ignore[misc]
+    ids=["version", "nested version", "renamed member", "collection"],
+)
+def test_types_with_equal_columns_and_other_values_cannot_be_compared(tmp_path: Path, old: Any, new: Any) -> None:
+    jobs = [job_of(tmp_path / f"{n}", ValueStateDescriptor("value", each)) for n, each in enumerate((old, new))]
+    first, second = (each.save() for each in jobs)
+    for pair in ((first, second), (second, first)):
+        with pytest.raises(IncompatibleCheckpointError, match="same types"):
+            diff_states(*pair, "value")
+
+
+def test_an_enum_with_further_members_is_compared_by_names(tmp_path: Path) -> None:
+    job = job_of(tmp_path, ValueStateDescriptor("value", Colour))
+    job.state("ann", "value").update(Colour.RED)
+    job.state("bob", "value").update(Colour.BLUE)
+    operator = job.operator()
+    first = job.publish(operator)
+    job.descriptors = [ValueStateDescriptor("value", WithGreen)]
+    job.open(2, operator)
+    job.state("bob", "value").update(WithGreen.GREEN)
+    second = job.save()
+    changes = diff_states(first, second, "value").read_all().to_pylist()
+    assert changes == [{"account": "bob", "change": "changed", "before": "BLUE", "after": "GREEN"}]
+    assert diff_states(second, first, "value").read_all().num_rows == 1
+    job.close()
 
 
 def test_shared_files_that_nothing_touches_are_not_read(job: StatefulJob, tmp_path: Path) -> None:
