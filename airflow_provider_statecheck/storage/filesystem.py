@@ -74,7 +74,7 @@ class CheckpointStorage:
         return f"CheckpointStorage({redact(self.base_uri)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.base_uri, dict(self._options), self.allowed)
+        return _reopened, (self.base_uri, dict(self._options), self._retries, self.allowed)
 
     @classmethod
     def open(cls, base_uri: str, **storage_options: Any) -> Self:
@@ -294,8 +294,11 @@ class CheckpointStorage:
                 raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
 
 
-def _reopened(base_uri: str, options: dict[str, Any], allowed: AllowedLocations) -> CheckpointStorage:
-    return CheckpointStorage.open(base_uri, **options).within(allowed)
+def _reopened(
+    base_uri: str, options: dict[str, Any], retries: RetryPolicy, allowed: AllowedLocations
+) -> CheckpointStorage:
+    filesystem = open_filesystem(base_uri, options)
+    return CheckpointStorage(filesystem, base_uri, options=options, retries=retries).within(allowed)
 
 
 def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:
