@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.rows import Resign, TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -286,7 +286,7 @@ class WholeJobSavepoints:
         try:
             chosen = PartChoice(view, pending, _Documents(storage, self.maintenance, view)).parts(members)
             acknowledgements = self._pin(pending, chosen)
-            awaited = tuple(member.uid for member, part in chosen.items() if part is None)
+            awaited = tuple(member.uid for member, part in chosen.items() if _is_awaited(member, part))
             if not awaited:
                 self._give(view, request, pending, storage, chosen, acknowledgements)
         except _NO_PART as error:
@@ -321,16 +321,16 @@ class WholeJobSavepoints:
         chosen: Mapping[Member, CheckpointRecord | None],
         acknowledgements: Iterable[AcknowledgementRecord],
     ) -> None:
-        """Copy the parts that the savepoint still awaits, and acknowledge it for their stages."""
+        """Copy the parts that the savepoint still awaits, and acknowledge it for all stages."""
         open_ids = {a.attempt_id for a in acknowledgements if not a.is_acknowledged}
         with self._coordinator(view, request) as coordinator:
             for member, part in chosen.items():
-                if part is not None and member.attempt_id in open_ids:
+                if member.attempt_id in open_ids:
                     message = AcknowledgeMessage(
                         job_id=pending.job_id,
                         attempt_id=member.attempt_id,
                         checkpoint_id=pending.checkpoint_id,
-                        part=_copied(storage, member, part, pending),
+                        part=None if part is None else _copied(storage, member, part, pending),
                     )
                     if not coordinator.receive_acknowledge_message(message):
                         self._delete_if_ended(storage, pending)
@@ -341,6 +341,10 @@ class WholeJobSavepoints:
         row = self.maintenance.checkpoint(savepoint.job_id, savepoint.checkpoint_id)
         if row is not None and row.has_ended:
             delete_files(storage, row)
+
+
+def _is_awaited(member: Member, part: CheckpointRecord | None) -> bool:
+    return part is None and member.status is ExecutionStatus.RUNNING
 
 
 def _copied(

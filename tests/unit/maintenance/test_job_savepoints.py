@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
@@ -179,6 +179,45 @@ def test_a_stage_that_ended_without_a_checkpoint_is_listed_without_a_part(job: S
     job.serve()
     assert job.parts(key).keys() == {"extract"}
     assert {state.uid for state in job.document(key).operator_states} == {"extract", "notify"}
+
+
+@pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT, CheckpointType.SAVEPOINT_TERMINATE])
+@pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_a_running_stage_that_ends_without_a_checkpoint_is_listed_without_a_part(
+    job: SavedJob, status: AttemptStatus, kind: CheckpointType
+) -> None:
+    job.run("extract")
+    running = job.begin("notify")
+    key = job.request(kind=kind)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.RUNNING
+    running.finish(status)
+    job.serve()
+    assert job.parts(key).keys() == {"extract"}
+    assert job.document(key).empty_uids == {"notify"}
+
+
+def test_a_savepoint_of_which_all_stages_end_without_a_checkpoint_is_declined(job: SavedJob) -> None:
+    job.begin("notify").finish(AttemptStatus.FINISHED)
+    running = job.begin("load")
+    key = job.request()
+    running.finish(AttemptStatus.FINISHED)
+    job.serve()
+    assert "all of its stages have ended without a checkpoint" in job.outcome(key).failure_message
+
+
+def test_a_running_stage_that_ends_with_only_the_savepoint_that_it_started_from_declines(job: SavedJob) -> None:
+    job.run("load")
+    key = job.request()
+    job.serve()
+    source = source_at(job.stage.storage, job.savepoint(key).location)
+    job.run("report", job="heir")
+    running = job.begin("load", job="heir", restore_from=source)
+    again = new_key()
+    job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=again)
+    running.finish(AttemptStatus.FAILED)
+    request, _ = job.service.wait_for(job_id_of("heir"), again, 0)
+    assert "stage 'load' has ended, and no checkpoint of its own is retained" in request.failure_message
 
 
 def test_a_stage_that_begins_after_the_trigger_is_not_in_the_savepoint(job: SavedJob) -> None:
