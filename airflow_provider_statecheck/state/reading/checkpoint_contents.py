@@ -259,7 +259,7 @@ class CheckpointContents:
             files=snapshot.files,
             columns=tuple((each.name, each.type_name) for each in dataframe_columns(manifests[0].schema_json)),
             written_by=manifests[0].writer.value,
-            written_at=datetime.fromisoformat(snapshot.newest.created_at),
+            written_at=snapshot.newest.created_at,
             attempt=snapshot.newest.epoch,
             seconds=snapshot.seconds,
             parts=snapshot.parts,

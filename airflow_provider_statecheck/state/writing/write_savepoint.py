@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -170,13 +171,13 @@ def write_given(given: GivenState, schema: Any, write: Callable[[StateTarget, Ca
     storage = CheckpointStorage.open(parent, **dict(given.storage_options))
     if base is not None:
         storage = storage.within(storage.allowed | base.storage.allowed)
-    now = given.clock.now().isoformat()
+    now = given.clock.now()
     source = _bootstrap(given.stage, now) if base is None else base.document
     directory = new_savepoint_uri(parent, JobId(source.job_id))
     with deleting_on_failure(storage, directory):
         written, rows = write(target, CanonicalFiles(storage, directory, source.epoch))
         edit = {
-            "at": now,
+            "at": now.isoformat(),
             "by": given.by or _user(),
             "function": given.function,
             "state": target.rows.state.name,
@@ -254,7 +255,7 @@ def _load_base(pointer: str, given: GivenState) -> CheckpointStates:
     return base
 
 
-def _bootstrap(stage: str, now: str) -> CheckpointDocument:
+def _bootstrap(stage: str, now: datetime) -> CheckpointDocument:
     # A job name that no running job has, because a sink must not treat it as a checkpoint of its job.
     job = f"bootstrap/{stage}"
     return CheckpointDocument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -201,7 +201,7 @@ def document_of(*states: OperatorState) -> CheckpointDocument:
         generation=1,
         snapshots=(),
         state=InlineStateHandle(value={}),
-        created_at="2026-01-01T00:00:00+00:00",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
         operator_states=states,
     )
 
