@@ -280,6 +280,8 @@ class Body:
                 increment = following
             commits.end()
             yield
+            if first is None:
+                self.attempt.require_current()
         yield
         self.attempt.finish(AttemptStatus.FINISHED)
 
