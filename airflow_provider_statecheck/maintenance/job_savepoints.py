@@ -42,6 +42,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointExpiredError,
     CheckpointNotFoundError,
     ConcurrentAttemptError,
+    CoordinatorError,
     CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
@@ -177,21 +178,31 @@ class WholeJobSavepoints:
         """
         Take the requested savepoints of a job until a request has ended, and the stages with which it stops.
 
+        The wait goes on while the coordinator does not answer, as the request is recorded.
+
         :param timeout: The longest wait in seconds; 0 for one attempt.
         :return: The request, and the uids of the stages whose next checkpoint a savepoint of the job awaits. After the completion
             of a savepoint with which the job suspends, those that have not stopped yet.
         :raises CheckpointNotFoundError: There is no such job or request.
+        :raises CoordinatorError: The coordinator does not answer at the end of the wait.
         """
         deadline = self.monotonic() + timeout
         while True:
-            awaited = self.take(job_id)
-            view = self.maintenance.describe(job_id)
-            request = _request_in(view, request_key)
-            if not request.status.is_open:
-                awaited = _unstopped_by(view, request)
-            if self.monotonic() >= deadline or not (request.status.is_open or awaited):
-                return request, awaited
+            try:
+                request, awaited = self._take_requested(job_id, request_key)
+                if self.monotonic() >= deadline or not (request.status.is_open or awaited):
+                    return request, awaited
+            except CoordinatorError as error:
+                if not error.retryable or self.monotonic() >= deadline:
+                    raise
+                log.warning("The savepoint cannot be awaited at present; the next call goes on: %s", error)
             self.pause(_PAUSE_SECONDS)
+
+    def _take_requested(self, job_id: JobId, request_key: str) -> tuple[SnapshotRequest, tuple[str, ...]]:
+        awaited = self.take(job_id)
+        view = self.maintenance.describe(job_id)
+        request = _request_in(view, request_key)
+        return request, awaited if request.status.is_open else _unstopped_by(view, request)
 
     def take_all(self, job_ids: Iterable[JobId]) -> None:
         """Take the requested savepoints of several jobs as :meth:`take`, and log failures."""

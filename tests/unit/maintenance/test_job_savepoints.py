@@ -31,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointExpiredError,
     CheckpointNotFoundError,
     ConcurrentAttemptError,
+    CoordinatorUnavailableError,
     InvalidConfigurationError,
     StaleAttemptError,
 )
@@ -511,6 +512,22 @@ def test_a_savepoint_that_is_late_is_reported_with_the_stages_that_it_awaits(job
     with pytest.raises(CheckpointExpiredError, match="it awaits load"):
         job.service.pointer_of(job_id_of(JOB), key, 0)
     assert job.outcome(key).status is RequestStatus.RUNNING
+
+
+def test_a_wait_goes_on_while_the_coordinator_is_unavailable(job: SavedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = job.begin("load")
+    key = job.request()
+
+    def unavailable(*_: object) -> None:
+        raise CoordinatorUnavailableError("Expected an answer, found none.")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(job.stage.maintenance, "describe", unavailable)
+        with pytest.raises(CoordinatorUnavailableError):
+            job.service.pointer_of(job_id_of(JOB), key, 0)
+        steps = iter([lambda: None, outage.undo, lambda: job.stage.clock.advance(1), lambda: job.take(running)])
+        job.service = replace(job.service, pause=lambda _: next(steps)())
+        assert job.service.pointer_of(job_id_of(JOB), key, 60) == job.savepoint(key).location
 
 
 def test_a_savepoint_that_failed_is_reported_with_its_reason(job: SavedJob) -> None:
