@@ -365,7 +365,7 @@ def require_count(key: str, value: Any) -> int:
     require(
         key,
         value,
-        lambda n: isinstance(n, Integral) and not isinstance(n, bool) and n >= 1,
+        lambda n: not isinstance(n, bool) and isinstance(n, Integral) and int(n) >= 1,
         "a whole number of at least 1",
     )
     return int(value)

@@ -6,6 +6,7 @@ import json
 import pickle
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import fsspec
 import numpy
@@ -102,7 +103,8 @@ def test_a_target_that_is_no_directory_by_its_name_is_refused(path):
 
 
 def test_the_size_of_a_file_may_be_an_integer_of_numpy():
-    layout = FileLayout(compression="zstd", partition_by=(), max_file_bytes=numpy.int64(5))
+    size: Any = numpy.int64(5)
+    layout = FileLayout(compression="zstd", partition_by=(), max_file_bytes=size)
     assert json.dumps(layout.max_file_bytes) == "5"
 
 
