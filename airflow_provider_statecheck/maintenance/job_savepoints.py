@@ -429,7 +429,9 @@ def _ignore(task: ExecutionTask, error: Exception) -> None:
 
 
 def _members_in(acknowledgements: Iterable[AcknowledgementRecord]) -> list[Member]:
-    found = (Member.named(a.attempt_id, a.operator_id) for a in acknowledgements if not a.is_finished)
+    # A stage for which the savepoint was acknowledged without a part has none, also if it has begun again since.
+    giving = (a for a in acknowledgements if not a.is_acknowledged or a.manifest_uri is not None)
+    found = (Member.named(a.attempt_id, a.operator_id) for a in giving)
     return [member for member in found if member is not None]
 
 

@@ -34,7 +34,9 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorUnavailableError,
     InvalidConfigurationError,
     StaleAttemptError,
+    StorageError,
 )
+from airflow_provider_statecheck.maintenance import job_savepoints
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
@@ -196,6 +198,28 @@ def test_a_running_stage_that_ends_without_a_checkpoint_is_listed_without_a_part
     job.serve()
     assert job.parts(key).keys() == {"extract"}
     assert job.document(key).empty_uids == {"notify"}
+
+
+def test_a_stage_that_was_listed_without_a_part_is_not_awaited_if_it_begins_again_before_the_other_parts_are_copied(
+    job: SavedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted(("extract", "notify"), key=operator_id_of)
+    given = job.run(second)
+    running = job.begin(first)
+    key = job.request()
+    running.finish(AttemptStatus.FAILED)
+
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(job_savepoints, "_copied", full)
+        with pytest.raises(StorageError):
+            job.serve()
+    job.begin(first)
+    job.serve()
+    assert job.parts(key) == {second: given.checkpoint_id}
+    assert job.document(key).empty_uids == {first}
 
 
 def test_a_savepoint_of_which_all_stages_end_without_a_checkpoint_is_declined(job: SavedJob) -> None:
