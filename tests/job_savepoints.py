@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointRequestDecider
@@ -115,7 +116,7 @@ def job_document(parts: Sequence[CheckpointDocument], empty: Sequence[str] = ())
         generation=1,
         snapshots=(),
         state=InlineStateHandle(value={}),
-        created_at="2026-01-02T00:00:00+00:00",
+        created_at=datetime(2026, 1, 2, tzinfo=UTC),
         request_key="of the savepoint",
         properties=CheckpointProperties.for_savepoint(),
         operator_states=tuple(

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotManifest, SnapshotWriter
 
 JOB, UID = "sales", "features"
-WRITTEN_AT = "2026-01-01T00:00:00+00:00"
+WRITTEN_AT = datetime(2026, 1, 1, tzinfo=UTC)
 SALES = {"id": "long", "shop": "string"}
 """Names and types of the columns of a snapshot, in Spark's JSON format."""
 

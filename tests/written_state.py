@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -120,7 +121,7 @@ class StatefulJob:
             generation=1,
             snapshots=(),
             state=InlineStateHandle(value={"stage": {"checkpoint": self.taken, "now_ms": self.now_ms} | values}),
-            created_at="2026-01-01T00:00:00+00:00",
+            created_at=datetime(2026, 1, 1, tzinfo=UTC),
             operator_states=operators,
         )
         pointer = f"{self._job}/chk-{self.taken}"

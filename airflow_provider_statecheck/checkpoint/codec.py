@@ -17,6 +17,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from functools import partial
+from numbers import Integral
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
@@ -258,7 +259,7 @@ def _plain(kind: Any, data: Any) -> Any:
     if kind is Any or type(data) is kind:
         return data
     if kind is datetime:
-        return _accepted(kind, partial(datetime.fromisoformat, data))
+        return _accepted(kind, partial(_time, data))
     if kind is bytes:
         return _accepted(kind, partial(base64.b64decode, data, validate=True))
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
@@ -266,6 +267,13 @@ def _plain(kind: Any, data: Any) -> Any:
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
         raise MalformedMessageError(_form_of(kind))
     return data
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError("no time zone")  # it could not be compared with other times
+    return found
 
 
 def _accepted(kind: Any, make: Callable[[], Any]) -> Any:
@@ -350,11 +358,16 @@ def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str
 
 def require_count(key: str, value: Any) -> int:
     """
-    Return a value if it is a whole number of at least 1.
+    Return a value as an integer if it is a whole number of at least 1, such as an integer of NumPy.
 
     :raises InvalidConfigurationError: if it is not.
     """
-    require(key, value, lambda n: type(n) is int and n >= 1, "a whole number of at least 1")
+    require(
+        key,
+        value,
+        lambda n: not isinstance(n, bool) and isinstance(n, Integral) and int(n) >= 1,
+        "a whole number of at least 1",
+    )
     return int(value)
 
 

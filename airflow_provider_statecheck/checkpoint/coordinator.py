@@ -367,8 +367,9 @@ def _begin(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoin
 
 def _must_be_full(tx: JobTransaction, attempt: AttemptRecord) -> bool:
     # The owner of an unclaimed snapshot may delete it at any time, so new checkpoints must not reference its files.
-    restorable = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
-    return bool(restorable) and restorable[-1].properties.unclaimed
+    usable = (c for c in transitions.restorable(tx, attempt) if c.is_usable)
+    newest = next(usable, None)
+    return newest is not None and newest.properties.unclaimed
 
 
 def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: AcknowledgeCheckpoint) -> AcknowledgeReply:

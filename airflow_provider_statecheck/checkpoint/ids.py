@@ -31,6 +31,7 @@ OperatorId = NewType("OperatorId", str)
 TEST_NAMESPACE = "test/"
 _MAX_NAME = 500
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _CANONICAL_SCHEMES = {"local": "file", "s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 """Canonical names of scheme aliases."""
 
@@ -39,10 +40,21 @@ def job_id_of(name: str) -> JobId:
     """
     Return the id of a job: 32 hexadecimal digits.
 
-    :param name: Name of the job, at most 500 characters.
-    :raises InvalidConfigurationError: if the name is no text, is empty or is too long.
+    :param name: Name of the job, at most 500 characters; not a URI, which commands take for that of a checkpoint.
+    :raises InvalidConfigurationError: if the name is no text, is empty or is too long, or is a URI.
     """
-    return JobId(_digest("job", name))
+    job_id = JobId(_digest("job", name))
+    if is_uri(name):
+        # The URI may contain credentials.
+        raise InvalidConfigurationError(
+            f"Expected the name of a job, found a URI that begins with {name.partition('://')[0]!r:.60}; give the name of a job."
+        )
+    return job_id
+
+
+def is_uri(text: str) -> bool:
+    """Return whether a text is a URI, such as that of a checkpoint; no job has such a name."""
+    return _URI.fullmatch(text) is not None
 
 
 def given_job_id(job: str) -> JobId:

@@ -10,6 +10,7 @@ operator to them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint import transitions
@@ -22,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
 )
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
-from airflow_provider_statecheck.exceptions import ConcurrentAttemptError
+from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, ConcurrentAttemptError
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,20 @@ def waiting_in(view: JobView, operator: OperatorRecord) -> InPlaceRestore | None
     """Return the restore that the next attempt of an operator takes, or ``None``."""
     key = operator.in_place_restore
     return next((a.restore for a in view.actions if a.request_key == key), None)
+
+
+def require_none_waiting(view: JobView, operators: Iterable[OperatorRecord]) -> None:
+    """
+    Require operators whose checkpoints are the state that their next attempts restore.
+
+    :raises CheckpointDeclinedError: if one of them has not yet restored what a restore in place has requested.
+    """
+    waiting = next((operator.uid for operator in operators if operator.in_place_restore is not None), None)
+    if waiting is not None:
+        raise CheckpointDeclinedError(
+            f"Expected job {view.job.name!r} to have no restore in place to carry out, found that stage {waiting!r} has completed "
+            f"no checkpoint since; run its task first, or withdraw the restore on the page of the job."
+        )
 
 
 def complete(tx: JobTransaction, operator: OperatorRecord, attempt: AttemptRecord) -> None:

@@ -1,9 +1,9 @@
 """
 Records of a job in the store: operators, attempts, checkpoints, requests and time.
 
-The time of a job never decreases, even if the clocks of two servers differ slightly. A clock that was far ahead and has been
-corrected is the exception: the job follows the corrected clock, and times in its rows that are in the future are clamped.
-Otherwise all timeouts of the job would stop until the clock catches up.
+The time of a job increases with each transaction, even if the clocks of two servers differ slightly. A clock that was far
+ahead and has been corrected is the exception: the job follows the corrected clock, and times in its rows that are in the
+future are clamped, in their order. Otherwise all timeouts of the job would stop until the clock catches up.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 LONGEST_LEAD = timedelta(minutes=5)
 """Maximum lead of a job's time over the clock, which exceeds usual clock differences between servers."""
+SHORTEST_STEP = timedelta(microseconds=1)
+"""Time that passes in a transaction while the clock is behind the time of the job; the resolution of databases."""
+_COMPRESSION = 1000
+"""Divides the distances of clamped times, so that the times of before the clock was ahead remain the earlier ones."""
 _TRY = re.compile(r", try (\d{1,9})$")
 """End of the label of a task."""
 SCRIPT_PREFIX = "script/"
@@ -213,7 +217,6 @@ class AttemptRecord:
         is_unfinished = self.status is not AttemptStatus.FINISHED
         if savepoint.operator_id == self.operator_id:
             return is_unfinished and self.epoch == savepoint.epoch
-        # While the time of the job stands still, the order of a failed attempt and the savepoint is unknown.
         return self.ran_at(savepoint.triggered_at) or (is_unfinished and self.registered_at < savepoint.triggered_at)
 
 
@@ -486,17 +489,20 @@ def is_too_far_ahead(time: datetime, now: datetime) -> bool:
     return time > now + LONGEST_LEAD
 
 
-def clamp_times(record: Record, now: datetime) -> Record:
+def clamp_times(record: Record, seen_at: datetime, now: datetime) -> Record:
     """
-    Return a record whose times are not later than now.
+    Return a record whose times are not later than now, in the same order.
 
     A timeout keeps its duration, and a lease expires.
 
+    :param seen_at: Time of the latest transaction of the job, by the clock that was ahead.
     :param now: Time of the corrected clock.
     """
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     future = {name: value for name, value in values.items() if isinstance(value, datetime) and value > now}
-    clamped = dict.fromkeys(future, now)
+    clamped = {name: now - max(seen_at - value, timedelta(0)) / _COMPRESSION for name, value in future.items()}
     if "expires_at" in clamped:
-        clamped["expires_at"] = future["expires_at"] - (future.get("triggered_at", now) - now)
+        clamped["expires_at"] = future["expires_at"] - (
+            future.get("triggered_at", now) - clamped.get("triggered_at", now)
+        )
     return replace(record, **clamped)

@@ -469,8 +469,8 @@ def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: Att
 
 
 def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord, last_epoch: int) -> bool:
-    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. While the time
-    # of the job stands still, only epochs tell a rewind from a restart.
+    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints. Within the
+    # resolution of the clock, only epochs tell a rewind from a restart.
     begun = (attempt.registered_at, attempt.epoch)
     is_later = rolled_back.ended_at is None or begun > (rolled_back.ended_at, last_epoch)
     return attempt.status is AttemptStatus.FINISHED and is_later

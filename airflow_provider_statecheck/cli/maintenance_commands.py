@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
-from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.ids import JobId, is_uri
 from airflow_provider_statecheck.checkpoint.job_list import (
     LARGEST_JOB_PAGE,
     JobList,
@@ -121,7 +121,7 @@ def checkpoints(args: Namespace) -> Exit:
 @command
 def verify(args: Namespace) -> Exit:
     """Check that the retained checkpoints of a job, or one checkpoint, can be restored."""
-    verifications = _verify_pointer(args) if "://" in args.job else _verify_job(args)
+    verifications = _verify_pointer(args) if is_uri(args.job) else _verify_job(args)
     print_rows([_verification_row(each) for each in verifications], args.output)
     if not verifications:
         print_message("Nothing to verify: the job has no retained checkpoint.")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.ids import is_uri
 from airflow_provider_statecheck.checkpoint.retention import custody_of
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.statistics import snapshot_of
@@ -407,7 +408,7 @@ def _show_rows(args: Namespace) -> Exit:
 
 
 def _read(args: Namespace, answer: Callable[[tuple[StageContents, ...]], Answer]) -> Answer:
-    if "://" in args.job:
+    if is_uri(args.job):
         return answer(_stages(args))
     contents, job_id, as_of = _job_contents(args)
     return contents.read(job_id, answer, uid=args.uid, as_of=as_of)
@@ -416,7 +417,7 @@ def _read(args: Namespace, answer: Callable[[tuple[StageContents, ...]], Answer]
 def _stages(args: Namespace) -> tuple[StageContents, ...]:
     from airflow_provider_statecheck.queryable.job_contents import stages_at
 
-    if "://" not in args.job:
+    if not is_uri(args.job):
         contents, job_id, as_of = _job_contents(args)
         return contents.stages(job_id, uid=args.uid, as_of=as_of, lists=True)
     if args.checkpoint is not None:

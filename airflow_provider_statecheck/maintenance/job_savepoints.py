@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.components import AcknowledgeMessage, DeclineMessage
 from airflow_provider_statecheck.checkpoint.aligned.coordinator import DEFAULT_LEASE, CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
 from airflow_provider_statecheck.checkpoint.aligned.rows import Resign, TakeLeadership
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -42,6 +42,7 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointExpiredError,
     CheckpointNotFoundError,
     ConcurrentAttemptError,
+    CoordinatorError,
     CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
@@ -177,21 +178,31 @@ class WholeJobSavepoints:
         """
         Take the requested savepoints of a job until a request has ended, and the stages with which it stops.
 
+        The wait goes on while the coordinator does not answer, as the request is recorded.
+
         :param timeout: The longest wait in seconds; 0 for one attempt.
         :return: The request, and the uids of the stages whose next checkpoint a savepoint of the job awaits. After the completion
             of a savepoint with which the job suspends, those that have not stopped yet.
         :raises CheckpointNotFoundError: There is no such job or request.
+        :raises CoordinatorError: The coordinator does not answer at the end of the wait.
         """
         deadline = self.monotonic() + timeout
         while True:
-            awaited = self.take(job_id)
-            view = self.maintenance.describe(job_id)
-            request = _request_in(view, request_key)
-            if not request.status.is_open:
-                awaited = _unstopped_by(view, request)
-            if self.monotonic() >= deadline or not (request.status.is_open or awaited):
-                return request, awaited
+            try:
+                request, awaited = self._take_requested(job_id, request_key)
+                if self.monotonic() >= deadline or not (request.status.is_open or awaited):
+                    return request, awaited
+            except CoordinatorError as error:
+                if not error.retryable or self.monotonic() >= deadline:
+                    raise
+                log.warning("The savepoint cannot be awaited at present; the next call goes on: %s", error)
             self.pause(_PAUSE_SECONDS)
+
+    def _take_requested(self, job_id: JobId, request_key: str) -> tuple[SnapshotRequest, tuple[str, ...]]:
+        awaited = self.take(job_id)
+        view = self.maintenance.describe(job_id)
+        request = _request_in(view, request_key)
+        return request, awaited if request.status.is_open else _unstopped_by(view, request)
 
     def take_all(self, job_ids: Iterable[JobId]) -> None:
         """Take the requested savepoints of several jobs as :meth:`take`, and log failures."""
@@ -286,7 +297,7 @@ class WholeJobSavepoints:
         try:
             chosen = PartChoice(view, pending, _Documents(storage, self.maintenance, view)).parts(members)
             acknowledgements = self._pin(pending, chosen)
-            awaited = tuple(member.uid for member, part in chosen.items() if part is None)
+            awaited = tuple(member.uid for member, part in chosen.items() if _is_awaited(member, part))
             if not awaited:
                 self._give(view, request, pending, storage, chosen, acknowledgements)
         except _NO_PART as error:
@@ -321,16 +332,16 @@ class WholeJobSavepoints:
         chosen: Mapping[Member, CheckpointRecord | None],
         acknowledgements: Iterable[AcknowledgementRecord],
     ) -> None:
-        """Copy the parts that the savepoint still awaits, and acknowledge it for their stages."""
+        """Copy the parts that the savepoint still awaits, and acknowledge it for all stages."""
         open_ids = {a.attempt_id for a in acknowledgements if not a.is_acknowledged}
         with self._coordinator(view, request) as coordinator:
             for member, part in chosen.items():
-                if part is not None and member.attempt_id in open_ids:
+                if member.attempt_id in open_ids:
                     message = AcknowledgeMessage(
                         job_id=pending.job_id,
                         attempt_id=member.attempt_id,
                         checkpoint_id=pending.checkpoint_id,
-                        part=_copied(storage, member, part, pending),
+                        part=None if part is None else _copied(storage, member, part, pending),
                     )
                     if not coordinator.receive_acknowledge_message(message):
                         self._delete_if_ended(storage, pending)
@@ -341,6 +352,10 @@ class WholeJobSavepoints:
         row = self.maintenance.checkpoint(savepoint.job_id, savepoint.checkpoint_id)
         if row is not None and row.has_ended:
             delete_files(storage, row)
+
+
+def _is_awaited(member: Member, part: CheckpointRecord | None) -> bool:
+    return part is None and member.status is ExecutionStatus.RUNNING
 
 
 def _copied(
@@ -414,7 +429,9 @@ def _ignore(task: ExecutionTask, error: Exception) -> None:
 
 
 def _members_in(acknowledgements: Iterable[AcknowledgementRecord]) -> list[Member]:
-    found = (Member.named(a.attempt_id, a.operator_id) for a in acknowledgements if not a.is_finished)
+    # A stage for which the savepoint was acknowledged without a part has none, also if it has begun again since.
+    giving = (a for a in acknowledgements if not a.is_acknowledged or a.manifest_uri is not None)
+    found = (Member.named(a.attempt_id, a.operator_id) for a in giving)
     return [member for member in found if member is not None]
 
 

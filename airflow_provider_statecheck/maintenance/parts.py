@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, Self
 
+from airflow_provider_statecheck.checkpoint import in_place_restore
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointOptions
@@ -70,8 +71,8 @@ class Member:
     """
     ``RUNNING`` for a stage that gives a part, whether or not it runs.
 
-    ``FINISHED`` for a stage that has ended without a checkpoint; ``FAILED`` if retention has released its checkpoints, or the
-    stage has only the savepoint that it started from.
+    ``FINISHED`` for a stage that has ended without a checkpoint, before or after the trigger; ``FAILED`` if retention has
+    released its checkpoints, or the stage has only the savepoint that it started from.
     """
     name: str = ""
     parallelism: int = 1
@@ -136,12 +137,7 @@ def require_members(view: JobView) -> None:
         only the savepoint that it started from.
     :raises CheckpointDeclinedError: if a stage has not yet restored what a restore in place has requested.
     """
-    waiting = next((operator.uid for operator in view.operators if operator.in_place_restore is not None), None)
-    if waiting is not None:
-        raise CheckpointDeclinedError(
-            f"Expected job {view.job.name!r} to have no restore in place to carry out, found that stage {waiting!r} has completed "
-            f"no checkpoint since; run its task first, or withdraw the restore on the page of the job."
-        )
+    in_place_restore.require_none_waiting(view, view.operators)
     members = members_of(view)
     begun = next((m for m in members if m.status is ExecutionStatus.FAILED and _has_only_its_savepoint(view, m)), None)
     if begun is not None:
@@ -180,11 +176,15 @@ class PartChoice:
 
     def parts(self, members: Iterable[Member]) -> dict[Member, CheckpointRecord | None]:
         """
-        Return a consistent part of each member; ``None`` for those that are still awaited.
+        Return a consistent part of each member; ``None`` for those that are still awaited, or have ended without one.
 
-        :raises CheckpointDeclinedError: if a member cannot give a part any more, or the parts cannot be made consistent.
+        :return: The parts by member. The status of those that have ended without a checkpoint is ``FINISHED``.
+        :raises CheckpointDeclinedError: if a member cannot give a part any more, no member can, or the parts cannot be made
+            consistent.
         """
-        chosen = {member: self._part(member) for member in members}
+        chosen = dict(map(self._choice, members))
+        if all(member.status is ExecutionStatus.FINISHED for member in chosen):
+            raise _declined("all of its stages have ended without a checkpoint")
         # A chain of stages settles in as many rounds as it is long.
         for _ in range(len(chosen) + MOST_ROUNDS):
             behind = self._behind(chosen)
@@ -192,6 +192,16 @@ class PartChoice:
                 return chosen
             chosen |= {member: self._part(member, at_least=position) for member, (_, position) in behind.items()}
         raise _unsettled(self._behind(chosen))
+
+    def _choice(self, member: Member) -> tuple[Member, CheckpointRecord | None]:
+        part = self._part(member)
+        operator = self._operators[member.operator_id]
+        if part is not None or self._view.has_open_attempt(operator):
+            return member, part
+        status = _status(self._view, operator)
+        if status is ExecutionStatus.FAILED:
+            raise _declined(f"stage {member.uid!r} has ended, and no checkpoint of its own is retained")
+        return replace(member, status=status), None
 
     def _part(self, member: Member, at_least: int = 0) -> CheckpointRecord | None:
         operator = self._operators.get(member.operator_id)
@@ -260,6 +270,8 @@ class PartChoice:
             for operator_id, positions in self._positions_of(part).items():
                 writer = self._require_member(members, reader, operator_id)
                 written, newest = chosen[writer], max(positions)
+                if writer.status is ExecutionStatus.FINISHED:
+                    raise _listed_without_part(reader, writer.uid)
                 if written is None:
                     continue
                 self._require_in_force(reader, writer, written, positions)
@@ -273,11 +285,7 @@ class PartChoice:
 
     def _require_member(self, members: Mapping[OperatorId, Member], reader: Member, operator_id: OperatorId) -> Member:
         if operator_id not in members:
-            uid = self._operators[operator_id].uid
-            raise _declined(
-                f"stage {reader.uid!r} has listed the output of stage {uid!r}, which had no checkpoint when the savepoint was "
-                f"triggered; take the savepoint again when {uid!r} has completed one"
-            )
+            raise _listed_without_part(reader, self._operators[operator_id].uid)
         return members[operator_id]
 
     def _require_in_force(
@@ -342,6 +350,13 @@ def _has_counted(view: JobView, operator: OperatorRecord) -> bool:
 
 def _declined(why: str) -> CheckpointDeclinedError:
     return CheckpointDeclinedError(f"The savepoint of the job was declined: {why}.")
+
+
+def _listed_without_part(reader: Member, uid: str) -> CheckpointDeclinedError:
+    return _declined(
+        f"stage {reader.uid!r} has listed the output of stage {uid!r}, which had no checkpoint when the savepoint was "
+        f"triggered; take the savepoint again when {uid!r} has completed one"
+    )
 
 
 def _unsettled(behind: Mapping[Member, tuple[Member, int]]) -> CheckpointDeclinedError:

@@ -315,13 +315,20 @@ def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
     uri = f"{directory}/{METADATA_FILE}"
     data = storage.read_bytes(uri)
     document = decode_metadata(data, uri=uri)
-    # This library derives the ids from the names, so other ids were not written by it.
-    if (job_id_of(document.job_name), operator_id_of(document.uid)) != (document.job_id, document.operator_id):
+    if not _has_own_ids(document):
         raise CorruptStateError(
             f"Expected job and operator names that match their ids in {uri}, found others.", uri=uri
         )
     digest = hashlib.sha256(data).hexdigest()
     return FoundSnapshot(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
+
+
+def _has_own_ids(document: CheckpointDocument) -> bool:
+    # This library derives the ids from the names, so other ids and names were not written by it.
+    try:
+        return (job_id_of(document.job_name), operator_id_of(document.uid)) == (document.job_id, document.operator_id)
+    except InvalidConfigurationError:
+        return False
 
 
 def _is_in_place(found: FoundSnapshot, job_id: JobId) -> bool:

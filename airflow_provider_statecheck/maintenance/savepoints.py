@@ -427,6 +427,7 @@ def _take(
 
 
 def _newest(view: JobView, operator: OperatorRecord, generation: int) -> CheckpointRecord:
+    in_place_restore.require_none_waiting(view, (operator,))
     usable = [c for c in view.of_operator(operator.operator_id) if c.is_usable and c.generation == generation]
     if not usable:
         raise CheckpointNotFoundError(

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.job_list import JobFigures, JobList,
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
+    SHORTEST_STEP,
     AcknowledgementRecord,
     ActionRecord,
     AttemptRecord,
@@ -233,6 +234,8 @@ class SqlJobStore:
         transition = SqlJobTransaction(connection, JOBS.read(job), JOB_FIGURES.read(figures))
         if is_too_far_ahead(transition.now, now):
             transition.set_back(now)
+        elif transition.now > now:
+            transition.pass_time()
         return transition
 
     def _ensure_job(self, job_id: JobId, name: str) -> None:
@@ -294,9 +297,13 @@ class SqlJobTransaction:
         log.warning("Job %s: reset its time, which was %s ahead of the clock", job.name, job.seen_at - now)
         for table, query in statements.DATED_LATER.items():
             for record in self._rows.read(table, query, now=now):
-                self._rows.save(table, clamp_times(record, now))
+                self._rows.save(table, clamp_times(record, job.seen_at, now))
         self._job = replace(job, seen_at=now)
         self._figures.times_changed()
+
+    def pass_time(self) -> None:
+        """Let the time of the job increase although the clock is behind it, as the first call of the transition."""
+        self._job = replace(self._job, seen_at=self._job.seen_at + SHORTEST_STEP)
 
     def finish(self) -> None:
         """Write what the transition has changed, as its last call."""

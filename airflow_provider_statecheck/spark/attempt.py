@@ -172,6 +172,16 @@ class StageAttempt:
             self.latest = restored.checkpoint
         self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
 
+    def require_current(self) -> None:
+        """
+        Require that the attempt has not been replaced or fenced.
+
+        :raises StaleAttemptError: if it has.
+        """
+        attempt = self.grant.attempt
+        # Confirming nothing has no other effect.
+        self._gateway.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=(), attempt=attempt))
+
     def report_restored(self, summary: SnapshotSummary) -> None:
         """
         Report what the attempt has restored so far, for pages; a report that fails is dropped.

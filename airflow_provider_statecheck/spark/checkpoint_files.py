@@ -168,7 +168,7 @@ class CheckpointFiles:
             operator_states=spill_above_budget(
                 content.operator_states, self._storage, directory=pending.location, epoch=attempt.epoch
             ),
-            created_at=datetime.now(UTC).isoformat(),
+            created_at=datetime.now(UTC),
         )
 
 

@@ -338,7 +338,7 @@ class StageContext:
         :raises InvalidConfigurationError: for an item without a key or ``every`` below 1.
         :raises DuplicateNameError: if the name is already used or two items have the same key.
         """
-        require_count("every", every)
+        every = require_count("every", every)
         pairs = keyed(items, key)
         return self._work(self._names.claim(name), pairs, every, every_seconds)
 

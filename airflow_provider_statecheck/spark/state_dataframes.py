@@ -168,10 +168,9 @@ class StateReading:
 
 def _number_of_tasks(spark: SparkSession, content: StateContent, partitions: int | None) -> int:
     if partitions is not None:
-        require_count("partitions", partitions)
+        return min(require_count("partitions", partitions), content.max_parallelism)
     size = sum(handle.state_size for handle in content.handles)
-    wanted = partitions or max(tasks_at_once(spark), -(-size // _BYTES_PER_TASK))
-    return min(wanted, content.max_parallelism)
+    return min(max(tasks_at_once(spark), -(-size // _BYTES_PER_TASK)), content.max_parallelism)
 
 
 _REPORT = "subtask int, rows bigint, handle string, code string, problem string"

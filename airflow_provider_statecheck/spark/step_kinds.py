@@ -214,8 +214,8 @@ class Refinement:
     version: str | None
 
     def __post_init__(self) -> None:
-        require_count("every", self.every)
-        require_count("steps", self.steps)
+        for name in ("every", "steps"):
+            object.__setattr__(self, name, require_count(name, getattr(self, name)))
         require("step", self.step, callable, _A_FUNCTION)
         if self.until is not None:
             require("until", self.until, callable, _A_FUNCTION)

@@ -144,6 +144,11 @@ def advice(error: BaseException) -> str:
     return ""
 
 
+def _jitter() -> float:
+    # The pickle of random.random contains the state of the generator, and all tasks would retry at the same times.
+    return random.random()  # noqa: S311 - not a secret
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """
@@ -163,7 +168,7 @@ class RetryPolicy:
     """Time in seconds after which no attempt starts; a single attempt may take minutes."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
-    random: Callable[[], float] = random.random
+    random: Callable[[], float] = _jitter
     """Source of jitter from 0 (inclusive) to 1 (exclusive), which spreads the retries of concurrent clients."""
 
     @judged_alone()

@@ -74,7 +74,7 @@ class CheckpointStorage:
         return f"CheckpointStorage({redact(self.base_uri)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.base_uri, dict(self._options), self.allowed)
+        return _reopened, (self.base_uri, dict(self._options), self._retries, self.allowed)
 
     @classmethod
     def open(cls, base_uri: str, **storage_options: Any) -> Self:
@@ -138,9 +138,10 @@ class CheckpointStorage:
         """
         self.allowed.require(source_uri)
         source_filesystem, source = self.locate(source_uri)
-        self.call(
-            target_uri, lambda filesystem, path: file_operations.copy_file(source_filesystem, source, filesystem, path)
-        )
+        if not self.call(
+            target_uri, lambda filesystem, path: _copy(source_filesystem, source, filesystem, path, target_uri)
+        ):
+            raise _not_found_error(source_uri)
 
     def copy_directory(self, source_uri: str, target_uri: str, *, size_bytes: int = 1) -> None:
         """
@@ -294,8 +295,11 @@ class CheckpointStorage:
                 raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
 
 
-def _reopened(base_uri: str, options: dict[str, Any], allowed: AllowedLocations) -> CheckpointStorage:
-    return CheckpointStorage.open(base_uri, **options).within(allowed)
+def _reopened(
+    base_uri: str, options: dict[str, Any], retries: RetryPolicy, allowed: AllowedLocations
+) -> CheckpointStorage:
+    filesystem = open_filesystem(base_uri, options)
+    return CheckpointStorage(filesystem, base_uri, options=options, retries=retries).within(allowed)
 
 
 def verified(data: bytes, uri: str, *, size: int, sha256: str | None) -> bytes:
@@ -330,6 +334,19 @@ def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool
                 f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
                 uri=redact(uri),
             ) from error
+
+
+def _copy(source_filesystem: Any, source: str, filesystem: Any, path: str, uri: str) -> bool:
+    """Copy a file, and return whether the source exists."""
+    try:
+        file_operations.copy_file(source_filesystem, source, filesystem, path)
+    except FileNotFoundError as error:
+        if is_missing_bucket(error):
+            raise
+        if _info_or_none(source_filesystem, source) is not None:
+            raise StorageError(f"Cannot write {redact(uri)}: {redact(str(error))}", uri=redact(uri)) from error
+        return False
+    return True
 
 
 def _holds(filesystem: Any, path: str, data: bytes) -> bool:

@@ -16,6 +16,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -67,7 +68,7 @@ class CheckpointDocument:
     generation: int
     snapshots: tuple[SnapshotHandle, ...]
     state: InlineStateHandle | FileStateHandle
-    created_at: str
+    created_at: datetime
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     operator_states: tuple[OperatorState, ...] = ()
     """States of the operators that the aligned checkpoint covers."""
@@ -159,7 +160,7 @@ class SnapshotHandle:
     """Epoch of the attempt that wrote the snapshot."""
     seconds: float
     """Time spent on computing and writing the snapshot."""
-    created_at: str
+    created_at: datetime
     lineage: str = ""
     """Set if the snapshot replaces a damaged one; invalidates the snapshots built from the damaged one."""
     part: int = 0

@@ -14,12 +14,17 @@ import difflib
 import hashlib
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import METADATA_FILE, is_savepoint_directory, restorable_uids, slug
+from airflow_provider_statecheck.checkpoint.ids import (
+    METADATA_FILE,
+    is_savepoint_directory,
+    is_uri,
+    restorable_uids,
+    slug,
+)
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.savepoint_restore import whole_job_not_claimable
@@ -46,8 +51,6 @@ from airflow_provider_statecheck.storage.views.state_streams import NOT_ADDRESSA
 
 log = logging.getLogger(__name__)
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
-
 
 def pointer_uri(pointer: Any) -> str:
     """
@@ -59,7 +62,7 @@ def pointer_uri(pointer: Any) -> str:
     :raises InvalidPointerError: if the text is neither a URI nor a path.
     """
     text = os.fspath(pointer) if isinstance(pointer, os.PathLike) else pointer
-    if isinstance(text, str) and "/" in text and _URI.fullmatch(text.strip()) is None:
+    if isinstance(text, str) and "/" in text and not is_uri(text.strip()):
         return normalise_pointer(text)
     return normalise_pointer(_require_uri(text))
 
@@ -104,7 +107,7 @@ def _require_uri(pointer: Any) -> str:
             f"Expected a URI, found {NOT_ADDRESSABLE}, the pointer of another storage: that checkpoint was kept in the memory "
             f"of its process and is lost; give another pointer."
         )
-    if not _URI.fullmatch(uri):
+    if not is_uri(uri):
         raise InvalidPointerError(
             f"Expected a URI such as file:///data/<job>/chk-7, found {redact(uri)!r}; it may be a pointer of another storage."
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
 from typing import cast
 
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
@@ -141,12 +140,11 @@ class SnapshotFiles(SnapshotStorage):
         # The restored state is copied later, which needs access to its location.
         self._storage = resolved.storage
         document, file = resolved.read()
-        created_at = datetime.fromisoformat(document.created_at)
         return CompletedCheckpoint(
             job_id=JobId(document.job_id),
             checkpoint_id=document.checkpoint_id,
-            triggered_at=created_at,
-            completed_at=created_at,
+            triggered_at=document.created_at,
+            completed_at=document.created_at,
             operator_states={state.operator_id: state for state in document.operator_states},
             master_states=document.master_states,
             parts=document.parts,
@@ -168,7 +166,7 @@ class SnapshotFiles(SnapshotStorage):
             generation=checkpoint.generation,
             snapshots=(),
             state=InlineStateHandle(value={}),
-            created_at=checkpoint.triggered_at.isoformat(),
+            created_at=checkpoint.triggered_at,
             request_key=checkpoint.request_key,
             properties=checkpoint.properties,
             operator_states=content.operator_states,

@@ -37,6 +37,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PinParts,
     RequestSavepoint,
     RestoreSource,
+    SkippedCheckpoint,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import (
@@ -582,6 +583,17 @@ class SavepointContract:
         attempt = self.restore()
         kinds = [self.kind_of_next(attempt) for _ in range(2)]
         assert kinds == [CheckpointType.FULL_CHECKPOINT, CheckpointType.CHECKPOINT]
+
+    def test_a_checkpoint_after_the_fall_back_to_an_unclaimed_savepoint_is_full(self) -> None:
+        begun = self.begin_from()
+        savepoint = begun.candidates[0].checkpoint_id
+        self.coordinator.confirm_restore(ConfirmRestore(attempt=begun.attempt, checkpoint_id=savepoint))
+        damaged = complete_checkpoint(self.coordinator, begun.attempt).checkpoint
+        assert damaged is not None
+        retry = self.begin_from().attempt
+        skipped = (SkippedCheckpoint(checkpoint_id=damaged.checkpoint_id, reason="a file is missing"),)
+        self.coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=savepoint, skipped=skipped))
+        assert self.kind_of_next(retry) is CheckpointType.FULL_CHECKPOINT
 
     def test_a_savepoint_in_between_does_not_lift_the_obligation_to_take_a_full_checkpoint(self) -> None:
         attempt = self.restore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import (
@@ -92,7 +93,7 @@ class WrittenCheckpoints:
             generation=1,
             snapshots=(),
             state=InlineStateHandle(value={}),
-            created_at="",
+            created_at=datetime(2026, 1, 1, tzinfo=UTC),
             properties=properties,
             operator_states=(state,),
             master_states=masters,

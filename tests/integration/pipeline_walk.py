@@ -46,8 +46,9 @@ from airflow_provider_statecheck.spark.sources.item_source import DataFrameSourc
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader, StageOutputSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
 from airflow_provider_statecheck.state.reading.checkpoint_contents import source_ledger
+from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE
 from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document, read_values
@@ -279,6 +280,8 @@ class Body:
                 increment = following
             commits.end()
             yield
+            if first is None:
+                self.attempt.require_current()
         yield
         self.attempt.finish(AttemptStatus.FINISHED)
 
@@ -315,7 +318,7 @@ class Body:
     def content(self, pending: Any, enumerator: Any, commits: Any) -> CheckpointContent:
         values = {"checkpoint": pending.checkpoint_id, "run": self.owner().run_key, "now_ms": 0}
         return CheckpointContent(
-            state={STATE_KEY: values, "rows": {"rows": self.rows, "base": self.base}},
+            state={STAGE: values, "rows": {"rows": self.rows, "base": self.base}},
             operator_states=(
                 driver_state(f"{self.uid}/{SOURCE}", enumerator.snapshot()),
                 driver_state(f"{self.uid}/{SINK}", commits.encode()),

@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class WrittenStage:
             fingerprint="f1",
             epoch=grant.attempt.epoch,
             seconds=1.0,
-            created_at="2026-01-01T00:00:00+00:00",
+            created_at=datetime(2026, 1, 1, tzinfo=UTC),
         )
 
     @staticmethod

@@ -173,11 +173,10 @@ class IcebergSink(CommittingSink):
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
         super().__init__(on_earlier_output)
-        require_count("buffer_bytes", buffer_bytes)
         self.table = table
         self._address: TableAddress | None = TableAddress(table, catalog, properties)
         self._upsert_by = unique_names("upsert_by", upsert_by)
-        self._buffer_bytes = buffer_bytes
+        self._buffer_bytes = require_count("buffer_bytes", buffer_bytes)
         self._target: WriterTarget | None = None
         self._opened: OpenTable | None = None
 

@@ -270,7 +270,7 @@ class StageSnapshots:
             fingerprint=fingerprint,
             epoch=self._attempt.epoch,
             seconds=round(seconds_so_far(), 3),
-            created_at=datetime.now(UTC).isoformat(),
+            created_at=datetime.now(UTC),
             lineage=last_part(uri) if place[:2] in self._damaged else before.handle.lineage if before else "",
             part=place[2],
         )

@@ -32,8 +32,9 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import Snaps
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, RunValues, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress, figures_or_none
+from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, RunValues
 from airflow_provider_statecheck.state.source_items import SOURCE
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class IncrementLoop:
         source = driver_state(f"{self._uid}/{SOURCE}", self._enumerator.snapshot())
         sink = driver_state(f"{self._uid}/{SINK}", self._commits.encode())
         return CheckpointContent(
-            state={STATE_KEY: encode(self._values(checkpoint_id))},
+            state={STAGE: encode(self._values(checkpoint_id))},
             operator_states=(*self._states.operator_states(), source, sink),
             has_commit=self._commits.has_open,
             counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},

@@ -189,16 +189,11 @@ class StageRun:
         found = self._attempt.load()
         restored, enumerator = self._start(found)
         first = enumerator.next_increment()
+        if first is None:
+            return self._end_without_rows(found, restored, enumerator)
         with ExitStack() as closing:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._user_objects())
-            if first is None:
-                # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken
-                # over.
-                is_left = self._attempt.begins_from_savepoint and restored.checkpoint_id is not None
-                taken = None if is_left else found
-                self._take_over(closing, taken, restored, enumerator).end()
-                return StageResult(0, 0, restored.checkpoint_id)
             frame = enumerator.load(first)
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
             states, schemas = self._restore_states(restored, planned)
@@ -220,6 +215,17 @@ class StageRun:
             commits.end()
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
+
+    def _end_without_rows(
+        self, found: RestoredStage | None, restored: RestoredStageState, enumerator: SplitEnumerator
+    ) -> StageResult:
+        # No function is planned, so the state of a savepoint cannot be checked, and is not taken over.
+        is_left = self._attempt.begins_from_savepoint and restored.checkpoint_id is not None
+        with ExitStack() as closing:
+            self._take_over(closing, None if is_left else found, restored, enumerator).end()
+            # A restore in place may have fenced the attempt meanwhile, and the end of the sink retracts output.
+            self._attempt.require_current()
+        return StageResult(0, 0, restored.checkpoint_id)
 
     def _take_over(
         self,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.codec import decode
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
@@ -31,6 +30,7 @@ from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskRe
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.keyed.abstract_backend import StateSize
 from airflow_provider_statecheck.state.reading.checkpoint_contents import size_of_only_state, state_summaries
+from airflow_provider_statecheck.state.reading.checkpoint_states import RunValues
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -39,26 +39,8 @@ from airflow_provider_statecheck.storage.state_json import decode_state, encode_
 from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
-STATE_KEY = "stage"
-"""Key of the values of a stage in the state of a checkpoint."""
 SINK = "sink"
 """Uid of the sink within the stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunValues:
-    """Values of a stage in the state of a checkpoint."""
-
-    checkpoint: int | None = None
-    """ID of the checkpoint, which savepoints with a copy of its state retain."""
-    run: str | None = None
-    """The run that took the checkpoint."""
-    now_ms: int | None = None
-    """Time for the expiry of state in that run, in milliseconds."""
-    cost_seconds: float | None = None
-    """Measured duration of a checkpoint in that run."""
-    run_seconds: float = 0.0
-    """Time of the increments before the checkpoint, over all attempts of its run."""
 
 
 class RestoredStageState:
@@ -120,8 +102,12 @@ class RestoredStageState:
 
     @cached_property
     def values(self) -> RunValues:
-        """The values of the run that took the checkpoint."""
-        return RunValues() if self._restored is None else decode(RunValues, self._restored.state.get(STATE_KEY, {}))
+        """
+        The values of the run that took the checkpoint.
+
+        :raises CorruptStateError: if they are invalid.
+        """
+        return RunValues() if self._restored is None else RunValues.of(self._restored.state)
 
     @property
     def source(self) -> Any:

@@ -31,7 +31,7 @@ class FileLayout:
     max_file_bytes: int
 
     def __post_init__(self) -> None:
-        require_count("max_file_bytes", self.max_file_bytes)
+        object.__setattr__(self, "max_file_bytes", require_count("max_file_bytes", self.max_file_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,7 +257,7 @@ class CheckpointContents:
             files=sum(handle.files for handle in snapshot.handles),
             columns=tuple((each.name, each.type_name) for each in dataframe_columns(manifests[0].schema_json)),
             written_by=manifests[0].writer.value,
-            written_at=datetime.fromisoformat(newest.created_at),
+            written_at=newest.created_at,
             attempt=newest.epoch,
             seconds=snapshot.seconds,
             parts=snapshot.parts,

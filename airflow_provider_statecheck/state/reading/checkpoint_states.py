@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
+from airflow_provider_statecheck.checkpoint.codec import MalformedMessageError, decode
 from airflow_provider_statecheck.checkpoint.fencing import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.assignment import handles_within
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -16,7 +16,12 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorState,
     key_group_range_of,
 )
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownStateError, UnsupportedStateError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    InvalidConfigurationError,
+    UnknownStateError,
+    UnsupportedStateError,
+)
 from airflow_provider_statecheck.state.arrow.restore import read_meta
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, schema_of_all
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
@@ -27,6 +32,36 @@ from airflow_provider_statecheck.storage.views.state_files import read_state
 
 STAGE = "stage"
 """Key of the stage's values in the values of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunValues:
+    """Values of a stage in the state of a checkpoint."""
+
+    checkpoint: int | None = None
+    """ID of the checkpoint, which savepoints with a copy of its state retain."""
+    run: str | None = None
+    """The run that took the checkpoint."""
+    now_ms: int | None = None
+    """Time for the expiry of state in that run, in milliseconds."""
+    cost_seconds: float | None = None
+    """Measured duration of a checkpoint in that run."""
+    run_seconds: float = 0.0
+    """Time of the increments before the checkpoint, over all attempts of its run."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """
+        Return those in the values of a checkpoint; the defaults for a checkpoint without a stage.
+
+        :raises CorruptStateError: if they are invalid.
+        """
+        try:
+            return decode(cls, values.get(STAGE, {}))
+        except MalformedMessageError as error:
+            raise CorruptStateError(
+                f"Expected the values of a stage in the checkpoint, found invalid ones: {error}; restore another checkpoint."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,19 +206,15 @@ class CheckpointStates:
 
         Checkpoints of older versions do not store it: the logical date of the run or the creation time replaces it.
         """
-        values = self.stage_values()
-        if "now_ms" in values:
-            return int(values["now_ms"])
-        moment = logical_date_of(values.get("run", "")) or datetime.fromisoformat(self.document.created_at)
+        values = RunValues.of(self.values())
+        if values.now_ms is not None:
+            return values.now_ms
+        moment = logical_date_of(values.run or "") or self.document.created_at
         return int(moment.timestamp() * 1000)
 
     def values(self) -> dict[str, Any]:
         """Return the values of the checkpoint."""
         return read_values(self.storage, self.document)
-
-    def stage_values(self) -> dict[str, Any]:
-        """Return the values of the stage."""
-        return dict(self.values().get(STAGE, {}))
 
     def _functions_of(self, uid: str | None) -> Sequence[FunctionState]:
         functions = self.functions()

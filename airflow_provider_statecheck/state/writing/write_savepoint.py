@@ -8,6 +8,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, new_savepoint_uri, operator_id_of
@@ -102,7 +103,7 @@ def write_savepoint(
     :raises StorageError: if the storage fails; the written files are deleted.
     """
     given = data if isinstance(data, StateRows) else ArrowRows(data)
-    options, now = dict(storage_options or {}), (clock or SystemClock()).now().isoformat()
+    options, now = dict(storage_options or {}), (clock or SystemClock()).now()
     parent = normalise_savepoint_dir(target)
     storage = CheckpointStorage.open(parent, **options)
     if base is None:
@@ -117,7 +118,7 @@ def write_savepoint(
     with deleting_on_failure(storage, directory):
         written, count = given.write(operator, new, CanonicalFiles(storage, directory, states.document.epoch))
         edit = {
-            "at": now,
+            "at": now.isoformat(),
             "by": by or _user(),
             "function": function,
             "state": new.state.name,
@@ -227,7 +228,7 @@ def _of_stage(base: CheckpointStates, stage: str) -> CheckpointStates:
     return base
 
 
-def _bootstrap(stage: str, now: str) -> CheckpointDocument:
+def _bootstrap(stage: str, now: datetime) -> CheckpointDocument:
     # A job name that no running job has, because a sink must not treat it as a checkpoint of its job.
     job = f"bootstrap/{stage}"
     return CheckpointDocument(

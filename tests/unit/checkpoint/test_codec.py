@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -19,11 +20,13 @@ from airflow_provider_statecheck.checkpoint.codec import (
     MalformedMessageError,
     decode,
     encode,
+    require_count,
     storable_text,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.tables import Caller
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -246,6 +249,16 @@ def test_what_is_none_of_the_alternatives_is_told(data: Any, said: str) -> None:
     with pytest.raises(MalformedMessageError) as raised:
         decode(Shapes, data)
     assert str(raised.value) == said
+
+
+def test_a_count_may_be_an_integer_of_numpy() -> None:
+    assert [type(require_count("every", number)) for number in (5, numpy.int64(5), numpy.uint8(5))] == [int] * 3
+
+
+@pytest.mark.parametrize("value", [True, numpy.bool_(True), 1.0, numpy.float64(1), "1", numpy.int64(0), None])
+def test_a_count_is_a_whole_number_of_at_least_1(value: object) -> None:
+    with pytest.raises(InvalidConfigurationError, match="every to be a whole number of at least 1"):
+        require_count("every", value)
 
 
 def test_a_long_text_keeps_its_start_and_its_end() -> None:

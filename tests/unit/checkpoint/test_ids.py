@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.ids import (
     epoch_of,
     given_job_id,
     is_test_job,
+    is_uri,
     job_id_of,
     job_uri,
     new_key,
@@ -54,6 +55,20 @@ def test_an_empty_or_too_long_name_is_refused(derive, what, name):
 def test_what_is_no_text_is_refused(derive, what, name):
     with pytest.raises(InvalidConfigurationError, match=f"Expected a {what} that is a text in UTF-8, found"):
         derive(name)
+
+
+@pytest.mark.parametrize("derive", [job_id_of, given_job_id])
+@pytest.mark.parametrize("name", ["s3://key:secret@lake/chk-1", "a://b"])
+def test_a_uri_is_no_name_of_a_job(derive, name):
+    with pytest.raises(InvalidConfigurationError, match="Expected the name of a job, found a URI") as refused:
+        derive(name)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["nightly/manual://1", "a:/b", "://b", "a://"])
+def test_a_name_that_no_command_takes_for_a_uri_is_one(name):
+    assert not is_uri(name)
+    assert given_job_id(name) == job_id_of(name)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("test/sales", True), ("sales", False), ("sales/test/", False)])

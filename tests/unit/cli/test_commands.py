@@ -194,6 +194,11 @@ class TestVerify:
         damage(stage)
         assert run("verify", pointer).status == 1
 
+    def test_takes_a_name_with_a_part_like_that_of_a_uri(self, stage, run):
+        stage.run("nightly/manual://1")
+        for command in ("verify", "show"):
+            assert run(command, "nightly/manual://1").status == 0
+
     @pytest.mark.parametrize("job", [JOB, "file:///nowhere/chk-1", "nothing"])
     def test_ends_with_2_where_there_is_nothing_to_verify(self, stage, run, job):
         stage.run()

@@ -54,6 +54,13 @@ def view_of(stage: Any) -> Any:
     return stage.store.describe(job_id_of(JOB))
 
 
+def test_a_savepoint_of_an_operator_is_refused_while_its_restore_waits(saved, run):
+    run("restore", JOB, "--from", saved.pointer, "--yes")
+    outcome = run("savepoint", JOB, "--uid", "count", "-o", "json")
+    assert outcome.status == 1
+    assert "no restore in place to carry out, found that stage 'count'" in rows(outcome)[0]["failure"]
+
+
 def test_tells_where_each_stage_starts_and_which_tasks_run_again(saved, run):
     outcome = run("restore", JOB, "--from", saved.pointer, "--yes", "-o", "json")
     common = {"fenced": None, "replaced": None}

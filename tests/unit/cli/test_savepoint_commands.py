@@ -270,6 +270,12 @@ def test_a_broken_storage_fails_the_savepoint_and_leaves_the_checkpoint(
     assert finished.files() == before
 
 
+def test_a_savepoint_whose_target_cannot_be_created_says_why(finished: WrittenStage, run: Run) -> None:
+    outcome = run("savepoint", JOB, "--uid", "aggregate", "--target", "/proc/nowhere", "--output", "json")
+    assert outcome.status == 1
+    assert re.search("Cannot write file:///proc/nowhere/.*No such file or directory", rows(outcome)[0]["failure"])
+
+
 def test_a_savepoint_of_a_job_goes_on_when_the_storage_answers_again(
     finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.aligned_checkpoints import AlignedCheckpoints
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
@@ -27,9 +28,12 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointExpiredError,
     CheckpointNotFoundError,
     ConcurrentAttemptError,
+    CoordinatorUnavailableError,
     InvalidConfigurationError,
     StaleAttemptError,
+    StorageError,
 )
+from airflow_provider_statecheck.maintenance import job_savepoints
 from airflow_provider_statecheck.maintenance.job_savepoints import WholeJobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_files import CheckpointContent
@@ -178,6 +182,67 @@ def test_a_stage_that_ended_without_a_checkpoint_is_listed_without_a_part(job: S
     key = job.saved()
     assert job.parts(key).keys() == {"extract"}
     assert {state.uid for state in job.document(key).operator_states} == {"extract", "notify"}
+
+
+@pytest.mark.parametrize("kind", [CheckpointType.SAVEPOINT, CheckpointType.SAVEPOINT_TERMINATE])
+@pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_a_running_stage_that_ends_without_a_checkpoint_is_listed_without_a_part(
+    job: SavedJob, status: AttemptStatus, kind: CheckpointType
+) -> None:
+    job.run("extract")
+    running = job.begin("notify")
+    key = job.request(kind=kind)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.RUNNING
+    running.finish(status)
+    job.serve()
+    assert job.parts(key).keys() == {"extract"}
+    assert job.document(key).empty_uids == {"notify"}
+
+
+def test_a_stage_that_was_listed_without_a_part_is_not_awaited_if_it_begins_again_before_the_other_parts_are_copied(
+    job: SavedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted(("extract", "notify"), key=operator_id_of)
+    given = job.run(second)
+    running = job.begin(first)
+    key = job.request()
+    running.finish(AttemptStatus.FAILED)
+
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(job_savepoints, "_copied", full)
+        with pytest.raises(StorageError):
+            job.serve()
+    job.begin(first)
+    job.serve()
+    assert job.parts(key) == {second: given.checkpoint_id}
+    assert job.document(key).empty_uids == {first}
+
+
+def test_a_savepoint_of_which_all_stages_end_without_a_checkpoint_is_declined(job: SavedJob) -> None:
+    job.begin("notify").finish(AttemptStatus.FINISHED)
+    running = job.begin("load")
+    key = job.request()
+    running.finish(AttemptStatus.FINISHED)
+    job.serve()
+    assert "all of its stages have ended without a checkpoint" in job.outcome(key).failure_message
+
+
+def test_a_running_stage_that_ends_with_only_the_savepoint_that_it_started_from_declines(job: SavedJob) -> None:
+    job.run("load")
+    key = job.request()
+    job.serve()
+    source = job.stage.source_at(job.savepoint(key).location)
+    job.run("report", job="heir")
+    running = job.begin("load", job="heir", restore_from=source)
+    again = new_key()
+    job.service.request(job.stage.coordinator.describe(job_id_of("heir")), request_key=again)
+    running.finish(AttemptStatus.FAILED)
+    request, _ = job.service.wait_for(job_id_of("heir"), again, 0)
+    assert "stage 'load' has ended, and no checkpoint of its own is retained" in request.failure_message
 
 
 def test_a_stage_that_begins_after_the_trigger_is_not_in_the_savepoint(job: SavedJob) -> None:
@@ -446,6 +511,22 @@ def test_a_savepoint_that_is_late_is_reported_with_the_stages_that_it_awaits(job
     with pytest.raises(CheckpointExpiredError, match="it awaits load"):
         job.service.pointer_of(job_id_of(JOB), key, 0)
     assert job.outcome(key).status is RequestStatus.RUNNING
+
+
+def test_a_wait_goes_on_while_the_coordinator_is_unavailable(job: SavedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = job.begin("load")
+    key = job.request()
+
+    def unavailable(*_: object) -> None:
+        raise CoordinatorUnavailableError("Expected an answer, found none.")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(job.stage.maintenance, "describe", unavailable)
+        with pytest.raises(CoordinatorUnavailableError):
+            job.service.pointer_of(job_id_of(JOB), key, 0)
+        steps = iter([lambda: None, outage.undo, lambda: job.stage.clock.advance(1), lambda: job.take(running)])
+        job.service = replace(job.service, pause=lambda _: next(steps)())
+        assert job.service.pointer_of(job_id_of(JOB), key, 60) == job.savepoint(key).location
 
 
 def test_a_stage_that_has_only_restored_a_part_of_another_job_has_no_part_yet(job: SavedJob) -> None:

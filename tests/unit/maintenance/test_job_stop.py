@@ -262,10 +262,44 @@ def test_the_retry_of_a_stage_that_had_failed_at_the_trigger_stops(job: StoppedJ
     cleared.finish(AttemptStatus.FINISHED)
 
 
+def test_the_retry_of_a_stage_that_had_failed_at_the_trigger_stops_although_the_clock_is_behind(
+    job: StoppedJob,
+) -> None:
+    job.run("extract")
+    job.stage.clock.advance(-60)
+    failed = job.driven("load")
+    job.take(failed)
+    failed.finish(AttemptStatus.FAILED)
+    key = job.request(kind=SUSPEND)
+    job.serve()
+    retry = job.driven("load")
+    assert job.stopped(retry).pointer == job.savepoint(key).location
+
+
+@pytest.mark.parametrize("is_failed", [True, False], ids=["failed before", "failed after"])
+def test_the_retry_of_a_stage_stops_although_the_clock_was_set_back_after_the_trigger(
+    job: StoppedJob, is_failed: bool
+) -> None:
+    failing = job.driven("load")
+    job.take_after(failing)
+    if is_failed:
+        failing.finish(AttemptStatus.FAILED)
+    job.stage.clock.advance(1)
+    key = job.request(kind=SUSPEND)
+    job.stage.clock.advance(1)
+    if not is_failed:
+        failing.finish(AttemptStatus.FAILED)
+    job.serve()
+    assert job.outcome(key).status is RequestStatus.COMPLETED
+    job.stage.clock.advance(-3600)
+    retry = job.driven("load")
+    assert job.stopped(retry).pointer == job.savepoint(key).location
+
+
 def test_the_retry_of_a_stage_that_began_after_the_savepoint_does_not_stop(job: StoppedJob) -> None:
     job.run("load")
     job.saved(kind=SUSPEND)
-    # The clock was set back, and the time of the job stands still.
+    # All of this is within the resolution of the clock.
     for _ in range(2):
         attempt = job.driven("load", owner=make_owner(run_key="2026-01-02", run_id="the next run"))
         job.take(attempt)

@@ -11,13 +11,14 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreSource
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.checkpoint.savepoint_restore import adopt, propose
 from airflow_provider_statecheck.checkpoint.transitions import mark_discarded, roll_back
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError
 from airflow_provider_statecheck.maintenance.parts import Member, PartChoice, members_of
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
 
 Reads = dict[int, dict[str, list[int]]]
@@ -140,6 +141,19 @@ def test_stages_that_terminate_give_their_last_checkpoints(pipeline: Pipeline) -
     assert pipeline.parts() == {"writer": None, "reader": read}
     pipeline.writer.finish(AttemptStatus.FINISHED)
     assert pipeline.parts() == {"writer": written, "reader": read}
+
+
+def test_the_output_of_a_stage_that_started_over_and_ended_without_a_checkpoint_is_not_listed(
+    pipeline: Pipeline,
+) -> None:
+    written = pipeline.take(pipeline.writer)
+    pipeline.writer.finish(AttemptStatus.FINISHED)
+    again = pipeline.begin("writer", on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared"))
+    pipeline.trigger()
+    again.finish(AttemptStatus.FINISHED)
+    pipeline.take(pipeline.reader, {"writer": [written]})
+    with pytest.raises(CheckpointDeclinedError, match="'reader' has listed the output of stage 'writer', which had no"):
+        pipeline.parts()
 
 
 def test_a_stage_that_runs_again_after_its_end_is_awaited_if_a_stage_that_terminates_has_read_more(

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.disposal import dispose
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.messages import ManualClock, make_owner
 from tests.sqlite_rows import new_store
@@ -241,6 +242,18 @@ def test_metadata_in_the_directory_of_another_checkpoint_is_told(stage, lost):
     (done,) = recover(lost)
     assert "chk-7, found snapshot 3" in done.problems[0]
     assert [u.rpartition("/")[2] for u in done.checkpoints] == ["chk-1", "chk-2", "chk-3"]
+
+
+@pytest.mark.parametrize("name", ["other", "", "a://b"])
+def test_metadata_with_a_name_that_no_id_of_their_directory_has_is_told(stage, lost, name):
+    worked(stage)
+    root = f"{stage.storage.base_uri}/{job_id_of(JOB)}"
+    source, target = (f"{root}/chk-{number}/_metadata" for number in (3, 7))
+    document = decode_metadata(stage.storage.read_bytes(source), uri=source)
+    stage.storage.write_bytes(target, encode_metadata(replace(document, job_name=name), uri=target))
+    (done,) = recover(lost)
+    assert "names that match their ids in" in done.problems[0]
+    assert done.is_recovered
 
 
 def test_a_job_without_any_readable_metadata_is_told(stage, lost):

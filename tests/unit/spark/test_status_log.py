@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, strategies as st
@@ -185,7 +186,7 @@ def handle(name: str, seconds: float = 60.0, scope: Scope = ()) -> SnapshotHandl
         fingerprint="f",
         epoch=1,
         seconds=seconds,
-        created_at="2026-01-01T00:00:00+00:00",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, SnapshotHandle
@@ -24,7 +25,7 @@ def make_snapshot(**changes: Any) -> SnapshotHandle:
         "fingerprint": "f1",
         "epoch": 2,
         "seconds": 1.25,
-        "created_at": "2026-01-01T00:00:00+00:00",
+        "created_at": datetime(2026, 1, 1, tzinfo=UTC),
     }
     return SnapshotHandle(**values | changes)
 
@@ -40,6 +41,6 @@ def make_document(**changes: Any) -> CheckpointDocument:
         "generation": 1,
         "snapshots": (make_snapshot(), make_snapshot(name="bare", scope=(), rows=None)),
         "state": InlineStateHandle(value={"$dict": [["day", {"$date": "2026-01-01"}]]}),
-        "created_at": "2026-01-01T00:00:01+00:00",
+        "created_at": datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC),
     }
     return CheckpointDocument(**values | changes)

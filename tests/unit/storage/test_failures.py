@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import pickle
 import ssl
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
 from airflow_provider_statecheck.storage.failures import (
     RetryPolicy,
     advice,
@@ -235,6 +236,26 @@ def test_an_error_in_whose_handling_the_storage_is_called_is_none_of_its_own(tmp
         with pytest.raises(CheckpointNotFoundError):
             storage.read_bytes(f"file://{tmp_path}/chk-3/_metadata")
     assert time.pauses == []
+
+
+def test_a_pickled_storage_keeps_its_policy(tmp_path: Path) -> None:
+    policy = RetryPolicy(attempts=2, first_pause_seconds=0.0)
+    storage = CheckpointStorage(LocalFileSystem(), tmp_path.as_uri(), retries=policy)
+    calls: list[str] = []
+
+    def fail(_: object, path: str) -> None:
+        calls.append(path)
+        raise ConnectionResetError("planned")
+
+    with pytest.raises(StorageError):
+        pickle.loads(pickle.dumps(storage)).call(f"{tmp_path.as_uri()}/file", fail)
+    assert len(calls) == 2
+
+
+def test_the_pauses_of_a_pickled_policy_are_its_own() -> None:
+    """A pickled generator of random numbers would give all tasks the same pauses."""
+    pickled = pickle.dumps(RetryPolicy())
+    assert len({pickle.loads(pickled).pause_after(1) for _ in range(2)}) == 2
 
 
 def test_log_names_the_place_and_not_what_the_client_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -411,6 +411,9 @@ class TestRefusedStates:
             (("properties", "unclaimed"), 1),
             (("properties",), []),
             (("relocatable",), "yes"),
+            (("created_at",), "yesterday"),
+            (("created_at",), "2026-01-01T00:00:00"),
+            (("snapshots", 0, "created_at"), ""),
         ],
     )
     def test_body_of_another_shape_is_corrupt_though_its_checksum_fits(

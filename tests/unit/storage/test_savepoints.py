@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def document(*streams: StreamStateHandle) -> CheckpointDocument:
         generation=1,
         snapshots=(),
         state=InlineStateHandle(value={"done": [1]}),
-        created_at="2026-01-01T00:00:00+00:00",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
         operator_states=(state,),
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import fsspec
+import numpy
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +27,7 @@ from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink, co
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.table_sinks import DeltaSink, IcebergSink, SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.tables.data_files import FileLayout
 from airflow_provider_statecheck.testing.sink_contract import SCHEMA, SinkAttempt
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
 from tests.unit.spark.sinks.folder_sink import FolderSink
@@ -96,6 +100,12 @@ def test_a_target_that_is_no_directory_by_its_name_is_refused(path):
     with pytest.raises(InvalidConfigurationError) as caught:
         Attempt(path, 1).open()
     assert "checkpoint_dir" not in str(caught.value)
+
+
+def test_the_size_of_a_file_may_be_an_integer_of_numpy():
+    size: Any = numpy.int64(5)
+    layout = FileLayout(compression="zstd", partition_by=(), max_file_bytes=size)
+    assert json.dumps(layout.max_file_bytes) == "5"
 
 
 def test_options_are_never_shown_and_reach_the_tasks():

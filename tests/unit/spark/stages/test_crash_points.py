@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import CoordinatorError, CoordinatorUnavailableError
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.transitions import close_abandoned
+from airflow_provider_statecheck.exceptions import CoordinatorError, CoordinatorUnavailableError, StaleAttemptError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.stages.executor.operator_run import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.messages import make_registration
-from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark
+from tests.messages import make_owner, make_registration
+from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, Splits
 from tests.unit.written_stage import JOB, WrittenStage
 
 SCHEMA = pa.schema([("number", pa.int64())])
@@ -118,9 +122,13 @@ class Tries:
                 self.run(each)
             except (Killed, CoordinatorError):
                 continue
-            files = self.target.glob("*.parquet")
-            return sorted(row["number"] for file in files for row in pq.read_table(file).to_pylist())
+            return self.shown()
         raise AssertionError("a try without faults failed")
+
+    def shown(self) -> list[int]:
+        """Return what a reader sees."""
+        files = self.target.glob("*.parquet")
+        return sorted(row["number"] for file in files for row in pq.read_table(file).to_pylist())
 
     def _opened(self, attempt: StageAttempt, restored: RestoredStageState, faults: Faults) -> FaultySink:
         sink, grant = FaultySink(self.target, faults), attempt.grant
@@ -164,3 +172,36 @@ def test_output_is_there_once_wherever_a_try_ends(tmp_path: Path, fault: str) ->
     }
     assert found == dict.fromkeys(found, expected)
     assert len(found) > 4 * INCREMENTS
+
+
+@dataclass
+class EmptySource:
+    """A source without rows, which calls a function while it lists."""
+
+    while_listing: Callable[[], None]
+
+    def open(self, *_: object, **__: object) -> Splits:
+        self.while_listing()
+        return Splits(0)
+
+
+@pytest.mark.parametrize(("is_fenced", "left"), [(False, []), (True, [1, 3])], ids=["in force", "fenced"])
+def test_a_fresh_attempt_without_rows_retracts_earlier_output_only_if_it_is_in_force(
+    tmp_path: Path, is_fenced: bool, left: list[int]
+) -> None:
+    tries = Tries(tmp_path)
+    tries.run(Faults())
+    attempt = tries.written.attempt(on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared"))
+
+    def fence() -> None:
+        assert tries.written.store is not None
+        with tries.written.store.transaction(job_id_of(JOB)) as tx:
+            record = tx.attempt(attempt.grant.attempt.operator_id, attempt.grant.attempt.epoch)
+            assert record is not None
+            close_abandoned(tx, record)
+
+    source: Any = EmptySource(fence if is_fenced else lambda: None)
+    run = StageRun(None, attempt, Stage("aggregate").source(source).sink(ParquetSink(str(tries.target))))  # type: ignore[arg-type]
+    with pytest.raises(StaleAttemptError) if is_fenced else nullcontext():
+        run.run()
+    assert tries.shown() == left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import time
+from datetime import UTC, datetime, time
 from decimal import Decimal
 from pathlib import Path
 
@@ -55,7 +55,7 @@ EMPTY_DOCUMENT = CheckpointDocument(
     generation=1,
     snapshots=(),
     state=InlineStateHandle(value={}),
-    created_at="2026-01-01T00:00:00+00:00",
+    created_at=datetime(2026, 1, 1, tzinfo=UTC),
 )
 
 

@@ -188,6 +188,15 @@ def test_time_of_a_checkpoint_is_the_logical_date_or_when_it_was_made(
     assert CheckpointStates(states.storage, document).taken_at_ms() == expected
 
 
+@pytest.mark.parametrize("values", [[], {"now_ms": "5"}, {"run": 5}])
+def test_values_of_a_stage_in_another_form_are_corrupt(tmp_path: Path, values: Any) -> None:
+    job = job_of(tmp_path, VALUE)
+    states = CheckpointStates.load(job.publish(job.operator()))
+    document = replace(states.document, state=InlineStateHandle(value={"stage": values}))
+    with pytest.raises(CorruptStateError, match="Expected the values of a stage"):
+        CheckpointStates(states.storage, document).taken_at_ms()
+
+
 def test_types_that_evolved_are_read_as_the_newest(tmp_path: Path) -> None:
     job = job_of(tmp_path, ValueStateDescriptor("value", pa.int32()))
     job.state("ann", "value").update(1)

@@ -178,7 +178,7 @@ def test_metadata_say_who_made_it_when_and_of_what(job: StatefulJob, target: str
     clock = ManualClock()
     first = based(numbers(1), "value", target, base, by="ann", clock=clock)
     second = based(numbers(2), "value", target, first, by="bob", clock=clock)
-    values = CheckpointStates.load(second).stage_values()
+    values = CheckpointStates.load(second).values()["stage"]
     told = [(edit["by"], edit["base"], edit["rows"], edit["state"], edit["function"]) for edit in values["edits"]]
     assert told == [("ann", base, 1, "value", FUNCTION), ("bob", first, 2, "value", FUNCTION)]
     assert {edit["at"] for edit in values["edits"]} == {clock.now().isoformat()}
