@@ -217,15 +217,12 @@ class TaskDirectory(Protocol):
 
         :raises AccessDeniedError: if the task instance does not exist or does not run, or if the secret is wrong.
         """
-        ...
 
     def is_waiting(self, caller: Caller) -> bool:
         """Return ``True`` if a task instance runs or is deferred."""
-        ...
 
     def is_dag(self, dag_id: str) -> bool:
         """Return ``True`` if a Dag with this id exists."""
-        ...
 
 
 TASK_LIFETIME = timedelta(minutes=15)

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.ids import ALIGNED_OPERATOR_ID, Oper
 from airflow_provider_statecheck.checkpoint.in_place_restore import waiting_in
 from airflow_provider_statecheck.checkpoint.job_list import (
     Failure,
+    JobSort,
     failure_of_attempt,
     failure_of_checkpoint,
     rank_of,
@@ -113,11 +113,6 @@ class AttemptRow:
     is_of_task: bool
     """Whether the task of the page started it."""
     length: timedelta
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether the attempt has not ended."""
-        return self.record.is_running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,16 +274,6 @@ Coordinates = Collection[tuple[str, str]]
 """Coordinates of a task or a run, as in the owner of an attempt; empty for all."""
 
 
-class OperatorSort(StrEnum):
-    """Order of the table."""
-
-    STATUS = "status"
-    NAME = "name"
-    COMPLETED_AT = "completed_at"
-    SIZE = "size"
-    FAILED_AT = "failed_at"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRow:
     """One operator in the table."""
@@ -340,7 +325,7 @@ class OperatorsQuery:
     """Filter, order and position of the table in the address of its page."""
 
     name: Annotated[str, Query(description="Only operators whose names contain this text")] = ""
-    sort: Annotated[OperatorSort, Query(description="Order of the operators")] = OperatorSort.STATUS
+    sort: Annotated[JobSort, Query(description="Order of the operators")] = JobSort.STATUS
     descending: Annotated[bool, Query(description="Whether the order is reversed")] = False
     page: Annotated[int, Query(ge=1, le=10**9, description="Number of the page, from 1")] = 1
 
@@ -429,16 +414,16 @@ def _row(
     )
 
 
-def _value(row: OperatorRow, sort: OperatorSort) -> Any:
-    if sort is OperatorSort.NAME:
+def _value(row: OperatorRow, sort: JobSort) -> Any:
+    if sort is JobSort.NAME:
         return _name(row)
-    if sort is OperatorSort.STATUS:
+    if sort is JobSort.STATUS:
         return rank_of(status_of(() if row.attempt is None else (row.attempt.status,)))
-    if sort is OperatorSort.FAILED_AT:
+    if sort is JobSort.FAILED_AT:
         return row.failure and row.failure[0]
     if row.newest is None:
         return None
-    return row.newest.full_size_bytes if sort is OperatorSort.SIZE else row.newest.completed_at
+    return row.newest.full_size_bytes if sort is JobSort.SIZE else row.newest.completed_at
 
 
 def _name(row: OperatorRow) -> list[str | int]:
