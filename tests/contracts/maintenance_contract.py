@@ -170,8 +170,8 @@ class MaintenanceContract(MaintainedJobs):
             "may still be running"
             in self.maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
         )
-        next_run = make_owner(run_key="2026-01-02", run_id="run-2")
-        assert self.coordinator.register(make_registration(owner=next_run)).is_restore
+        retry = self.coordinator.register(make_registration(owner=make_owner(run_id="run-1", airflow=AIRFLOW)))
+        assert (retry.is_restore, retry.start_reason) == (True, "retry after an attempt that was fenced")
 
     def test_an_attempt_stays_open_while_its_run_is_not_over(self, clock: ManualClock) -> None:
         attempt = self.run(status=None)
