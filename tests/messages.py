@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     PendingCheckpoint,
     RegisterAttempt,
+    RestoreSource,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
@@ -79,6 +80,12 @@ def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptR
     """Trigger and acknowledge one checkpoint."""
     pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
     return gateway.acknowledge(make_acknowledgement(attempt, pending, **changes))
+
+
+def make_source(pointer: str, **changes: Any) -> RestoreSource:
+    """Return the snapshot at a pointer as a stage has read it."""
+    values: dict[str, Any] = {"metadata_uri": f"{pointer}/_metadata", "metadata_size": 10, "metadata_sha256": "a" * 64}
+    return RestoreSource(pointer=pointer, **values | changes)
 
 
 class ManualClock:

@@ -427,16 +427,34 @@ class JobStore(JobReads, Protocol):
 
 
 class StoredJobs:
-    """Base of the services on a job store, with the reads of their interfaces; see :class:`JobReads`."""
+    """Base of the services on a job store: the reads of their interfaces."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self.jobs = store.jobs
-        self.describe = store.describe
-        self.checkpoint = store.checkpoint
-        self.checkpoints = store.checkpoints
-        self.latest = store.latest
-        self.latest_checkpoints = store.latest_checkpoints
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return self._store.jobs()
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return a job; see :meth:`JobReads.describe`."""
+        return self._store.describe(job_id)
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
+        return self._store.checkpoint(job_id, checkpoint_id)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return self._store.checkpoints(job_id, page)
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
+        return self._store.latest(job_id, operator_id)
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
+        return self._store.latest_checkpoints(job_id, known_version)
 
 
 @contextmanager

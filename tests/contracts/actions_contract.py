@@ -15,14 +15,12 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
-    BeginSavepoint,
     ConfirmDiscards,
     ConfirmRestore,
-    EndSavepoint,
     FinishAttempt,
     SkippedCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptStatus,
@@ -53,7 +51,8 @@ from airflow_provider_statecheck.maintenance.rewind import ForkPoint, JobRewindi
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
-from tests.messages import ManualClock, complete_checkpoint
+from tests.job_savepoints import copy_checkpoint
+from tests.messages import ManualClock, complete_checkpoint, make_source
 
 FAILED = AttemptStatus.FAILED
 _KEYS = count()
@@ -91,13 +90,7 @@ class ActionsContract(RunsWithTasks):
     def savepoint(self, store: JobStore) -> CheckpointRecord:
         """Let a user request a savepoint, and a command take it."""
         key = self.actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
-        savepoints = JobSavepoints(store)
-        begun = savepoints.begin(
-            BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
-        )
-        return savepoints.end(
-            EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
-        )
+        return copy_checkpoint(store, JOB, OPERATOR, key)
 
     # Restores
 
@@ -356,12 +349,7 @@ class ActionsContract(RunsWithTasks):
     def test_a_savepoint_that_a_running_attempt_needs_is_not_disposed_of(self, store: JobStore) -> None:
         self.work(day(1), 1, FAILED)
         savepoint = self.savepoint(store)
-        source = RestoreSource(
-            pointer=savepoint.location,
-            metadata_uri=f"{savepoint.location}/_metadata",
-            metadata_size=10,
-            metadata_sha256="a" * 64,
-        )
+        source = make_source(savepoint.location)
         self.begin(day(1, clear_marker=AGAIN), on_clear=OnClear.RESTART, restore_from=source)
         for ask in (self.actions.preview, self.actions.request):
             with pytest.raises(ConcurrentAttemptError, match="to need the savepoint"):

@@ -20,14 +20,10 @@ from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, new_key, 
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
-    BeginSavepoint,
     ConfirmDiscards,
     ConfirmRestore,
     DisposeSavepoint,
-    EndSavepoint,
     FinishAttempt,
-    RequestSavepoint,
-    RestoreSource,
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
@@ -40,7 +36,8 @@ from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJ
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, day
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.job_savepoints import copy_checkpoint
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, make_source
 
 OTHER = RowsVersion(0, datetime(2026, 1, 1, tzinfo=UTC))
 """A version that no job has."""
@@ -72,10 +69,7 @@ OWN_CHECKPOINT = checkpoint_uri("memory://base", JOB, 1)
 
 def restarted(gateway: Gateway, source: str, clear_marker: str = AGAIN) -> AttemptGrant:
     """Let a cleared task begin from a snapshot, which it has not restored yet."""
-    snapshot = RestoreSource(
-        pointer=source, metadata_uri=f"{source}/_metadata", metadata_size=10, metadata_sha256="a" * 64
-    )
-    owner = make_owner(clear_marker=clear_marker)
+    owner, snapshot = make_owner(clear_marker=clear_marker), make_source(source)
     return gateway.register(
         make_registration(owner=owner, on_clear=OnClear.RESTART, restore_from=snapshot, num_retained=2)
     )
@@ -185,8 +179,8 @@ class Job:
     """A job and all that can change it."""
 
     def __init__(self, store: JobStore, clock: ManualClock) -> None:
+        self.store = store
         self.coordinator = AttemptCoordinator(store)
-        self.savepoints = JobSavepoints(store)
         self.rewinding = JobRewinding(store, UnknownLiveness())
         self.maintenance = JobMaintenance(store, KnownRuns(), NoTokens(), clock)
         for number in (1, 2):
@@ -219,18 +213,11 @@ class Job:
     def save(self) -> CheckpointRecord:
         """Take a savepoint of the first operator."""
         operator_id = newest(self.coordinator).operators[0].operator_id
-        key = new_key()
-        self.savepoints.request(RequestSavepoint(job_id=JOB, operator_id=operator_id, request_key=key))
-        begun = self.savepoints.begin(
-            BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://savepoints", trigger_key=new_key())
-        )
-        return self.savepoints.end(
-            EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
-        )
+        return copy_checkpoint(self.store, JOB, operator_id)
 
     def dispose(self, savepoint: CheckpointRecord) -> None:
         """Dispose of a savepoint."""
-        self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
+        JobSavepoints(self.store).dispose(DisposeSavepoint(job_id=JOB, pointer=savepoint.location))
 
     def recreate(self) -> None:
         """Remove the job, and let a run begin it again under its name."""

@@ -72,6 +72,7 @@ from tests.messages import (
     make_leadership,
     make_owner,
     make_registration,
+    make_source,
 )
 
 SAVEPOINTS = "memory://savepoints"
@@ -510,15 +511,10 @@ class SavepointContract:
         )
         assert not self.row(done.checkpoint_id).awaits_discard
 
-    def source(self, **changes: Any) -> RestoreSource:
+    @staticmethod
+    def source(pointer: str = PLACE, **changes: Any) -> RestoreSource:
         """Return a savepoint as a stage has read it."""
-        values: dict[str, Any] = {
-            "pointer": PLACE,
-            "metadata_uri": f"{PLACE}/_metadata",
-            "metadata_size": 10,
-            "metadata_sha256": "a" * 64,
-        }
-        return RestoreSource(**values | changes)
+        return make_source(pointer, **changes)
 
     def begin_from(self, job: str = "heir", **changes: Any) -> AttemptGrant:
         """Register an attempt that begins from a savepoint."""
@@ -611,9 +607,7 @@ class SavepointContract:
     def test_a_savepoint_is_claimed_under_every_name_of_its_scheme(self) -> None:
         name = PLACE.rpartition("/")[2]
         pointers = [f"{scheme}://lake/savepoints/{name}" for scheme in ("s3a", "s3")]
-        claims = [
-            self.source(mode=RestoreMode.CLAIM, pointer=each, metadata_uri=f"{each}/_metadata") for each in pointers
-        ]
+        claims = [self.source(mode=RestoreMode.CLAIM, pointer=each) for each in pointers]
         self.restore(source=claims[0])
         with pytest.raises(SnapshotClaimedError):
             self.begin_from("rival", source=claims[1])
@@ -633,7 +627,7 @@ class SavepointContract:
     ) -> None:
         begun = self.savepoints.begin(self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
         pointer = self.savepoints.end(self.ending(begun)).location.replace("s3a://", "s3://")
-        source = self.source(pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        source = self.source(pointer=pointer)
         cleared = make_owner(clear_marker="2")
         attempt = self.begin_from("sales", source=source, owner=cleared).attempt
         for place, dry_run in product((begun.location, pointer), (False, True)):
@@ -651,7 +645,7 @@ class SavepointContract:
         begun = self.savepoints.begin(self.beginning(self.ask(ended, target="s3a://lake/savepoints")))
         own = self.savepoints.end(self.ending(begun))
         pointer = own.location.replace("s3a://", "s3://")
-        claim = self.source(mode=RestoreMode.CLAIM, pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        claim = self.source(mode=RestoreMode.CLAIM, pointer=pointer)
         cleared = make_owner(clear_marker="2")
         complete_checkpoint(self.coordinator, self.restore("sales", source=claim, num_retained=1, owner=cleared))
         assert self.row(own.checkpoint_id).status is CheckpointStatus.DISPOSED
@@ -663,7 +657,7 @@ class SavepointContract:
 
     def test_a_claimed_savepoint_cannot_be_disposed_by_the_job_that_took_it(self, ended: AttemptRef) -> None:
         place = self.completed(ended).location
-        claim = self.source(mode=RestoreMode.CLAIM, pointer=place, metadata_uri=f"{place}/_metadata")
+        claim = self.source(mode=RestoreMode.CLAIM, pointer=place)
         self.restore(source=claim)
         with pytest.raises(SnapshotClaimedError):
             self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
@@ -674,7 +668,7 @@ class SavepointContract:
     ) -> None:
         """Garbage collection deletes them later, with the state of a job that would have claimed them."""
         place = self.completed(ended).location
-        source = self.source(mode=mode, pointer=place, metadata_uri=f"{place}/_metadata")
+        source = self.source(mode=mode, pointer=place)
         grant = self.begin_from("earlier", source=source)
         for _ in range(2):
             self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
@@ -730,13 +724,13 @@ class SavepointContract:
         ],
     )
     def test_only_a_savepoint_can_be_claimed(self, pointer: str) -> None:
-        foreign = self.source(mode=RestoreMode.CLAIM, pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        foreign = self.source(mode=RestoreMode.CLAIM, pointer=pointer)
         with pytest.raises(InvalidConfigurationError, match="no_claim"):
             self.begin_from(source=foreign)
 
     def test_a_claim_that_was_not_said_at_the_registration_is_checked_too(self) -> None:
         pointer = f"memory://base/{'b' * 32}/chk-3"
-        grant = self.begin_from(source=self.source(pointer=pointer, metadata_uri=f"{pointer}/_metadata"))
+        grant = self.begin_from(source=self.source(pointer=pointer))
         confirm = ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
         with pytest.raises(InvalidConfigurationError, match="no_claim"):
             self.coordinator.confirm_restore(confirm)

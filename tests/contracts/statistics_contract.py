@@ -29,10 +29,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     FinishAttempt,
     PendingCheckpoint,
     RequestSavepoint,
-    RestoreSource,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, StatisticsRecord
 from airflow_provider_statecheck.checkpoint.statistics import HISTORY_SIZE, CheckpointStatsSnapshot
 from airflow_provider_statecheck.checkpoint.store import JobStore
@@ -45,6 +43,7 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    make_source,
 )
 
 JOB = job_id_of("sales")
@@ -346,14 +345,7 @@ class StatisticsContract:
         assert (snapshot.counts.restored, snapshot.latest_restored.checkpoint_id) == (1, older)
 
     def test_a_savepoint_that_an_operator_begins_from_is_restored_but_not_taken(self) -> None:
-        source = RestoreSource(
-            pointer=PLACE,
-            metadata_uri=f"{PLACE}/_metadata",
-            metadata_size=0,
-            metadata_sha256="",
-            mode=RestoreMode.NO_CLAIM,
-        )
-        grant = self.coordinator.register(make_registration(restore_from=source))
+        grant = self.coordinator.register(make_registration(restore_from=make_source(PLACE)))
         self.coordinator.confirm_restore(
             ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id)
         )

@@ -24,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
     DisposeSavepoint,
     FinishAttempt,
     RequestSavepoint,
-    RestoreSource,
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
@@ -48,6 +47,7 @@ from tests.messages import (
     complete_checkpoint,
     make_acknowledgement,
     make_registration,
+    make_source,
 )
 from tests.sqlite_rows import new_store
 
@@ -303,14 +303,8 @@ def test_a_disposed_savepoint_may_go() -> None:
     assert job.custody() == [("user", True)]
 
 
-def source(mode: RestoreMode, pointer: str = PLACE) -> RestoreSource:
-    return RestoreSource(
-        pointer=pointer, metadata_uri=f"{pointer}/_metadata", metadata_size=0, metadata_sha256="", mode=mode
-    )
-
-
 def test_a_snapshot_that_was_restored_without_a_claim_belongs_to_somebody_else_for_ever() -> None:
-    job = Job(restore_from=source(RestoreMode.NO_CLAIM), num_retained=1)
+    job = Job(restore_from=make_source(PLACE), num_retained=1)
     for _ in range(2):
         job.complete()
     job.finish()
@@ -318,7 +312,7 @@ def test_a_snapshot_that_was_restored_without_a_claim_belongs_to_somebody_else_f
 
 
 def test_a_snapshot_that_was_claimed_belongs_to_the_job_which_may_go_on_using_its_files() -> None:
-    job = Job(restore_from=source(RestoreMode.CLAIM), num_retained=1)
+    job = Job(restore_from=make_source(PLACE, mode=RestoreMode.CLAIM), num_retained=1)
     job.coordinator.confirm_restore(ConfirmRestore(attempt=job.attempt, checkpoint_id=1, claim=True))
     assert job.custody() == [("job", False)]
     job.complete()
