@@ -28,7 +28,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_running,
     require_same_task,
 )
-from airflow_provider_statecheck.checkpoint.ids import JobId, checkpoint_uri, job_id_of, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import checkpoint_uri, job_id_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     LONGEST_CHECKPOINT,
     AcknowledgeCheckpoint,
@@ -151,26 +151,6 @@ class AttemptCoordinator(StoredJobs):
             if checkpoint is not None and checkpoint.status is CheckpointStatus.PENDING:
                 transitions.abort(tx, checkpoint, request.reason, request.message, request.increment_seconds)
             return transitions.effects_of(tx, attempt.operator_id)
-
-    def abort(self, job_id: JobId, checkpoint_id: int, reason: CheckpointFailureReason, message: str = "") -> bool:
-        """
-        Abort a pending checkpoint on behalf of a caller outside the stage.
-
-        :return: Whether the checkpoint was pending.
-        """
-        with self._store.transaction(job_id) as tx:
-            checkpoint = tx.checkpoint(checkpoint_id)
-            if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
-                return False
-            transitions.abort(tx, checkpoint, reason, message)
-            return True
-
-    def expire(self, job_id: JobId) -> None:
-        """Abort all expired pending checkpoints of a job."""
-        operators = self._store.describe(job_id).operators
-        with self._store.transaction(job_id) as tx:
-            for operator in operators:
-                transitions.expire(tx, operator.operator_id)
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         attempt = request.attempt

@@ -34,10 +34,9 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
 from tests.contracts.across_runs_contract import AcrossRunsContract
 from tests.contracts.commit_contract import CommitContract
-from tests.contracts.history_contract import HistoryContract
+from tests.contracts.history_contract import HistoryContract, SummaryContract
 from tests.contracts.latest_contract import LatestContract
 from tests.contracts.operator_uids_contract import OperatorUidsContract
-from tests.contracts.summary_contract import SummaryContract
 from tests.messages import (
     ManualClock,
     complete_checkpoint,

@@ -204,10 +204,10 @@ class StatisticsContract:
     def test_an_expired_checkpoint_is_a_failed_one(self, attempt: AttemptRef, clock: ManualClock) -> None:
         self.trigger(attempt)
         clock.advance(601)
-        self.coordinator.expire(JOB)
-        self.coordinator.expire(JOB)
+        for _ in range(2):
+            self.trigger(attempt)
         snapshot = self.tracker.create_snapshot()
-        assert (self.numbers(snapshot), snapshot.failures) == ((1, 0, 0, 1), (("checkpoint_expired", 1),))
+        assert (self.numbers(snapshot), snapshot.failures) == ((3, 2, 0, 1), (("checkpoint_expired", 1),))
 
     def test_what_was_under_way_when_its_attempt_ended_is_no_failed_checkpoint(self, attempt: AttemptRef) -> None:
         self.trigger(attempt)

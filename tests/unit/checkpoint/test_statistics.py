@@ -358,7 +358,7 @@ class Stage:
 
     def expire(self, _: int) -> None:
         self.clock.advance(400)
-        self.coordinator.expire(self.attempt.job_id)
+        self.acknowledge(self.triggered[0])
 
     def register(self, _: int) -> None:
         grant = self.coordinator.register(make_registration())
