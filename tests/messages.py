@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.aligned.rows import TakeLeadership
 from airflow_provider_statecheck.checkpoint.ids import new_key
@@ -18,6 +18,14 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway
+
+Value = TypeVar("Value")
+
+
+def present(value: Value | None) -> Value:
+    """Return a value that is not missing."""
+    assert value is not None
+    return value
 
 
 def make_owner(**changes: Any) -> AttemptOwner:

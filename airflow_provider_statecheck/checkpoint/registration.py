@@ -327,7 +327,9 @@ def _start(
     if isinstance(wanted, InPlaceRestore):
         return _restored_in_place(previous, request, wanted)
     if wanted is not None:
-        return _chosen_start(previous, request, wanted)
+        before = _decide_start(previous, request).reason
+        reason = f"{before}, restored from checkpoint {wanted.checkpoint_id}, which {wanted.requested_by} chose"
+        return StartDecision(True, reason, is_chosen=True)
     start = _decide(tx, operator, previous, request)
     return replace(start, is_chosen=start.resumes and _starts_from_choice_of(tx, operator, previous))
 
@@ -352,12 +354,6 @@ def _starts_from_choice_of(tx: JobTransaction, operator: OperatorRecord, previou
         return False
     # It has recorded no checkpoint if its source required it to start over.
     return previous.restored_from in (None, newest.checkpoint_id)
-
-
-def _chosen_start(previous: AttemptRecord | None, request: RegisterAttempt, choice: ActionRecord) -> StartDecision:
-    decision = _decide_start(previous, request)
-    reason = f"{decision.reason}, restored from checkpoint {choice.checkpoint_id}, which {choice.requested_by} chose"
-    return StartDecision(True, reason, is_chosen=True)
 
 
 def _decisive_attempt(

@@ -28,6 +28,7 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    present,
 )
 
 
@@ -159,8 +160,7 @@ class AcrossRunsContract(RunsOfAJob):
         self.week(1, 2)
         self.begin(day(2, clear_marker=AGAIN))
         assert self.ids(CheckpointStatus.SUBSUMED) == [1, 3, 4]
-        latest = self.gateway.latest(JOB, OPERATOR)
-        assert latest is not None
+        latest = present(self.gateway.latest(JOB, OPERATOR))
         assert latest.checkpoint_id == 2
         assert self.candidates(self.begin(day(2, clear_marker=AGAIN))) == [2]
         assert self.candidates(self.begin(day(3))) == [2]

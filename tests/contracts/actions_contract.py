@@ -52,7 +52,7 @@ from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
 from tests.job_savepoints import copy_checkpoint
-from tests.messages import ManualClock, complete_checkpoint, make_source
+from tests.messages import ManualClock, complete_checkpoint, make_source, present
 
 FAILED = AttemptStatus.FAILED
 _KEYS = count()
@@ -205,8 +205,7 @@ class ActionsContract(RunsWithTasks):
         self.work(day(1), 2, FAILED)
         self.choose(1)
         with store.transaction(JOB) as tx:
-            row = tx.checkpoint(1)
-            assert row is not None
+            row = present(tx.checkpoint(1))
             tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=CheckpointStatus.COMPLETED)
         before = rows_of(self.gateway.describe(JOB))
         for _ in range(2):

@@ -43,6 +43,7 @@ from tests.messages import (
     make_acknowledgement,
     make_owner,
     make_registration,
+    present,
 )
 
 JOB = job_id_of("sales")
@@ -382,8 +383,7 @@ class CoordinatorContract(
         attempt = self.gateway.register(make_registration()).attempt
         complete_checkpoint(self.gateway, attempt)
         self.gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1, 99), attempt=attempt))
-        latest = self.gateway.latest(JOB, OPERATOR)
-        assert latest is not None
+        latest = present(self.gateway.latest(JOB, OPERATOR))
         assert latest.discarded_at is None
 
     def test_a_discard_of_a_pinned_checkpoint_cannot_be_confirmed(self) -> None:
@@ -410,8 +410,7 @@ class CoordinatorContract(
         retry = self.gateway.register(make_registration())
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
         self.gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
-        latest = self.gateway.latest(JOB, OPERATOR)
-        assert latest is not None
+        latest = present(self.gateway.latest(JOB, OPERATOR))
         assert latest.checkpoint_id == 1
         _finish(self.gateway, retry, AttemptStatus.FINISHED)
         self.gateway.register(make_registration(owner=make_owner(clear_marker="6/1")))

@@ -35,7 +35,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.verbs import CheckpointCoordinatorGateway as Gateway
-from tests.messages import ManualClock, complete_checkpoint, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_registration, present
 
 JOB = job_id_of("sales")
 
@@ -79,8 +79,7 @@ class HistoryContract:
 
     def test_one_checkpoint_is_read_by_its_id(self) -> None:
         self.leave_history(2)
-        found = self.gateway.checkpoint(JOB, 1)
-        assert found is not None
+        found = present(self.gateway.checkpoint(JOB, 1))
         assert (found.checkpoint_id, found.status) == (1, CheckpointStatus.SUBSUMED)
         assert self.gateway.checkpoint(JOB, 3) is None
 
@@ -145,9 +144,7 @@ class SummaryContract:
 
     def row(self, checkpoint_id: int = 1) -> CheckpointRecord:
         """Return the row of a checkpoint."""
-        found = self.gateway.checkpoint(JOB, checkpoint_id)
-        assert found is not None
-        return found
+        return present(self.gateway.checkpoint(JOB, checkpoint_id))
 
     def newest_attempt(self) -> AttemptRecord:
         """Return the row of the newest attempt."""

@@ -56,7 +56,7 @@ from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsWithTasks, day, rows_of
 from tests.job_savepoints import copy_checkpoint
-from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement, make_source
+from tests.messages import ManualClock, complete_checkpoint, make_acknowledgement, make_source, present
 
 POINTER = f"memory://mine/savepoint-{JOB[:6]}-0f6f7c1e2b3a"
 OTHER = f"memory://mine/savepoint-{JOB[:6]}-111111111111"
@@ -545,9 +545,7 @@ class InPlaceRestoreContract(RunsWithTasks):
 
     def read(self) -> int:
         """Return the checkpoint that readers of the state get."""
-        latest = self.gateway.latest_checkpoints(JOB)
-        assert latest is not None
-        return latest.checkpoints[0].checkpoint_id
+        return present(self.gateway.latest_checkpoints(JOB)).checkpoints[0].checkpoint_id
 
     # Its other ends
 
@@ -584,8 +582,7 @@ class InPlaceRestoreContract(RunsWithTasks):
         assert self.read() == 6
         grant = self.begin(day(4), retained_runs=3, num_retained=3)
         assert (self.candidates(grant), grant.restore_from) == ([6, 5, 4, 2], None)
-        completed = complete_checkpoint(self.gateway, grant.attempt).checkpoint
-        assert completed is not None
+        completed = present(complete_checkpoint(self.gateway, grant.attempt).checkpoint)
         assert self.read() == completed.checkpoint_id
 
     @pytest.mark.usefixtures("three_days")

@@ -37,7 +37,7 @@ from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
 from tests.contracts.runs_of_a_job import AGAIN, JOB, day
 from tests.job_savepoints import copy_checkpoint
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, make_source
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, make_source, present
 
 OTHER = RowsVersion(0, datetime(2026, 1, 1, tzinfo=UTC))
 """A version that no job has."""
@@ -45,9 +45,7 @@ OTHER = RowsVersion(0, datetime(2026, 1, 1, tzinfo=UTC))
 
 def newest(gateway: Gateway | JobStore) -> LatestCheckpoints:
     """Return the newest checkpoints without regard to what is known."""
-    latest = gateway.latest_checkpoints(JOB)
-    assert latest is not None
-    return latest
+    return present(gateway.latest_checkpoints(JOB))
 
 
 def ids(latest: LatestCheckpoints) -> list[int]:
@@ -118,9 +116,7 @@ class LatestContract:
         known = newest(self.gateway).job.rows_version
         skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
         self.gateway.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
-        latest = self.gateway.latest_checkpoints(JOB, known)
-        assert latest is not None
-        assert ids(latest) == [1]
+        assert ids(present(self.gateway.latest_checkpoints(JOB, known))) == [1]
 
     def test_a_fresh_start_shows_nothing_until_its_first_checkpoint(self) -> None:
         self.gateway.finish(FinishAttempt(attempt=started(self.gateway), status=AttemptStatus.FINISHED))
@@ -140,8 +136,7 @@ class LatestContract:
         assert [c.checkpoint_id for c in grant.effects.discards] == []
         assert {c.checkpoint_id for c in grant.effects.retained} >= {1, 2}, "their files must stay readable"
         self.gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=3))
-        after = self.gateway.latest_checkpoints(JOB, during.job.rows_version)
-        assert after is not None
+        after = present(self.gateway.latest_checkpoints(JOB, during.job.rows_version))
         assert (ids(after), after.checkpoints[0].location) == ([3], source)
         complete_checkpoint(self.gateway, grant.attempt)
         assert ids(newest(self.gateway)) == [4]
@@ -264,8 +259,7 @@ class ChangedJobContract:
         known = newest(store)
         assert ids(known) == [3, 4]
         change(job)
-        latest = store.latest_checkpoints(JOB, known.job.rows_version)
-        assert latest is not None
+        latest = present(store.latest_checkpoints(JOB, known.job.rows_version))
         assert ids(latest) == expected
         assert latest == newest(store)
 
@@ -277,9 +271,7 @@ class ChangedJobContract:
         savepoint = job.save()
         known = newest(store).job.rows_version
         job.dispose(savepoint)
-        latest = store.latest_checkpoints(JOB, known)
-        assert latest is not None
-        assert ids(latest) == [3, 4]
+        assert ids(present(store.latest_checkpoints(JOB, known))) == [3, 4]
 
     def test_a_job_that_was_removed_is_unknown_whatever_the_version(self, job: Job, store: JobStore) -> None:
         known = newest(store).job.rows_version

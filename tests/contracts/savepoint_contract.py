@@ -73,6 +73,7 @@ from tests.messages import (
     make_owner,
     make_registration,
     make_source,
+    present,
 )
 
 SAVEPOINTS = "memory://savepoints"
@@ -308,8 +309,7 @@ class SavepointContract:
         self.coordinator.acknowledge(make_acknowledgement(running, begun))
         grant = self.coordinator.register(make_registration())
         assert [c.checkpoint_id for c in grant.candidates] == [1]
-        latest = self.coordinator.latest(JOB, running.operator_id)
-        assert latest is not None
+        latest = present(self.coordinator.latest(JOB, running.operator_id))
         assert latest.checkpoint_id == 1
 
     def test_a_savepoint_subsumes_nothing_and_is_never_subsumed(self, running: AttemptRef) -> None:
@@ -461,16 +461,16 @@ class SavepointContract:
         with store.transaction(JOB) as tx:
             finalizing = replace(pending, status=CheckpointStatus.FINALIZING, lease_until=tx.now)
             tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
-        disposed = self.savepoints.dispose(DisposeSavepoint(pointer=pending.location, job_id=JOB)).checkpoint
-        assert disposed is not None
+        disposed = present(self.savepoints.dispose(DisposeSavepoint(pointer=pending.location, job_id=JOB)).checkpoint)
         assert disposed.status is CheckpointStatus.ABORTED
         assert [r.status for r in store.describe(JOB).requests] == [RequestStatus.FAILED]
         assert self.pinned(store) == []
 
     def test_a_directory_without_metadata_is_found_by_its_name(self, ended: AttemptRef) -> None:
         begun = self.begun(ended)
-        found = self.savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JobId("0" * 32))).checkpoint
-        assert found is not None
+        found = present(
+            self.savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JobId("0" * 32))).checkpoint
+        )
         assert (found.checkpoint_id, found.status) == (begun.checkpoint_id, CheckpointStatus.ABORTED)
 
     def test_a_stage_that_begins_ends_a_copy_that_is_under_way(self, ended: AttemptRef) -> None:
@@ -489,8 +489,9 @@ class SavepointContract:
     def test_a_dry_run_of_a_disposal_changes_nothing(self, store: JobStore, ended: AttemptRef) -> None:
         done = self.completed(ended)
         before = store.describe(JOB)
-        found = self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location, dry_run=True)).checkpoint
-        assert found is not None
+        found = present(
+            self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location, dry_run=True)).checkpoint
+        )
         assert found.status is CheckpointStatus.DISPOSED
         after = store.describe(JOB)
         assert (after.job, after.checkpoints) == (before.job, before.checkpoints)
@@ -536,9 +537,7 @@ class SavepointContract:
 
     def kind_of_next(self, attempt: AttemptRef) -> CheckpointType:
         """Complete a checkpoint and return what kind it is."""
-        completed = complete_checkpoint(self.coordinator, attempt).checkpoint
-        assert completed is not None
-        return completed.properties.snapshot_type
+        return present(complete_checkpoint(self.coordinator, attempt).checkpoint).properties.snapshot_type
 
     def test_a_first_attempt_begins_from_the_savepoint(self) -> None:
         grant = self.begin_from()
@@ -635,8 +634,7 @@ class SavepointContract:
                 self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place, dry_run=dry_run))
         assert self.row(begun.checkpoint_id).status is CheckpointStatus.COMPLETED
         self.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
-        disposed = self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointer)).checkpoint
-        assert disposed is not None
+        disposed = present(self.savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=pointer)).checkpoint)
         assert disposed.status is CheckpointStatus.DISPOSED
 
     def test_a_savepoint_that_its_own_operator_claimed_under_another_scheme_ends_with_its_checkpoint(

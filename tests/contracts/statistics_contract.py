@@ -44,6 +44,7 @@ from tests.messages import (
     make_owner,
     make_registration,
     make_source,
+    present,
 )
 
 JOB = job_id_of("sales")
@@ -151,8 +152,7 @@ class StatisticsContract:
         )
         snapshot = self.tracker.create_snapshot()
         assert self.numbers(snapshot) == (1, 0, 1, 0)
-        latest = snapshot.latest_completed
-        assert latest is not None
+        latest = present(snapshot.latest_completed)
         assert (latest.state_size_bytes, latest.full_size_bytes, latest.counts) == (70, 900, (("snapshots", 1),))
         assert latest.location.endswith(f"/chk-{checkpoint_id}")
         assert (latest.epoch, latest.attempt) == (attempt.epoch, "dag.task")
@@ -178,9 +178,7 @@ class StatisticsContract:
         self.coordinator.decline(
             DeclineCheckpoint(attempt=attempt, checkpoint_id=checkpoint_id, reason=IO, increment_seconds=98.5)
         )
-        failed = self.tracker.create_snapshot().latest_failed
-        assert failed is not None
-        assert failed.duration == timedelta(seconds=1.5)
+        assert present(self.tracker.create_snapshot().latest_failed).duration == timedelta(seconds=1.5)
 
     def test_summaries_have_minimum_average_maximum_and_percentiles_of_completed_ones(
         self, attempt: AttemptRef
@@ -196,8 +194,7 @@ class StatisticsContract:
         checkpoint_id = self.fail(attempt, "disk full on node 7")
         snapshot = self.tracker.create_snapshot()
         assert (self.numbers(snapshot), snapshot.failures) == ((1, 0, 0, 1), (("io_exception", 1),))
-        failed = snapshot.latest_failed
-        assert failed is not None
+        failed = present(snapshot.latest_failed)
         assert (failed.failure_reason, failed.failure_cause) == ("io_exception", "disk full on node 7")
         assert (failed.location[-6:], failed.attempt) == (f"/chk-{checkpoint_id}", "dag.task")
 
@@ -329,8 +326,7 @@ class StatisticsContract:
                 self.coordinator.confirm_restore(ConfirmRestore(attempt=again, checkpoint_id=checkpoint_id))
                 clock.advance(1)
             assert self.tracker.create_snapshot().counts.restored == number - 1
-        restored = self.tracker.create_snapshot().latest_restored
-        assert restored is not None
+        restored = present(self.tracker.create_snapshot().latest_restored)
         assert (restored.checkpoint_id, restored.epoch, restored.full_size_bytes) == (checkpoint_id, 3, 33)
         assert (restored.attempt, restored.location[-6:]) == ("dag.task try 3", f"/chk-{checkpoint_id}")
         assert self.numbers(self.tracker.create_snapshot()) == (1, 0, 1, 0)
@@ -392,9 +388,7 @@ class StatisticsContract:
 
     def test_a_report_without_a_cause_leaves_what_the_row_says(self, attempt: AttemptRef) -> None:
         self.tracker.report_failed_checkpoint(self.fail(attempt, "disk full"), CheckpointException(IO))
-        failed = self.tracker.create_snapshot().latest_failed
-        assert failed is not None
-        assert failed.failure_cause == "disk full"
+        assert present(self.tracker.create_snapshot().latest_failed).failure_cause == "disk full"
 
     def test_a_report_of_a_checkpoint_that_was_never_known_counts_as_one_without_id(self, attempt: AttemptRef) -> None:
         self.tracker.report_failed_checkpoint(77, CheckpointException(IO))

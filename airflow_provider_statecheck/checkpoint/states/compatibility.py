@@ -57,15 +57,7 @@ def validate_states(
     allow_non_restored_state: bool = False,
     all_or_nothing_state: bool = False,
 ) -> MatchedStates:
-    """
-    Match operators with their state and check that the job can be restored from it.
-
-    :param renamed_uids: New uids by old ones.
-    :param allow_non_restored_state: Whether to drop state without an operator; empty state is always dropped.
-    :param all_or_nothing_state: Whether an operator must have state of either all subtasks or none.
-    :raises IncompatibleCheckpointError: if the state does not fit the operators.
-    :raises InvalidConfigurationError: if two operators have the same uid or id.
-    """
+    """Match operators with their state and check that the job can be restored from it; see ``assign_states``."""
     matched = match_states(tasks, operator_states, renamed_uids)
     _require_operators(matched, renamed_uids or {}, is_allowed=allow_non_restored_state)
     for target, state in matched.pairs:

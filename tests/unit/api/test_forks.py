@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_statecheck.api.action_routes import forking_task
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
-from tests.messages import complete_checkpoint, make_owner, make_registration
+from tests.messages import complete_checkpoint, make_owner, make_registration, present
 from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, Permit, audit_entries
 from tests.unit.api.airflow_rows import add_run, write_dag
 from tests.unit.api.server import accepted
@@ -272,11 +272,8 @@ def test_a_checkpoint_that_is_not_retained_is_not_forked(page: ActionPage) -> No
 
 
 def test_the_arguments_are_read_from_the_serialized_dag(dag: str) -> None:
-    found = forking_task(dag, "named")
-    assert found is not None
+    found = present(forking_task(dag, "named"))
     assert (found.from_checkpoint, found.fork, found.param) == ("{{ params.start }}", "what-if", "start")
     assert found.params == {"start": "", "month": 1, "output": "here"}
-    without = forking_task(dag, "gone")
-    assert without is not None
-    assert without.param is None
+    assert present(forking_task(dag, "gone")).param is None
     assert forking_task("gone", "features") is None

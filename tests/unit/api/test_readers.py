@@ -20,7 +20,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import traced
 from tests.contracts.latest_contract import OTHER
 from tests.contracts.maintenance_contract import MaintenanceContract
-from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration
+from tests.messages import ManualClock, complete_checkpoint, make_owner, make_registration, present
 from tests.sqlite_rows import new_store
 from tests.unit.api.server import ApiServer, Attempt, accepted, recover
 
@@ -145,17 +145,14 @@ def test_an_asynchronous_reader_gets_them_once_for_each_version(api: ApiServer) 
     assert latest is not None
     assert read(api, token, job_id, latest.job.rows_version) is None
     api.complete(attempt)
-    newer = read(api, token, job_id, latest.job.rows_version)
-    assert newer is not None
-    assert [c.checkpoint_id for c in newer.checkpoints] == [2]
+    assert [c.checkpoint_id for c in present(read(api, token, job_id, latest.job.rows_version)).checkpoints] == [2]
 
 
 def test_a_token_of_another_job_is_refused_whatever_the_version(api: ApiServer) -> None:
     other = api.attempt("hourly")
     api.attempt()
     job_id = JobId(other.job_id)
-    latest = read(api, other.token, job_id)
-    assert latest is not None
+    latest = present(read(api, other.token, job_id))
     with pytest.raises(AccessDeniedError, match="Expected a token of job"):
         read(api, api.reading_token("0" * 32), job_id, latest.job.rows_version)
 
