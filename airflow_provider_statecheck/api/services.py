@@ -216,6 +216,7 @@ class TaskDirectory(Protocol):
         Return the running task instance that announced a secret; the secret is valid once.
 
         :raises AccessDeniedError: if the task instance does not exist or does not run, or if the secret is wrong.
+        :raises CoordinatorUnavailableError: if the database does not respond.
         """
 
     def is_waiting(self, caller: Caller) -> bool:
