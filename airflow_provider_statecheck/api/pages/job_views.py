@@ -106,22 +106,12 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRow:
-    """One attempt in a table."""
-
-    record: AttemptRecord
-    is_of_task: bool
-    """Whether the task of the page started it."""
-    length: timedelta
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSection:
     """Section of an operator; attempts, checkpoints, requests and actions are in descending order, the newest only."""
 
     row: OperatorRow
     statistics: CheckpointStatsSnapshot
-    attempts: tuple[AttemptRow, ...]
+    attempts: tuple[AttemptRecord, ...]
     checkpoints: tuple[CheckpointRow, ...]
     savepoints: tuple[CheckpointRow, ...]
     requests: tuple[SnapshotRequest, ...]
@@ -167,7 +157,11 @@ class ShownJob:
         attempts, checkpoints = ByOperator(self.view.attempts), ByOperator(self.view.checkpoints)
         ids = (row.record.operator_id for row in self.rows)
         views = (replace(self.view, attempts=attempts[i], checkpoints=checkpoints[i]) for i in ids)
-        return tuple(_section(view, row, self.task) for view, row in zip(views, self.rows, strict=True))
+        return tuple(_section(view, row) for view, row in zip(views, self.rows, strict=True))
+
+    def is_of_task(self, attempt: AttemptRecord) -> bool:
+        """Return whether the task of the page has started an attempt."""
+        return is_of(attempt.owner, self.task)
 
     def of_operator(self, operator_id: str) -> ShownJob:
         """
@@ -226,13 +220,13 @@ def rows_of(view: JobView, checkpoints: Collection[CheckpointRecord]) -> tuple[C
     )
 
 
-def _section(view: JobView, row: OperatorRow, task: Coordinates) -> OperatorSection:
+def _section(view: JobView, row: OperatorRow) -> OperatorSection:
     attempts, checkpoints, operator = view.attempts, view.checkpoints, row.record
     savepoints = [c for c in checkpoints if c.properties.is_savepoint and c.status is not CheckpointStatus.ABORTED]
     return OperatorSection(
         row=row,
         statistics=snapshot_of(view, operator),
-        attempts=tuple(_attempt_row(a, view.read_at, task) for a in reversed(attempts[-ATTEMPTS_ON_PAGE:])),
+        attempts=attempts[::-1][:ATTEMPTS_ON_PAGE],
         checkpoints=rows_of(view, checkpoints[::-1][:HISTORY_ON_PAGE]),
         savepoints=rows_of(view, savepoints[::-1][:HISTORY_ON_PAGE]),
         requests=_requests(view, operator.operator_id),
@@ -241,11 +235,6 @@ def _section(view: JobView, row: OperatorRow, task: Coordinates) -> OperatorSect
         duration_chart=duration_chart(checkpoints),
         timeline=timeline(attempts, checkpoints, view.read_at),
     )
-
-
-def _attempt_row(attempt: AttemptRecord, now: datetime, task: Coordinates) -> AttemptRow:
-    length = (attempt.ended_at or now) - attempt.registered_at
-    return AttemptRow(record=attempt, is_of_task=is_of(attempt.owner, task), length=length)
 
 
 def _requests(view: JobView, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
